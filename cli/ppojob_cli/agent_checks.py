@@ -8,7 +8,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.turn_check import check_template
+from ppojob_trainer.data.turn_check import check_template, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.tools.schemas import tool_schemas
 
@@ -49,10 +49,10 @@ def _check(
         )
         return [*errors, no_template], []
     schemas = tool_schemas(agent)
-    found = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
-    if found.refusal:
-        errors.append(found.refusal)
-    if not schemas or found.shows_tools:
+    refusal = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
+    if refusal:
+        errors.append(refusal)
+    if not schemas or shows_tools(template, schemas):
         return errors, []
     warning = Problem(
         chat.template[1],

@@ -1,8 +1,8 @@
 """`ppojob data`: prompts in verl's columns, made or converted on this machine."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ppojob_trainer.data.generate import Task
     from ppojob_trainer.data.prompt_files import TaskRow
     from ppojob_trainer.data.published_files import SearchForm
-
-P = ParamSpec("P")
 
 _output = click.option(
     "--output",
@@ -27,7 +25,10 @@ _seed = click.option(
 )
 
 
-def _rows(default: int | None) -> Callable[[Callable[P, None]], Callable[P, None]]:
+Option = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _rows(default: int | None) -> Option:
     return click.option(
         "--rows",
         default=default,
@@ -37,7 +38,7 @@ def _rows(default: int | None) -> Callable[[Callable[P, None]], Callable[P, None
     )
 
 
-def _validation_rows(default: int) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def _validation_rows(default: int) -> Option:
     return click.option(
         "--validation-rows",
         "held_out",
@@ -48,12 +49,25 @@ def _validation_rows(default: int) -> Callable[[Callable[P, None]], Callable[P, 
     )
 
 
-def _prompt_form(forms: list[str], text: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def _prompt_form(forms: list[str], text: str) -> Option:
     """The option that chooses between forms of prompts, the first of them by default."""
     kind = click.Choice(forms)
     return click.option(
         "--prompt-form", "form", default=forms[0], show_default=True, type=kind, help=text
     )
+
+
+def _input(text: str, **settings: bool) -> Option:
+    kind = click.Path(path_type=Path, **settings)
+    return click.option("--input", "source", required=True, type=kind, help=text)
+
+
+def _data_source(default: str, text: str) -> Option:
+    return click.option("--data-source", default=default, show_default=True, help=text)
+
+
+_folder_of_splits = _input("Folder with train and test as .jsonl or .parquet.")
+_file = _input("The file, .jsonl, .json or .parquet.", exists=True, dir_okay=False)
 
 
 @click.group()
@@ -155,18 +169,9 @@ def facts(output: Path, **options: Any) -> None:
     _write(output, train=questions.train, test=questions.held_out)
 
 
-_input = click.option(
-    "--input",
-    "source",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Folder with train and test as .jsonl or .parquet.",
-)
-
-
 @data.command()
 @_output
-@_input
+@_folder_of_splits
 @click.option(
     "--with-user", is_flag=True, help="Rows name the simulated user gsm8k, and tell it the answer."
 )
@@ -174,44 +179,24 @@ def gsm8k(output: Path, source: Path, with_user: bool) -> None:
     """GSM8K from local files, in verl's columns and wording."""
     from ppojob_trainer.data.published_files import gsm8k_rows
 
-    train, test = _splits(source, "GSM8K")
-    _write(
-        output,
-        train=gsm8k_rows(train, with_user=with_user),
-        test=gsm8k_rows(test, with_user=with_user),
-    )
+    _convert(output, source, "GSM8K", lambda path: gsm8k_rows(path, with_user=with_user))
 
 
 @data.command()
 @_output
-@_input
+@_folder_of_splits
 def math(output: Path, source: Path) -> None:
     """MATH from local files (problem and solution), in verl's columns and wording."""
     from ppojob_trainer.data.published_files import math_rows
     from ppojob_trainer.rewards.math_reward import boxed_answer
 
-    train, test = _splits(source, "MATH")
-    _write(output, train=math_rows(train, boxed_answer), test=math_rows(test, boxed_answer))
-
-
-_file = click.option(
-    "--input",
-    "source",
-    required=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The file, .jsonl, .json or .parquet.",
-)
+    _convert(output, source, "MATH", lambda path: math_rows(path, boxed_answer))
 
 
 @data.command()
 @_output
-@_input
-@click.option(
-    "--data-source",
-    default="nq",
-    show_default=True,
-    help="Of rows without a column of that name; searchR1_ goes before it.",
-)
+@_folder_of_splits
+@_data_source("nq", "Of rows without a column of that name; searchR1_ goes before it.")
 @_prompt_form(
     ["direct", "search"],
     "search: Search-R1's own words, for a policy that has a search engine.",
@@ -220,12 +205,7 @@ def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -
     """Search-R1 from local files (question and golden_answers), such as nq_hotpotqa."""
     from ppojob_trainer.data.published_files import search_r1_rows
 
-    train, test = _splits(source, "Search-R1")
-    _write(
-        output,
-        train=search_r1_rows(train, data_source, form),
-        test=search_r1_rows(test, data_source, form),
-    )
+    _convert(output, source, "Search-R1", lambda path: search_r1_rows(path, data_source, form))
 
 
 @data.command("dapo-math")
@@ -241,12 +221,7 @@ def dapo_math(output: Path, source: Path) -> None:
 @data.command()
 @_output
 @_file
-@click.option(
-    "--data-source",
-    default="aime",
-    show_default=True,
-    help="Tells years apart in validation metrics: aime2024.",
-)
+@_data_source("aime", "Tells years apart in validation metrics: aime2024.")
 def aime(output: Path, source: Path, data_source: str) -> None:
     """AIME from a local file, in DAPO's wording, each problem once; writes test.parquet alone.
 
@@ -292,17 +267,21 @@ def hf(source: str, output: Path | None, pattern: str) -> None:
         click.echo(line)
 
 
-def _splits(source: Path, data_set: str) -> tuple[Path, Path]:
-    from ppojob_trainer.data.published_files import source_file
-
-    train, test = source_file(source, "train"), source_file(source, "test")
-    if train is None or test is None:
-        missing = "train" if train is None else "test"
-        raise InputError(
-            f"{source}: got no {missing}.jsonl or {missing}.parquet: {data_set} is read from both "
-            "splits; the folder of its files"
-        )
-    return train, test
+def _convert(
+    output: Path, source: Path, data_set: str, rows_of: "Callable[[Path], Iterator[TaskRow]]"
+) -> None:
+    """Convert both splits of a data set: ``train.jsonl``, ``test.parquet`` and the like."""
+    found = {}
+    for split in ("train", "test"):
+        files = (source / f"{split}{ending}" for ending in (".jsonl", ".parquet", ".json"))
+        path = next((path for path in files if path.is_file()), None)
+        if path is None:
+            raise InputError(
+                f"{source}: got no {split}.jsonl or {split}.parquet: {data_set} is read from both "
+                "splits; the folder of its files"
+            )
+        found[split] = rows_of(path)
+    _write(output, **found)
 
 
 def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) -> None:

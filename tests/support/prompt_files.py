@@ -90,13 +90,15 @@ class PromptFiles:
         report = self.report(*paths, batch=batch, **settings)
         return [line.replace(f"{self.folder}/", "") for line in report.errors]
 
-    def warnings(self, *paths: Path, held_out: Path | None = None) -> list[str]:
+    def warnings(self, *paths: Path, held_out: Path | None = None, **settings: object) -> list[str]:
         """The warnings among that, where there is no error."""
         validation = [{"path": str(held_out)}] if held_out else []
-        report = self.report(*paths, validation=validation)
+        report = self.report(*paths, validation=validation, **settings)
         assert report.errors == []
         return [line.replace(f"{self.folder}/", "") for line in report.warnings]
 
-    def open(self, *paths: Path, max_rows: int | None = None, **settings: object) -> PromptDataset:
+    def open(
+        self, *paths: Path | str, max_rows: int | None = None, **settings: object
+    ) -> PromptDataset:
         spec = self.spec(*paths, **settings)
         return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows)

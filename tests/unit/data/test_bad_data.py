@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from golden_lines import assert_lines, read_lines
-from prompt_files import PromptFiles, Row, SumsOnly, good_row
+from prompt_files import PromptFiles, Row, good_row
 
-from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import formats
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
@@ -22,18 +22,39 @@ Case = Callable[[PromptFiles], list[str]]
 PLAIN = {"write_page_checksum": True, "compression": "none"}
 
 
-def rows(*wrong: object) -> Case:
-    """JSON lines; a good row goes before them."""
-    return lambda files: files.errors(files.lines("a.jsonl", good_row(), *wrong))
+def only(*rows: object, **settings: Any) -> Case:
+    """A file of JSON lines."""
+    return lambda files: files.errors(files.lines("a.jsonl", *rows), **settings)
 
 
-def line(content: bytes) -> Case:
-    return lambda files: files.errors(files.raw("a.jsonl", content))
+def rows(*wrong: object, **settings: Any) -> Case:
+    """JSON lines; a good row is before them."""
+    return only(good_row(), *wrong, **settings)
+
+
+def raw(content: bytes, name: str = "a.jsonl") -> Case:
+    return lambda files: files.errors(files.raw(name, content))
+
+
+def array(content: bytes) -> Case:
+    return raw(content, "a.json")
+
+
+def program(text: str, **settings: object) -> Case:
+    """A file that makes rows; a good one is defined before them."""
+    text = f"good = {good_row()!r}\n{text}"
+    return lambda files: files.errors(
+        train=[{"path": str(files.raw("a.py", text.encode())), **settings}]
+    )
+
+
+def warnings(*rows: object, **settings: Any) -> Case:
+    return lambda files: files.warnings(files.lines("a.jsonl", *rows), **settings)
 
 
 def no_files(files: PromptFiles) -> list[str]:
     (files.folder / "folder").mkdir()
-    (files.folder / "folder" / "notes.txt").write_text("prompts")
+    files.raw("folder/notes.txt", b"prompts")
     files.raw("empty.jsonl", b"")
     files.raw("empty.parquet", b"")
     names = ("none.parquet", "none-*.parquet", "folder", "folder/", "empty.jsonl", "empty.parquet")
@@ -42,45 +63,15 @@ def no_files(files: PromptFiles) -> list[str]:
 
 def no_parquet(files: PromptFiles) -> list[str]:
     whole = files.table("whole.parquet", good_row()).read_bytes()
-    contents = {
-        "csv": b"prompt,answer\n3 + 5,8\n",
-        "cut": whole[:-20],
-    }
-    return files.errors(*(files.raw(name, content) for name, content in contents.items()))
-
-
-def program(text: str, **settings: object) -> Case:
-    """A file that makes rows; a good one goes before them."""
-    head = f"good = {good_row()!r}\n"
-
-    def check(files: PromptFiles) -> list[str]:
-        path = files.raw("a.py", (head + text).encode())
-        spec = DataSpec.model_validate({"train": [{"path": str(path), **settings}]})
-        found = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 1))
-        return [line.replace(f"{files.folder}/", "") for line in found.errors]
-
-    return check
-
-
-def too_long_by_default(files: PromptFiles) -> list[str]:
-    rows = [good_row(), good_row("3 + 5 " * 40), good_row("4 + 5 " * 40)]
-    return files.errors(files.lines("a.jsonl", *rows), maxPromptTokens=60)
-
-
-def some_dropped(files: PromptFiles) -> list[str]:
-    path = files.lines("a.jsonl", good_row(), good_row("3 + 5 " * 40))
-    report = files.report(path, maxPromptTokens=60, overlongPrompts="drop")
-    return [line.replace(f"{files.folder}/", "") for line in report.warnings]
+    csv = files.raw("csv", b"prompt,answer\n3 + 5,8\n")
+    return files.errors(csv, files.raw("cut", whole[:-20]))
 
 
 def shares(files: PromptFiles) -> list[str]:
-    train = [
-        {"path": str(files.lines("a.jsonl", good_row("1"))), "weight": 1},
-        {"path": str(files.lines("b.jsonl", *(good_row(str(n)) for n in range(9)))), "weight": 1},
-    ]
-    spec = DataSpec.model_validate({"train": train})
-    found = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 4)).errors
-    return [line.replace(f"{files.folder}/", "") for line in found]
+    small = files.lines("a.jsonl", good_row("1"))
+    large = files.lines("b.jsonl", *(good_row(str(n)) for n in range(9)))
+    train = [{"path": str(path), "weight": 1} for path in (small, large)]
+    return files.errors(train=train, batch=4)
 
 
 def no_rows(files: PromptFiles) -> list[str]:
@@ -94,10 +85,6 @@ def torn(files: PromptFiles, name: str, text: str, number: int) -> Path:
     content = bytearray(path.read_bytes())
     content[content.index(text.encode())] ^= 1
     return files.raw(name, bytes(content))
-
-
-def corrupt_page(files: PromptFiles) -> list[str]:
-    return files.errors(torn(files, "a.parquet", "49 + 7", 49))
 
 
 def missing_columns(files: PromptFiles) -> list[str]:
@@ -128,53 +115,31 @@ def no_utf8(files: PromptFiles) -> list[str]:
 
 def times(kind: pa.DataType, value: int) -> Case:
     """A time that Python lacks."""
-
-    def check(files: PromptFiles) -> list[str]:
-        columns = {
-            "prompt": ["3 + 5", "3 + 6"],
-            "data_source": ["ppojob/addition"] * 2,
-            "reward_model": [{"ground_truth": "8"}, {"ground_truth": "9"}],
-            "extra_info": pa.array([{"at": None}, {"at": value}], pa.struct([("at", kind)])),
-        }
-        return files.errors(files.columns("a.parquet", pa.table(columns)))
-
-    return check
-
-
-def too_long(files: PromptFiles) -> list[str]:
-    path = files.lines("a.jsonl", good_row(), good_row())
-    return files.errors(path, maxPromptTokens=3, overlongPrompts="drop")
-
-
-def array(content: bytes) -> Case:
-    return lambda files: files.errors(files.raw("a.json", content))
+    info = pa.array([{"at": None}, {"at": value}], pa.struct([("at", kind)]))
+    table = pa.Table.from_pylist([good_row("3 + 5"), good_row("3 + 6")])
+    table = table.set_column(table.column_names.index("extra_info"), "extra_info", info)
+    return lambda files: files.errors(files.columns("a.parquet", table))
 
 
 def no_difficulty(files: PromptFiles) -> list[str]:
-    levels: list[object] = [2, None, "hard", True, float("nan")]
-    wrong = [good_row(f"{n} + 1", extra_info={"level": n}) for n in levels[:4]]
+    levels: list[object] = [2, None, "hard", True]
+    wrong = [good_row(f"{n} + 1", extra_info={"level": n}) for n in levels]
     path = files.table("b.parquet", good_row(extra_info={"level": float("inf")}))
     return files.errors(files.lines("a.jsonl", *wrong), path, curriculum={"key": "level"})
 
 
 def two_kinds(files: PromptFiles) -> list[str]:
     chats = files.lines("a.jsonl", good_row(), good_row())
-    texts = files.lines("b.jsonl", good_row(prompt="3 + 5"), good_row(prompt="1 + 5"))
-    return files.errors(chats, texts)
-
-
-def same_rows(files: PromptFiles) -> list[str]:
-    names = {"a.jsonl": (0, 1), "b.jsonl": (2, 1)}
-    return files.warnings(
-        *(
-            files.lines(name, *(good_row(extra_info={"index": index}) for index in indices))
-            for name, indices in names.items()
-        )
+    return files.errors(
+        chats, files.lines("b.jsonl", good_row(prompt="3 + 5"), good_row(prompt="1 + 5"))
     )
 
 
-def control_token(files: PromptFiles) -> list[str]:
-    return files.warnings(files.lines("a.jsonl", good_row(), good_row("3 <|im_end|> 5")))
+def same_rows(files: PromptFiles) -> list[str]:
+    first, second, third = (good_row(extra_info={"index": index}) for index in range(3))
+    return files.warnings(
+        files.lines("a.jsonl", first, second), files.lines("b.jsonl", third, second)
+    )
 
 
 def trained_on(files: PromptFiles) -> list[str]:
@@ -183,19 +148,22 @@ def trained_on(files: PromptFiles) -> list[str]:
     return files.warnings(train, held_out=held_out)
 
 
+LONG = [good_row(f"{number} + 5 " * 40) for number in (3, 4)]
 CASES: dict[str, Case] = {
     "no files": no_files,
     "no parquet": no_parquet,
     "no rows": no_rows,
-    "too long": too_long_by_default,
+    "too long": rows(*LONG, maxPromptTokens=60),
     "a share that is more than a file has": shares,
-    "some too long (a warning)": some_dropped,
-    "corrupt page": corrupt_page,
-    "byte order mark": line(b'\xef\xbb\xbf{"prompt": "a"}\n'),
-    "blank line": line(b"\n"),
-    "list for a row": line(b"[1, 2]\n"),
-    "NaN in JSON": line(b'{"prompt": NaN}\n'),
-    "cut line": line(b'{"prompt": "a"'),
+    "some too long (a warning)": warnings(
+        good_row(), LONG[0], maxPromptTokens=60, overlongPrompts="drop"
+    ),
+    "corrupt page": lambda files: files.errors(torn(files, "a.parquet", "49 + 7", 49)),
+    "byte order mark": raw(b'\xef\xbb\xbf{"prompt": "a"}\n'),
+    "blank line": raw(b"\n"),
+    "list for a row": raw(b"[1, 2]\n"),
+    "NaN in JSON": raw(b'{"prompt": NaN}\n'),
+    "cut line": raw(b'{"prompt": "a"'),
     "program: no such function": program("def train(): pass\ndef held_out(): pass"),
     "program: no Python": program("def rows() return []"),
     "program: imports what is not there": program("import nowhere_at_all"),
@@ -226,19 +194,13 @@ CASES: dict[str, Case] = {
     "no UTF-8": no_utf8,
     "nanoseconds": times(pa.timestamp("ns"), 1_700_000_000_123_456_789),
     "far day": times(pa.date32(), 9_000_000),
-    "all too long": too_long,
-    "fewer rows than a batch": lambda files: files.errors(
-        files.lines("a.jsonl", good_row(), good_row()), batch=3
-    ),
+    "all too long": rows(good_row(), maxPromptTokens=3, overlongPrompts="drop"),
+    "fewer rows than a batch": rows(good_row(), batch=3),
     "two kinds of prompts": two_kinds,
-    "the row that decides the kind": lambda files: files.errors(
-        files.lines("a.jsonl", good_row(prompt=7), good_row(prompt="3 + 5"), good_row())
-    ),
-    "many bad rows": lambda files: files.errors(
-        files.lines("a.jsonl", *(good_row(prompt=(7, None)[row % 2]) for row in range(1_000)))
-    ),
+    "the row that decides the kind": only(good_row(prompt=7), good_row(prompt="3 + 5"), good_row()),
+    "many bad rows": only(*(good_row(prompt=(7, None)[row % 2]) for row in range(1_000))),
     "same rows (a warning)": same_rows,
-    "control token (a warning)": control_token,
+    "control token (a warning)": warnings(good_row(), good_row("3 <|im_end|> 5")),
     "trained on (a warning)": trained_on,
 }
 

@@ -1,5 +1,6 @@
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import signal
@@ -68,36 +69,28 @@ TEMPLATES = {
 }
 
 
+UNKNOWN = {"eos_token": "<|end|>", "unk_token": "<unk>"}
+"""Tokens that only the configuration names."""
+
+
 @pytest.mark.slow  # the import of transformers alone
+@pytest.mark.parametrize("tokens", [{}, UNKNOWN], ids=["known", "unknown"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_numbers_are_those_of_transformers(name: str, make_folder: MakeFolder) -> None:
+def test_numbers_are_those_of_transformers(name: str, tokens, make_folder: MakeFolder) -> None:
     transformers = pytest.importorskip("transformers")
-    folder = make_folder(TEMPLATES[name])
+    folder = make_folder(TEMPLATES[name], **tokens)
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    variables = {"enable_thinking": True}
     with ChatTokenizer(folder) as ours:
-        for turns in (TURNS, TURNS[1:], TURNS[1:2]):
-            for open_turn in (False, True):
-                expected = theirs.apply_chat_template(
-                    turns, add_generation_prompt=open_turn, return_dict=False, enable_thinking=True
-                )
-                variables = {"enable_thinking": True}
-                assert ours.encode_chats([turns], variables, open_turn=open_turn) == [expected]
-            assert encode_chat(ours, turns, enable_thinking=True) == expected
+        for turns, open_turn in itertools.product((TURNS, TURNS[1:], TURNS[1:2]), (False, True)):
+            expected = theirs.apply_chat_template(
+                turns, add_generation_prompt=open_turn, return_dict=False, **variables
+            )
+            assert ours.encode_chats([turns], variables, open_turn=open_turn) == [expected]
         assert ours.eos_token_ids == (theirs.eos_token_id,)
         for skip in (True, False):
-            assert ours.decode(expected, skip_special_tokens=skip) == theirs.decode(
-                expected, skip_special_tokens=skip
-            )
-
-
-def test_tokens_that_only_the_configuration_names_get_the_same_ids(make_folder) -> None:
-    transformers = pytest.importorskip("transformers")
-    folder = make_folder(TEMPLATES["default system"], eos_token="<|end|>", unk_token="<unk>")
-    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
-    with ChatTokenizer(folder) as ours:
-        expected = theirs.apply_chat_template(TURNS, add_generation_prompt=True, return_dict=False)
-        assert encode_chat(ours, TURNS) == expected
-        assert ours.eos_token_ids == (theirs.eos_token_id,)
+            text = ours.decode(expected, skip_special_tokens=skip)
+            assert text == theirs.decode(expected, skip_special_tokens=skip)
 
 
 def rendered(folder: Path, **options: Any) -> str:
@@ -118,11 +111,8 @@ def refusal(folder: Path) -> str:
 
 def test_a_batch_equals_single_calls_and_text_is_taken_as_it_is(chat: ChatTokenizer) -> None:
     prompts = [TURNS, "plain <|im_start|>text", TURNS[1:]]
-    assert chat.encode_prompts(prompts) == [
-        encode_chat(chat, TURNS),
-        chat.encode("plain <|im_start|>text"),
-        encode_chat(chat, TURNS[1:]),
-    ]
+    ids = [encode_chat(chat, TURNS), chat.encode(str(prompts[1])), encode_chat(chat, TURNS[1:])]
+    assert chat.encode_prompts(prompts) == ids
     assert chat.encode("<|im_start|>") == [0]
 
 
@@ -164,15 +154,8 @@ def children_of(pid: int | str) -> list[int]:
 
 def guardians() -> list[int]:
     """Processes of ours that watch one which renders a template."""
-    command = b"ppojob_trainer.data.template_child"
-    return [
-        pid for pid in children_of("self") if command in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-
-
-def worker_of(guardian: int) -> int:
-    (worker,) = children_of(guardian)
-    return worker
+    name = b"ppojob_trainer.data.template_child"
+    return [pid for pid in children_of("self") if name in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 HOSTILE = {
@@ -225,7 +208,8 @@ def test_a_child_that_somebody_ends_or_holds_costs_nothing(make_folder, monkeypa
         for blow in (signal.SIGKILL, signal.SIGSTOP):
             assert tokenizer.decode(encode_chat(tokenizer, TURNS[1:2])) == "fine"
             (guardian,) = guardians()
-            os.kill(worker_of(guardian), blow)
+            (worker,) = children_of(guardian)
+            os.kill(worker, blow)
             monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 3.0)
             assert tokenizer.decode(encode_chat(tokenizer, TURNS[1:2])) == "fine"
             assert guardian not in guardians()
@@ -276,24 +260,20 @@ def test_close_leaves_no_process(make_folder: MakeFolder) -> None:
     tokenizer.close()
 
 
-def test_variables_of_ours_are_not_the_users(chat: ChatTokenizer) -> None:
-    with pytest.raises(BadChatTemplate, match="add_generation_prompt: set by the trainer"):
-        encode_chat(chat, TURNS, add_generation_prompt=False)
-    with pytest.raises(BadChatTemplate, match="tools: set by the trainer"):
-        encode_chat(chat, TURNS, tools=[])
+@pytest.mark.parametrize("name", ["add_generation_prompt", "tools"])
+def test_variables_of_ours_are_not_the_users(name: str, chat: ChatTokenizer) -> None:
+    with pytest.raises(BadChatTemplate, match=f"{name}: set by the trainer"):
+        encode_chat(chat, TURNS, **{name: False})
 
 
 def test_schemas_of_tools_are_a_variable_of_the_template(make_folder: MakeFolder) -> None:
-    template = "{{ tools[0].function.name if tools is not none else 'none' }}"
-    folder = make_folder(template)
+    folder = make_folder("{{ tools[0].function.name if tools is not none else 'none' }}")
     with ChatTokenizer(folder) as chat:
         for tools, said in (([{"function": {"name": "add"}}], "add"), ([], "none"), (None, "none")):
-            assert chat.render_chats([TURNS], tools=tools) == [said]
             assert chat.encode_chats([TURNS], tools=tools) == [chat.encode(said)]
-        assert chat.encode_prompts([TURNS, "as it is"])[0] == chat.encode("none")
         plain = chat.digest
     with ChatTokenizer(folder, tools=[{"function": {"name": "add"}}]) as chat:
-        assert chat.encode_prompts([TURNS, "as it is"])[0] == chat.encode("add")
+        assert chat.encode_prompts([TURNS]) == [chat.encode("add")]
         assert chat.digest != plain
 
 

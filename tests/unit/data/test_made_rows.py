@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from prompt_files import PromptFiles, good_row
 
-from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.checks import unusable_files
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.file_checks import open_row_file
@@ -31,9 +30,7 @@ def program(files: PromptFiles, text: str) -> Path:
 
 
 def opened(files: PromptFiles, text: str, **settings: object) -> PromptDataset:
-    train = [{"path": str(program(files, text)), **settings}]
-    spec = DataSpec.model_validate({"train": train})
-    return PromptDataset.open(spec.train, spec, files.chat)
+    return files.open(train=[{"path": str(program(files, text)), **settings}])
 
 
 @pytest.mark.parametrize(
@@ -76,14 +73,10 @@ def test_made_rows_are_those_of_a_file(files: PromptFiles, text: str, settings: 
     ):
         assert made.rows(range(9)) == plain.rows(range(9))
         assert len(made) == 9
-
-
-def test_other_rows_are_another_data_set(files: PromptFiles) -> None:
-    def digest(first: int) -> str:
-        with opened(files, f"def rows(): return map(row, range({first}, 9))") as made:
-            return made.digest
-
-    assert digest(0) == digest(0) != digest(-1)
+    with opened(files, "def rows(): return map(row, range(8))") as other:
+        assert other.digest != made.digest
+    with opened(files, text, **settings) as again:
+        assert again.digest == made.digest
 
 
 def test_a_file_is_imported_where_rows_cannot_be_judged(files: PromptFiles) -> None:

@@ -9,14 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_files import PromptFiles, Row, SumsOnly, encode_chat, good_row
+from prompt_files import PromptFiles, Row, encode_chat, good_row
 from small_disks import small_disk
 
-from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import PromptRow
-from ppojob_trainer.data.scan import truncate
 from ppojob_trainer.errors import ConfigError, StorageError
 
 pytestmark = pytest.mark.processes
@@ -36,147 +33,84 @@ def mixed(files: PromptFiles) -> list[Path]:
     ]
 
 
+def all_rows(dataset: PromptDataset) -> list[PromptRow]:
+    with dataset:
+        return dataset.rows(range(len(dataset)))
+
+
 def test_files_of_both_formats_are_one_data_set(files: PromptFiles, mixed: list[Path]) -> None:
     with files.open(*mixed) as dataset:
         assert len(dataset) == 23
         for number in random.Random(0).sample(range(23), 23):
             prompt = ROWS[number]["prompt"]
             tokens = tuple(encode_chat(files.chat, prompt))  # type: ignore[arg-type]
-            assert dataset[number] == PromptRow(
-                number,
-                tokens,
-                prompt,  # type: ignore[arg-type]
-                "ppojob/addition",
-                str(number + 5),
-                {"index": number},
-            )
+            info, answer = {"index": number}, str(number + 5)
+            expected = PromptRow(number, tokens, prompt, "ppojob/addition", answer, info)  # type: ignore[arg-type]
+            assert dataset[number] == expected
         assert [row.index for row in dataset.rows([22, 3, 3, 12])] == [22, 3, 3, 12]
         assert dataset.warnings == []
         for outside in (23, -1):
             with pytest.raises(IndexError):
                 dataset[outside]
-
-
-def test_the_first_rows_only(files: PromptFiles, mixed: list[Path]) -> None:
     for most in (1, 12, 99):
-        with files.open(*mixed, max_rows=most) as dataset:
-            last = min(most, 23) - 1
-            assert len(dataset) == last + 1
-            assert dataset[last].extra_info == {"index": last}
+        found = all_rows(files.open(*mixed, max_rows=most))
+        assert [row.extra_info["index"] for row in found] == list(range(min(most, 23)))
 
 
 def test_a_folder_and_a_pattern_are_their_files_by_name(files: PromptFiles) -> None:
     (files.folder / "rows").mkdir()
-    files.lines("rows/b.jsonl", *ROWS[5:8])
+    files.lines("rows/b.JSONL", *ROWS[5:8])
     files.table("rows/a.parquet", *ROWS[:5])
     files.raw("rows/README.md", b"rows")
     files.raw("rows/.hidden.jsonl", b"")
     files.raw("rows/c.json", json.dumps(ROWS[8:10], indent=1).encode())
-    for path, expected in (("rows/", range(10)), ("rows/[bc].json*", range(5, 10))):
-        spec = DataSpec(train=(DataFile(path=f"{files.folder}/{path}"),))
-        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
-            found = [row.extra_info["index"] for row in dataset.rows(range(len(dataset)))]
-            assert found == list(expected)
+    for path, expected in (("rows/", range(10)), ("rows/[bc].[jJ]*", range(5, 10))):
+        found = all_rows(files.open(f"{files.folder}/{path}"))
+        assert [row.extra_info["index"] for row in found] == list(expected)
 
 
-def test_endings_are_known_in_capitals_as_well(files: PromptFiles) -> None:
-    """The rule for paths takes them."""
-    (files.folder / "rows").mkdir()
-    path = files.lines("rows/A.JSONL", *ROWS[:3])
-    for named in (f"{path}", f"{path.parent}/"):
-        spec = files.spec(named)
-        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
-            assert len(dataset) == 3
-
-
-def drawn(dataset: PromptDataset, spec: DataSpec, batch: int, count: int) -> list[list[object]]:
-    order = dataset.order(spec, batch)
-    return [
-        [row.extra_info["index"] for row in dataset.rows(order.next_batch(batch))]
-        for _ in range(count)
-    ]
+def drawn(files: PromptFiles, *paths: Path, batch: int, **settings: object) -> list[list[object]]:
+    spec = files.spec(*paths, **settings)
+    with files.open(*paths, **settings) as dataset:
+        order = dataset.order(spec, batch)
+        batches = [dataset.rows(order.next_batch(batch)) for _ in range(12)]
+    return [[row.extra_info["index"] for row in batch] for batch in batches]
 
 
 def test_files_have_their_share_of_every_batch(files: PromptFiles, mixed: list[Path]) -> None:
-    train = [
-        {"path": str(mixed[0]), "weight": 1, "maxRows": 3},
-        {"path": str(mixed[1]), "weight": 2},
-        {"path": str(mixed[2]), "weight": 1},
-    ]
-    spec = DataSpec.model_validate({"train": train})
-    with PromptDataset.open(spec.train, spec, files.chat) as dataset:
-        assert len(dataset) == 3 + 5 + 8
-        batches = drawn(dataset, spec, 4, 12)
-        for batch in batches:
-            of_files = [sum(low <= index < high for index in batch) for low, high in EDGES]
-            assert of_files == [1, 2, 1]
-        assert {index for batch in batches for index in batch} == {0, 1, 2, *range(10, 23)}
-        with pytest.raises(ConfigError, match=r"train\[1\].weight: got 2.0 for .*: 8 of"):
-            dataset.order(spec, 16)
-
-
-EDGES = ((0, 10), (10, 15), (15, 23))
+    weights = [{"weight": 1, "maxRows": 3}, {"weight": 2}, {"weight": 1}]
+    train = [{"path": str(path), **own} for path, own in zip(mixed, weights, strict=True)]
+    batches = drawn(files, batch=4, train=train)
+    edges = ((0, 10), (10, 15), (15, 23))
+    for batch in batches:
+        assert [sum(low <= index < high for index in batch) for low, high in edges] == [1, 2, 1]  # type: ignore[operator]
+    assert {index for batch in batches for index in batch} == {0, 1, 2, *range(10, 23)}
+    with pytest.raises(ConfigError, match=r"train\[1\].weight: got 2.0 for .*: 8 of"):
+        drawn(files, batch=16, train=train)
 
 
 @pytest.mark.parametrize("place", ["column", "extra_info"])
-def test_rows_come_by_difficulty(files: PromptFiles, place: str) -> None:
+def test_rows_of_all_files_come_by_difficulty(files: PromptFiles, place: str) -> None:
     levels = [3, 1, 2.5, 1, 0, 3]
-    rows = [
-        {**good_row(str(number), extra_info={"index": number}), "level": level}
-        if place == "column"
-        else good_row(str(number), extra_info={"index": number, "level": level})
-        for number, level in enumerate(levels)
-    ]
-    path = files.table("a.parquet", *rows)
+    rows = [good_row(str(n), extra_info={"index": n, "l": level}) for n, level in enumerate(levels)]
+    if place == "column":
+        rows = [
+            {**good_row(str(n), extra_info={"index": n}), "l": level}
+            for n, level in enumerate(levels)
+        ]
+    paths = files.table("a.parquet", *rows[:2]), files.table("b.parquet", *rows[2:])
     for order, expected in (("ascending", sorted(levels)), ("descending", sorted(levels)[::-1])):
-        spec = files.spec(path, curriculum={"key": "level", "order": order})
-        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
-            batches = drawn(dataset, spec, 3, 2)
+        batches = drawn(files, *paths, batch=3, curriculum={"key": "l", "order": order})[:2]
         assert [levels[index] for batch in batches for index in batch] == expected  # type: ignore[call-overload]
-
-
-def test_files_without_weights_are_one_curriculum(files: PromptFiles) -> None:
-    paths = [
-        files.table(
-            f"{name}.parquet",
-            *(
-                {**good_row(f"{name}{level}", extra_info={"index": level}), "l": level}
-                for level in levels
-            ),
-        )
-        for name, levels in (("a", (4, 0, 2)), ("b", (1, 5, 3)))
-    ]
-    spec = files.spec(*paths, curriculum={"key": "l"})
-    with PromptDataset.open(spec.train, spec, files.chat) as dataset:
-        assert drawn(dataset, spec, 2, 3) == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_rows_of_a_validation_need_no_difficulty(files: PromptFiles) -> None:
     train = files.table("a.parquet", {**good_row("1"), "level": 1}, {**good_row("2"), "level": 0})
-    validation = files.table("b.parquet", good_row("3"))
-    spec = files.spec(train, curriculum={"key": "level"}, validation=[{"path": str(validation)}])
-    report = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 1))
-    assert report.errors == []
-    with PromptDataset.open(spec.validation, spec.of_validation, files.chat) as dataset:
-        assert len(dataset) == 1
-
-
-def test_the_order_of_files_and_what_is_left_of_them_is_in_the_digest(files, mixed) -> None:
-    def digest(**settings: object) -> str:
-        train = [{"path": str(mixed[0])}, {"path": str(mixed[1])}]
-        for name, values in settings.items():
-            train = [one | {name: value} for one, value in zip(train, values, strict=True)]
-        spec = DataSpec.model_validate({"train": train})
-        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
-            return dataset.digest
-
-    assert digest(maxRows=[3, 4]) != digest(maxRows=[4, 3])
-
-
-def test_text_prompts_get_no_template(files: PromptFiles) -> None:
-    text = "User: 3 + 5\nAssistant:"
-    with files.open(files.table("a.parquet", good_row(prompt=text))) as dataset:
-        assert dataset[0].token_ids == tuple(files.chat.encode(text))
+    validation = [{"path": str(files.table("b.parquet", good_row("3")))}]
+    settings = {"curriculum": {"key": "level"}, "validation": validation}
+    assert files.errors(train, **settings) == []  # type: ignore[arg-type]
+    spec = files.spec(train, **settings)
+    assert len(all_rows(PromptDataset.open(spec.validation, spec.of_validation, files.chat))) == 1
 
 
 def test_columns_may_have_other_names(files: PromptFiles) -> None:
@@ -189,31 +123,28 @@ def test_columns_may_have_other_names(files: PromptFiles) -> None:
 def test_the_task_of_a_row_goes_before_that_of_all_rows(files, form) -> None:
     rows = good_row(data_source="mine"), good_row(data_source=None)
     path = getattr(files, form)(f"a.{'parquet' if form == 'table' else 'jsonl'}", *rows)
-    with files.open(path, dataSource="sums") as dataset:
-        assert [row.data_source for row in dataset.rows(range(2))] == ["mine", "sums"]
+    found = all_rows(files.open(path, dataSource="sums"))
+    assert [row.data_source for row in found] == ["mine", "sums"]
 
 
 @pytest.mark.parametrize("form", ["table", "lines"])
 def test_files_as_people_have_them(files, form) -> None:
-    """A question and an answer; whatever else there is goes along, but what is no JSON."""
-    row = {"question": "3 + 5", "answer": "8", "level": 2, "more": {"a": [1]}, "picture": "x"}
+    """A question and an answer; other columns go along, but what is no JSON does not."""
+    row = {"question": "3 + 5", "answer": "8", "level": 2, "more": {"a": [1]}}
     keys = {"promptKey": "question", "answerKey": "answer", "dataSource": "sums"}
     if form == "table":
         path = files.table("a.parquet", {**row, "picture": b"\xff"})
-        expected = {"level": 2, "more": {"a": [1]}}
     else:
         path = files.lines("a.jsonl", row)
-        expected = {"level": 2, "more": {"a": [1]}, "picture": "x"}
     with files.open(path, **keys) as dataset:
-        found = dataset[0]
-        assert (found.prompt, found.data_source, found.ground_truth) == ("3 + 5", "sums", "8")
-        assert found.extra_info == expected
-        raw = found.token_ids
+        tokens = tuple(files.chat.encode("3 + 5"))
+        info = {"level": 2, "more": {"a": [1]}}
+        assert dataset[0] == PromptRow(0, tokens, "3 + 5", "sums", "8", info)
         digest = dataset.digest
     with files.open(path, **keys, textPrompts="user_message") as dataset:
         message = [{"role": "user", "content": "3 + 5"}]
         assert dataset[0].prompt == message
-        assert dataset[0].token_ids == tuple(encode_chat(files.chat, message)) != raw
+        assert dataset[0].token_ids == tuple(encode_chat(files.chat, message))
         assert dataset.digest != digest
 
 
@@ -224,77 +155,52 @@ def test_a_struct_of_lists_is_a_list_of_messages(files: PromptFiles) -> None:
         assert dataset[0].token_ids == tuple(encode_chat(files.chat, turns))
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        ("truncate_left", (3, 4, 5, 6, 7)),
-        ("truncate_right", (1, 2, 3, 4, 5)),
-        ("truncate_middle", (1, 2, 5, 6, 7)),
-    ],
-)
-def test_truncation_as_verl_cuts(policy: str, expected: tuple[int, ...]) -> None:
-    assert truncate([1, 2, 3, 4, 5, 6, 7], 5, policy) == expected
-    assert truncate([1, 2, 3], 5, policy) == (1, 2, 3)
+LONG = "1 + 2 + 3 + 4 + 5 + 6 + 7"
 
 
-@pytest.fixture
-def lengths(files: PromptFiles) -> Path:
-    texts = ["1", "1 + 2 + 3 + 4 + 5 + 6 + 7", "2", "1 + 2 + 3 + 4 + 5 + 6 + 7 + 8", "3"]
-    return files.lines("lengths.jsonl", *map(good_row, texts))
-
-
-def test_long_prompts_are_dropped(files: PromptFiles, lengths: Path) -> None:
-    with files.open(lengths, maxPromptTokens=12, overlongPrompts="drop") as dataset:
-        assert len(dataset) == 3
-        assert [dataset[index].index for index in range(3)] == [0, 1, 2]
-        short = [good_row(text)["prompt"] for text in ("1", "2", "3")]
-        assert [dataset[index].prompt for index in range(3)] == short
-        assert all(len(dataset[index].token_ids) <= 12 for index in range(3))
-
-
-def test_what_is_dropped_is_told_at_every_start(files, lengths, mixed) -> None:
+def test_long_prompts_are_dropped_and_told_at_every_start(files: PromptFiles, mixed) -> None:
+    lengths = files.lines("lengths.jsonl", *map(good_row, ("1", LONG, "2", f"{LONG} + 8", "3")))
     settings = {"maxPromptTokens": 12, "overlongPrompts": "drop"}
+    found = all_rows(files.open(lengths, **settings))
+    assert [row.index for row in found] == [0, 1, 2]
+    assert [row.prompt for row in found] == [good_row(text)["prompt"] for text in "123"]
     warnings = files.report(lengths, *mixed, **settings).warnings
     assert warnings[0].startswith(f"{lengths} and 3 more files: got 25 of 28 rows: ")
     with files.open(lengths, *mixed, **settings) as dataset:
         assert dataset.warnings == warnings
 
 
-@pytest.mark.parametrize("policy", ["truncate_left", "truncate_right", "truncate_middle"])
-def test_long_prompts_are_cut(policy: str, files: PromptFiles, lengths: Path) -> None:
-    with files.open(lengths, maxPromptTokens=12, overlongPrompts=policy) as dataset:
-        assert len(dataset) == 5
-        assert all(len(dataset[index].token_ids) <= 12 for index in range(5))
-        assert len(dataset[1].token_ids) == 12
+@pytest.mark.parametrize(
+    ("policy", "head", "tail"),
+    [("truncate_left", 0, 11), ("truncate_right", 11, 0), ("truncate_middle", 5, 6)],
+)
+def test_long_prompts_are_cut_as_verl_cuts(files: PromptFiles, policy, head, tail) -> None:
+    path = files.lines("a.jsonl", good_row(prompt="1"), good_row(prompt=LONG))
+    found = all_rows(files.open(path, maxPromptTokens=11, overlongPrompts=policy))
+    short, ids = files.chat.encode("1"), files.chat.encode(LONG)
+    assert len(ids) > 11
+    cut = (*ids[:head], *ids[len(ids) - tail :])
+    assert [row.token_ids for row in found] == [tuple(short), cut]
 
 
 def test_digest_tells_contents_and_settings_apart(files: PromptFiles, mixed: list[Path]) -> None:
-    def digest(*paths: Path, **settings: object) -> str:
-        with files.open(*paths, **settings) as dataset:
+    def digest(paths: list[Path], rows: tuple[int | None, ...] = (), **settings: object) -> str:
+        limits = [{"maxRows": most} for most in rows] or [{}] * len(paths)
+        train = [{"path": str(path), **own} for path, own in zip(paths, limits, strict=True)]
+        with files.open(train=train, **settings) as dataset:
             return dataset.digest
 
-    first = digest(*mixed)
-    assert digest(*mixed) == first
-    assert digest(*mixed, maxPromptTokens=100) != first
-    assert digest(*mixed[::-1]) != first
+    digests = [
+        digest(mixed),
+        digest(mixed, maxPromptTokens=100),
+        digest(mixed[::-1]),
+        digest(mixed, (3, 4, None)),
+        digest(mixed, (4, 3, None)),
+    ]
+    assert len(set(digests)) == 5
+    assert digest(mixed) == digests[0]
     mixed[1].write_text(mixed[1].read_text().replace("10 + 5", "10 + 6"))
-    assert digest(*mixed) != first
-
-
-def test_categorical_columns_are_their_values(files) -> None:
-    texts = [f"{number} " + "x" * 2_000 for number in range(129)]
-    words = pa.array(texts).dictionary_encode()
-    nested = pa.ListArray.from_arrays(range(130), words)
-    columns = {
-        "prompt": ["3 + 5"] * 129,
-        "data_source": pa.array(["mine"] * 129).dictionary_encode(),
-        "extra_info": pa.StructArray.from_arrays([words, nested], ["document", "documents"]),
-    }
-    with files.open(files.columns("a.parquet", pa.table(columns))) as dataset:
-        for row in dataset.rows([128, 0, 70]):
-            text = texts[row.index]
-            assert row.extra_info == {"document": text, "documents": [text]}
-            assert row.data_source == "mine"
+    assert digest(mixed) != digests[0]
 
 
 def test_a_full_disk_is_no_damaged_file(files, monkeypatch) -> None:
@@ -322,7 +228,6 @@ import random, sys
 from pathlib import Path
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
 
 def highest():

@@ -1,38 +1,52 @@
-"""`ppojob data searchr1|dapo-math|aime|hf`: files in the columns of their publishers."""
+"""`ppojob data gsm8k|math|searchr1|dapo-math|aime|hf`: files in the columns of their publishers."""
 
 import functools
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from prompt_files import PromptFiles
 
-from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_cli.data import data
-from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.metrics.page_server import PageServer
 from ppojob_trainer.rewards.row_checks import RowChecks
 
-QUESTIONS = [
+Row = dict[str, Any]
+QUESTIONS: list[Row] = [
     {"id": "train_0", "question": "who wrote it", "golden_answers": ["Ann", "Ann B."]},
     {"id": "train_1", "question": "where is it?", "golden_answers": ["Rome"]},
 ]
 INSTRUCTED = [{"role": "user", "content": "Solve it.\n\n1 + 1?\n\nRemember."}]
-VERLS = {
+VERLS: Row = {
     "data_source": "math_dapo",
     "prompt": INSTRUCTED,
     "ability": "MATH",
     "reward_model": {"ground_truth": "2", "style": "rule-lighteval/MATH_v2"},
     "extra_info": {"index": "9a9b"},
 }
+# Made up here, in the form of the data set.
+PROBLEMS: list[Row] = [
+    {"question": "Ann has 2 pens and buys 3.", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"},
+    {"question": "A box holds 1,000 nails. 4 boxes?", "answer": "4 * 1000\n#### 4,000"},
+    {"question": "It was 3 degrees, then 5 less.", "answer": "3 - 5\n#### -2"},
+]
+SAY_NUMBER = 'Let\'s think step by step and output the final answer after "####".'
+SOLUTIONS: list[Row] = [
+    {"problem": "One half?", "level": "Level 5", "solution": r"So $\boxed{\frac{1}{2}}$."},
+    {"problem": "Two?", "level": "Level 5", "solution": r"First \boxed{1}, then \boxed{2}"},
+    {"problem": "Three?", "level": "Level 5", "solution": r"\boxed 3$."},
+]
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -40,7 +54,7 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def write(path: Path, *rows: dict[str, object]) -> Path:
+def write(path: Path, *rows: Row) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(list(rows)), path)
@@ -49,56 +63,107 @@ def write(path: Path, *rows: dict[str, object]) -> Path:
     return path
 
 
-def read(path: Path) -> list[dict[str, object]]:
-    return pq.read_table(path).to_pylist()
+def converted(
+    folder: Path, command: str, *rows: Row, ending: str = "jsonl", options: tuple[str, ...] = ()
+) -> tuple[int, str, list[Row]]:
+    """Status, output and rows of a command that reads both splits, or one file."""
+    source, output = folder / "in", folder / "out"
+    for split in ("train", "test"):
+        path = write(source / f"{split}.{ending}", *rows)
+    given = path if command in ("dapo-math", "aime") else source
+    status, told = run(command, "--input", given, "--output", output, *options)
+    written = sorted(output.glob("*.parquet"))
+    splits = {"dapo-math": ["train"], "aime": ["test"]}.get(command, ["test", "train"])
+    assert [path.stem for path in written] == (splits if status == 0 else [])
+    return status, told, pq.read_table(written[0]).to_pylist() if written else []
+
+
+def user(content: str) -> list[Row]:
+    return [{"role": "user", "content": content}]
+
+
+FIRST_ROWS: dict[str, tuple[list[Row], Row, list[object]]] = {
+    "gsm8k": (
+        PROBLEMS,
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": user(f"{PROBLEMS[0]['question']} {SAY_NUMBER}"),
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "5"},
+            "extra_info": {"split": "test", "index": 0, **PROBLEMS[0]},
+        },
+        ["5", "4000", "-2"],
+    ),
+    "math": (
+        SOLUTIONS,
+        {
+            "data_source": "DigitalLearningGmbH/MATH-lighteval",
+            "prompt": user(
+                r"One half? Let's think step by step and output the final answer within \boxed{}."
+            ),
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": r"\frac{1}{2}"},
+            "extra_info": {"split": "test", "index": 0},
+        },
+        [r"\frac{1}{2}", "2", "3"],
+    ),
+    "searchr1": (
+        QUESTIONS,
+        {
+            "data_source": "searchR1_nq",
+            "prompt": user(
+                "Answer the given question. Reason inside <think> and </think> first, and then "
+                "give the answer inside <answer> and </answer>, without detailed illustrations. "
+                "For example, <answer> Beijing </answer>. Question: who wrote it?"
+            ),
+            "ability": "fact-reasoning",
+            "reward_model": {"style": "rule", "ground_truth": {"target": ["Ann", "Ann B."]}},
+            "extra_info": {
+                **{"split": "test", "index": 0, "id": "train_0"},
+                "question": "who wrote it?",
+            },
+        },
+        [{"target": ["Ann", "Ann B."]}, {"target": ["Rome"]}],
+    ),
+    "dapo-math": (
+        [VERLS, {**VERLS, "prompt": user("2 + 2?")}, VERLS],
+        {
+            **VERLS,
+            "reward_model": {"style": "rule", "ground_truth": "2"},
+            "extra_info": {"split": "train", "index": "9a9b"},
+        },
+        ["2", "2"],
+    ),
+}
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
-def test_search_r1(ending: str, tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        write(tmp_path / f"{split}.{ending}", *QUESTIONS)
-    assert run("searchr1", "--input", tmp_path, "--output", tmp_path / "out")[0] == 0
-    first, second = read(tmp_path / "out" / "train.parquet")
-    assert first["data_source"] == "searchR1_nq"
-    assert first["reward_model"] == {"style": "rule", "ground_truth": {"target": ["Ann", "Ann B."]}}
-    assert first["extra_info"] == {
-        **{"split": "train", "index": 0, "id": "train_0"},
-        "question": "who wrote it?",
-    }
-    (message,) = first["prompt"]
-    assert message["content"].endswith("Question: who wrote it?")
-    assert "<search>" not in message["content"]
-    assert second["prompt"][0]["content"].endswith("Question: where is it?")
+@pytest.mark.parametrize("command", FIRST_ROWS)
+def test_rows_have_verls_columns_and_words(command: str, ending: str, tmp_path: Path) -> None:
+    rows, expected, truths = FIRST_ROWS[command]
+    status, told, found = converted(tmp_path, command, *rows, ending=ending)
+    assert status == 0, told
+    assert found[0] == expected
+    assert [row["reward_model"]["ground_truth"] for row in found] == truths
 
 
 def test_search_r1_with_its_own_sources_and_a_search_engine(tmp_path: Path) -> None:
     rows = [{**QUESTIONS[0], "data_source": "hotpotqa"}, {**QUESTIONS[1], "data_source": "nq"}]
-    for split in ("train", "test"):
-        write(tmp_path / f"{split}.jsonl", *rows)
-    command = ("searchr1", "--prompt-form", "search", "--input", tmp_path, "--output", tmp_path)
-    assert run(*command)[0] == 0
-    found = read(tmp_path / "test.parquet")
+    found = converted(tmp_path, "searchr1", *rows, options=("--prompt-form", "search"))[2]
     assert [row["data_source"] for row in found] == ["searchR1_hotpotqa", "searchR1_nq"]
     assert "by <search> query </search> and it" in found[0]["prompt"][0]["content"]
 
 
-def test_dapo_math_in_verls_columns_is_taken_as_it_is_and_once(tmp_path: Path) -> None:
-    other = {**VERLS, "prompt": [{"role": "user", "content": "2 + 2?"}]}
-    source = write(tmp_path / "dapo.parquet", VERLS, other, VERLS)
-    assert run("dapo-math", "--input", source, "--output", tmp_path)[0] == 0
-    first, second = read(tmp_path / "train.parquet")
-    assert first["prompt"] == INSTRUCTED
-    assert second["prompt"] == other["prompt"]
-    assert first["reward_model"] == {"style": "rule", "ground_truth": "2"}
-    assert first["extra_info"] == {"split": "train", "index": "9a9b"}
-    assert not (tmp_path / "test.parquet").exists()
+def test_gsm8k_with_its_user(tmp_path: Path) -> None:
+    (row,) = converted(tmp_path, "gsm8k", PROBLEMS[1], options=("--with-user",))[2]
+    query = f"{PROBLEMS[1]['question']} {SAY_NUMBER}"
+    expected = {"name": "gsm8k", "query": query, "ground_truth": "4000"}
+    assert row["extra_info"]["interaction_kwargs"] == expected
 
 
 def test_dapo_math_as_text_gets_its_words(tmp_path: Path) -> None:
     row = {**VERLS, "prompt": "1 + 1?", "solution": "2"}
-    source = write(tmp_path / "dapo.jsonl", row)
-    assert run("dapo-math", "--input", source, "--output", tmp_path)[0] == 0
-    ((message,),) = [row["prompt"] for row in read(tmp_path / "train.parquet")]
+    ((message,),) = [row["prompt"] for row in converted(tmp_path, "dapo-math", row)[2]]
     assert message["content"].startswith("Solve the following math problem step by step. The last")
     assert message["content"].endswith('\n\n1 + 1?\n\nRemember to put your answer on its own line '
                                        'after "Answer:".')  # fmt: skip
@@ -112,72 +177,71 @@ def test_dapo_math_as_text_gets_its_words(tmp_path: Path) -> None:
         {"question": "x?", "answer": "33"},
     ],
 )
-def test_aime_under_each_name_of_its_columns(row: dict[str, object], tmp_path: Path) -> None:
-    source = write(tmp_path / "aime.jsonl", row, row)
-    command = ("aime", "--data-source", "aime2024", "--input", source, "--output", tmp_path)
-    assert run(*command)[0] == 0
-    (found,) = read(tmp_path / "test.parquet")
+def test_aime_under_each_name_of_its_columns(row: Row, tmp_path: Path) -> None:
+    (found,) = converted(tmp_path, "aime", row, row, options=("--data-source", "aime2024"))[2]
     assert found["data_source"] == "aime2024"
     assert found["reward_model"]["ground_truth"] == "33"
-    assert not (tmp_path / "train.parquet").exists()
 
 
 @pytest.mark.processes
-def test_what_is_made_passes_every_check(tmp_path: Path, chat: ChatTokenizer) -> None:
-    for split in ("train", "test"):
-        write(tmp_path / f"{split}.jsonl", *QUESTIONS)
-    aime = write(tmp_path / "in" / "aime.jsonl", {"problem": "x?", "answer": 7})
-    assert run("searchr1", "--input", tmp_path, "--output", tmp_path / "a")[0] == 0
-    assert run("dapo-math", "--input", aime, "--output", tmp_path / "b")[0] == 0
-    assert run("aime", "--input", aime, "--output", tmp_path / "b")[0] == 0
-    files = ("a/train.parquet", "a/test.parquet", "b/train.parquet", "b/test.parquet")
-    train = [{"path": str(tmp_path / file)} for file in files]
-    spec = DataSpec.model_validate({"train": train, "maxPromptTokens": 4_000})
-    report = check_files(spec, chat, rewards=RowChecks(), draw=("promptsPerStep", 1))
+@pytest.mark.parametrize("command", [*FIRST_ROWS, "aime"])
+def test_what_is_made_passes_every_check(command: str, files: PromptFiles) -> None:
+    rows = FIRST_ROWS.get(command, ([{"problem": "x?", "answer": 7}],))[0]
+    assert converted(files.folder, command, *rows)[0] == 0
+    spec = files.spec(f"{files.folder}/out/", maxPromptTokens=4_000)
+    report = check_files(spec, files.chat, rewards=RowChecks(), draw=("promptsPerStep", 1))
     assert report.errors == []
 
 
-WRONG = {
-    "no answers": (
+NO_PROBLEM = (
+    "no problem with its answer; verl's prompt and reward_model.ground_truth, or a problem or "
+    "question with its answer"
+)
+NO_BOX = "no answer in it; a solution with \\boxed{...}"
+WRONG = [
+    (
         "searchr1",
         {"question": "a", "golden_answers": []},
-        "train.jsonl:1:golden_answers: got []: nothing to compare an answer with; a list of texts",
+        ":golden_answers: got []: nothing to compare an answer with; a list of texts",
     ),
-    "no question": (
+    (
         "searchr1",
         {"golden_answers": ["a"]},
-        "train.jsonl:1:question: got None: not a problem of Search-R1; text",
+        ":question: got None: not a problem of Search-R1; text",
     ),
-    "no problem": (
-        "dapo-math",
-        {"text": "a", "answer": "1"},
-        "train.jsonl:1: got columns text, answer: no problem with its answer; verl's prompt and "
-        "reward_model.ground_truth, or a problem or question with its answer",
+    ("dapo-math", {"text": "a", "answer": "1"}, f": got columns text, answer: {NO_PROBLEM}"),
+    ("aime", {"problem": "a", "answer": " "}, f": got columns problem, answer: {NO_PROBLEM}"),
+    (
+        "gsm8k",
+        {"question": "a", "answer": "5"},
+        ":answer: got '5': no solution at its end; an answer that ends in \"#### 72\"",
     ),
-    "no answer": (
-        "aime",
-        {"problem": "a", "answer": " "},
-        "train.jsonl:1: got columns problem, answer: no problem with its answer; verl's prompt and "
-        "reward_model.ground_truth, or a problem or question with its answer",
+    (
+        "gsm8k",
+        {"question": "", "answer": "#### 5"},
+        ":question: got '': not a problem of GSM8K; text",
     ),
-}
+    ("gsm8k", {"question": "a"}, ":answer: got None: not a problem of GSM8K; text"),
+    *(
+        ("math", {"problem": "a", "solution": solution}, f":solution: got {solution!r}: {NO_BOX}")
+        for solution in ("2", r"\boxed{2", r"\boxed{}", r"\boxed{ }")
+    ),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_none_of_it_is_named_and_nothing_is_written(name: str, tmp_path: Path) -> None:
-    command, row, expected = WRONG[name]
-    source = write(tmp_path / "in" / "train.jsonl", row)
-    write(tmp_path / "in" / "test.jsonl", row)
-    given = source.parent if command == "searchr1" else source
-    status, told = run(command, "--input", given, "--output", tmp_path / "out")
-    assert (status, told) == (2, f"{source.parent}/{expected}\n")
-    assert not list((tmp_path / "out").glob("*.parquet"))
+@pytest.mark.parametrize(("command", "row", "expected"), WRONG)
+def test_what_is_none_of_it_is_named_and_nothing_is_written(
+    command: str, row: Row, expected: str, tmp_path: Path
+) -> None:
+    good = FIRST_ROWS.get(command, ([{"problem": "x?", "answer": 7}],))[0][0]
+    status, told, found = converted(tmp_path, command, good, row)
+    split = "test" if command in ("dapo-math", "aime") else "train"
+    assert (status, told, found) == (2, f"{tmp_path}/in/{split}.jsonl:2{expected}\n", [])
 
 
 def test_a_data_source_that_is_not_aimes(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.jsonl", {"problem": "x?", "answer": 7})
-    command = ("aime", "--data-source", "mine", "--input", source, "--output", tmp_path)
-    status, told = run(*command)
+    row, options = {"problem": "x?", "answer": 7}, ("--data-source", "mine")
+    status, told, _ = converted(tmp_path, "aime", row, options=options)
     assert status == 2
     assert told.startswith("--data-source: got mine: its reward is known by its beginning; ")
 
@@ -238,13 +302,9 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with closing(PageServer("127.0.0.1", 0, Hub)) as server:
+        server.start()
+        yield f"http://127.0.0.1:{server.port}"
 
 
 @pytest.mark.processes

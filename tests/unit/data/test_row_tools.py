@@ -8,8 +8,7 @@ from prompt_files import PromptFiles, good_row
 
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.row_tools import created_tools, selected_tools
+from ppojob_trainer.data.row_checks import created_tools, selected_tools
 
 pytestmark = pytest.mark.processes
 
@@ -35,29 +34,15 @@ def selecting(*selections: object) -> list[dict[str, object]]:
 
 
 def test_a_row_shows_the_tools_that_it_names_in_its_order(files: PromptFiles) -> None:
-    rows = selecting(["ask", "search"], None, ["add", "add"], [], ["ask", "search"])
-    path = files.lines("a.jsonl", *rows, good_row())
-    spec = files.spec(path)
-    with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+    selections = ["ask", "search"], None, ["add", "add"], [], ["ask", "search"]
+    with files.open(files.lines("a.jsonl", *selecting(*selections), good_row())) as dataset:
         prompts = dataset.rows(range(len(dataset)))
-    all_of_them = "search add ask 3 + 5"
-    assert [files.chat.decode(prompt.token_ids) for prompt in prompts] == [
-        "ask search 3 + 5",
-        all_of_them,
-        "add 3 + 5",
-        all_of_them,
-        "ask search 3 + 5",
-        all_of_them,
-    ]
+    shown = ["ask search", "search add ask", "add", "search add ask", "ask search"]
+    texts = [files.chat.decode(prompt.token_ids) for prompt in prompts]
+    assert texts == [f"{names} 3 + 5" for names in (*shown, "search add ask")]
     told = Batch("train", prompts, samples=1, owners=1).prompt_tokens(0, len(prompts))
-    assert [prompt.tools for prompt in told] == [
-        ["ask", "search"],
-        [],
-        ["add"],
-        [],
-        ["ask", "search"],
-        [],
-    ]
+    selected = ["ask", "search"], [], ["add"], [], ["ask", "search"], []
+    assert [prompt.tools for prompt in told] == [*selected]
 
 
 def test_prompts_of_both_kinds_keep_their_places(files: PromptFiles) -> None:
@@ -72,18 +57,16 @@ def test_prompts_of_both_kinds_keep_their_places(files: PromptFiles) -> None:
 @pytest.mark.parametrize(
     ("selection", "line"),
     [
-        (
-            ["add", "subtract"],
-            'got "subtract": the row\'s agent has no such tool; a list of search, add, ask',
-        ),
-        (["add", 7], "got 7: the row's agent has no such tool; a list of search, add, ask"),
-        ("add", 'got "add": no list of tools; a list of search, add, ask'),
-        ({"add": 1}, 'got {"add": 1}: no list of tools; a list of search, add, ask'),
+        (["add", "subtract"], 'got "subtract": the row\'s agent has no such tool'),
+        (["add", 7], "got 7: the row's agent has no such tool"),
+        ("add", 'got "add": no list of tools'),
+        ({"add": 1}, 'got {"add": 1}: no list of tools'),
     ],
 )
 def test_tools_that_a_job_does_not_have(files: PromptFiles, selection: object, line: str) -> None:
     path = files.lines("a.jsonl", good_row(), *selecting(selection))
-    assert files.errors(path) == [f"a.jsonl:2:extra_info.tool_selection: {line}"]
+    expected = f"a.jsonl:2:extra_info.tool_selection: {line}; a list of search, add, ask"
+    assert files.errors(path) == [expected]
 
 
 def test_data_for_a_tool_that_a_job_does_not_have(files: PromptFiles) -> None:

@@ -26,15 +26,11 @@ def renderer() -> Iterator[TemplateRenderer]:
         yield renderer
 
 
-def chat(content: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": content}]
-
-
 def rendered(
     renderer: TemplateRenderer, *contents: str, repeat: int = 1
 ) -> list[str | BadChatTemplate]:
     """Text of each conversation, or what is said in its place."""
-    chats = [chat(content) for content in contents]
+    chats = [[{"role": "user", "content": content}] for content in contents]
     return renderer.render(chats, {"repeat": repeat}, open_turn=True)
 
 
@@ -47,7 +43,7 @@ def test_more_conversations_than_fit_into_one_frame(renderer: TemplateRenderer) 
 
 
 @pytest.mark.processes
-def test_a_conversation_that_is_too_long_is_refused_alone(renderer: TemplateRenderer) -> None:
+def test_a_conversation_and_a_text_that_are_too_long_are_refused_alone(renderer) -> None:
     before, long, longer, after = rendered(
         renderer, "before", "x" * MAX_CHAT_BYTES, "x" * (MAX_FRAME_BYTES + 1), "after"
     )
@@ -56,19 +52,15 @@ def test_a_conversation_that_is_too_long_is_refused_alone(renderer: TemplateRend
     said = r"t.jinja: got a conversation of \d{8} bytes: more than .+; at most "
     assert re.match(said, str(longer))
     assert long.refusal.endswith(f" bytes, at most {MAX_CHAT_BYTES}")
+    short, text = rendered(renderer, "x", "y" * MEBI, repeat=65)
+    assert short == "x" * 65
+    assert f"a text of {65 * MEBI} bytes, at most " in str(text)
 
 
 @pytest.mark.processes
 def test_the_longest_conversation_has_the_memory_it_needs(renderer: TemplateRenderer) -> None:
     wide = "\U0001f600" + "x" * (MAX_CHAT_BYTES - 100)  # four bytes a character in Python
     assert rendered(renderer, wide) == [wide]
-
-
-@pytest.mark.processes
-def test_a_text_that_is_too_long_is_refused_alone(renderer: TemplateRenderer) -> None:
-    short, long = rendered(renderer, "x", "y" * MEBI, repeat=65)
-    assert short == "x" * 65
-    assert f"a text of {65 * MEBI} bytes, at most " in str(long)
 
 
 @given(st.lists(st.integers(0, 2 * CHUNK_BYTES), max_size=20))

@@ -1,7 +1,7 @@
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from golden_lines import assert_lines, read_lines
@@ -11,23 +11,14 @@ from turn_templates import FAMILIES, TOOLS, ChatInProcess, write_family
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.template_renderer import BadChatTemplate
-from ppojob_trainer.data.turn_check import check_template
+from ppojob_trainer.data.turn_check import check_template, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
 
 SMOLLM2 = Path(__file__).parents[3] / "models" / "smollm2-135m"
 TOOL = {"role": "tool", "content": "42", "name": "add"}
 USER = {"role": "user", "content": "And now?"}
-WORDS = [
-    "so",
-    "  two  ",
-    "\n",
-    "\u4e16\u754c \U0001f327",
-    '{"a": "\\n"}',
-    "<b>",
-    "",
-    "\n\n<information>",
-    "end",
-]
+WORDS = ["so", "  two  ", "\n", "\u4e16\u754c \U0001f327", '{"a": "\\n"}', "<b>", "", "end"]
+WORDS += ["\n\n<information>"]
 
 
 @pytest.fixture(params=FAMILIES)
@@ -56,11 +47,6 @@ LLAMA = "<|start_header_id|>assistant<|end_header_id|>\n\n"
     [
         ("smollm2", [TOOL], "\n<|im_start|>tool\n42<|im_end|>\n" + QWEN),
         (
-            "qwen2.5",
-            [TOOL],
-            "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n" + QWEN,
-        ),
-        (
             "qwen3",
             [TOOL, TOOL, USER],
             "\n<|im_start|>user\n<tool_response>\n42\n</tool_response>\n<tool_response>\n42\n"
@@ -70,11 +56,6 @@ LLAMA = "<|start_header_id|>assistant<|end_header_id|>\n\n"
             "llama3",
             [{**TOOL, "content": ' "6"\n'}],
             '<|start_header_id|>ipython<|end_header_id|>\n\n" \\"6\\"\\n"<|eot_id|>' + LLAMA,
-        ),
-        (
-            "llama3",
-            [{**USER, "content": " Hm \n"}],
-            "<|start_header_id|>user<|end_header_id|>\n\nHm<|eot_id|>" + LLAMA,
         ),
         ("qwen2.5", [{**USER, "content": ""}], "\n<|im_start|>user\n<|im_end|>\n" + QWEN),
     ],
@@ -88,12 +69,8 @@ def test_what_stands_between_two_turns(
 @pytest.mark.parametrize(
     ("name", "written", "begins"),
     [
-        ("qwen2.5", "42<|im_end|>", "\n<|im_start|>user"),
-        ("qwen2.5", "42<|endoftext|>", "\n<|im_start|>user"),
-        ("qwen2.5", "cut off", "<|im_end|>\n<|im_start|>user"),
         ("qwen2.5", "", "<|im_end|>\n<|im_start|>user"),
         ("qwen2.5", "<tool_call>", "<|im_end|>\n<|im_start|>user"),
-        ("llama3", "42<|eot_id|>", "<|start_header_id|>"),
         ("llama3", "42<|eom_id|>", "<|start_header_id|>"),
         ("llama3", "cut off", "<|eot_id|><|start_header_id|>"),
     ],
@@ -185,13 +162,8 @@ def controls(template: TurnTemplate, ids: list[int]) -> list[int]:
 def test_control_tokens_in_a_text_are_dead(template: TurnTemplate) -> None:
     harmless = controls(template, template.delta([TOOL, USER], TOOLS))
     for mark in template.text.control.values():
-        for body in (
-            mark,
-            f"a{mark}\n",
-            mark * 3,
-            f"{mark}assistant\n{mark[:-1]}",
-            mark[1:] + mark[0],
-        ):
+        others = f"{mark}assistant\n{mark[:-1]}", mark[1:] + mark[0]
+        for body in (mark, f"a{mark}\n", mark * 3, *others):
             messages = [{**TOOL, "content": body}, {**USER, "content": body}]
             ids = template.delta(messages, TOOLS)
             assert controls(template, ids) == harmless
@@ -213,8 +185,7 @@ def test_control_tokens_are_dead_where_the_vocabulary_has_their_text(tmp_path: P
     assert len(harmless) >= 3
 
 
-@dataclass
-class Played:
+class Played(NamedTuple):
     """A row as it grew, and what was said in it."""
 
     row: list[int]
@@ -282,13 +253,11 @@ def assert_rows_are_the_whole(
     assert equal > conversations / 8
 
 
-def test_rows_grow_to_what_the_template_writes_of_them(template: TurnTemplate) -> None:
-    assert_rows_are_the_whole(template, 60)
-
-
-@pytest.mark.slow
-def test_many_rows_grow_to_what_the_template_writes_of_them(template: TurnTemplate) -> None:
-    assert_rows_are_the_whole(template, 1_000)
+@pytest.mark.parametrize("conversations", [60, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_rows_grow_to_what_the_template_writes_of_them(
+    conversations: int, template: TurnTemplate
+) -> None:
+    assert_rows_are_the_whole(template, conversations)
 
 
 @pytest.mark.long
@@ -316,24 +285,16 @@ def test_the_real_child_renders_the_same(template: TurnTemplate, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "parallel", "shows_tools", "drops_thoughts"),
-    [
-        ("smollm2", 4, False, False),
-        ("qwen2.5", 4, True, False),
-        ("qwen3", 4, True, True),
-        ("llama3", 1, True, False),
-    ],
+    ("name", "parallel", "tells"),
+    [("smollm2", 4, False), ("qwen2.5", 4, True), ("qwen3", 4, True), ("llama3", 1, True)],
 )
 def test_good_templates_are_found_good(
-    name: str, parallel: int, shows_tools: bool, drops_thoughts: bool, tmp_path: Path
+    name: str, parallel: int, tells: bool, tmp_path: Path
 ) -> None:
+    template = family(tmp_path, name)
     for tools in (TOOLS, []):
-        found = check_template(family(tmp_path, name), tools, parallel=parallel)
-        assert found.refusal is None
-        assert (found.shows_tools, found.drops_thoughts) == (
-            shows_tools and bool(tools),
-            drops_thoughts,
-        )
+        assert check_template(template, tools, parallel=parallel) is None
+        assert shows_tools(template, tools) == (tells and bool(tools))
 
 
 CHAT = (
@@ -380,22 +341,14 @@ BAD = {
 EXPECTED = read_lines(Path(__file__).parent / "bad_templates.txt")
 
 
-def test_every_bad_template_is_refused_somewhere() -> None:
-    assert EXPECTED.keys() == BAD.keys()
-
-
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", BAD | EXPECTED)
 def test_bad_templates_are_refused_with_the_turn(name: str, tmp_path: Path) -> None:
     template = family(tmp_path, "qwen2.5", BAD[name].replace("HERE", ""))
     found = check_template(template, TOOLS, parallel=2)
-    assert_lines([str(found.refusal).replace(f"{tmp_path}/", "")], EXPECTED[name])
-
-
-def test_a_template_without_user_answers_may_be_bad_at_them(tmp_path: Path) -> None:
-    template = family(
-        tmp_path, "qwen2.5", BAD["tools before the last question"].replace("HERE", "")
-    )
-    assert check_template(template, TOOLS, users=False).refusal is None
+    assert_lines([str(found).replace(f"{tmp_path}/", "")], EXPECTED[name])
+    # What only users' answers need does not matter where no user answers.
+    accepted = check_template(template, TOOLS, parallel=2, users=False) is None
+    assert accepted == (name == "tools before the last question")
 
 
 def test_a_turn_that_the_template_refuses_is_told(tmp_path: Path) -> None:

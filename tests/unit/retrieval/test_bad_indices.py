@@ -25,13 +25,6 @@ DENSE = [*INDEX, "--kind", "dense", "--encoder", "tiny-e5"]
 RETRIEVE = ["retrieve", "index"]
 MANIFEST = Path("index/manifest.json")
 WEIGHTS = Path("tiny-e5/model.safetensors")
-TAKEN = socket.socket()
-
-
-def make(command: Command, lines: int = 3) -> None:
-    Path("corpus.jsonl").write_text("".join(GOOD.replace("1", str(n)) for n in range(lines)))
-    status, told = run(command)
-    assert status == 0, told
 
 
 def run(command: Command) -> tuple[int, list[str]]:
@@ -40,12 +33,17 @@ def run(command: Command) -> tuple[int, list[str]]:
     return result.exit_code, result.stderr.splitlines()  # progress is told beside it
 
 
+def made(command: Command = INDEX, lines: int = 3) -> Act:
+    def make() -> None:
+        Path("corpus.jsonl").write_text("".join(GOOD.replace("1", str(n)) for n in range(lines)))
+        status, told = run(command)
+        assert status == 0, told
+
+    return make
+
+
 def corpus(text: str) -> Act:
     return lambda: Path("corpus.jsonl").write_text(text)
-
-
-def made(command: Command = INDEX, lines: int = 3) -> Act:
-    return lambda: make(command, lines)
 
 
 def cut(path: str, size: int) -> Act:
@@ -141,28 +139,17 @@ CASES: dict[str, tuple[list[Act], Command]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _taken():
-    TAKEN.bind(("127.0.0.1", 0))
-    TAKEN.listen()
-    yield
-    TAKEN.close()
-
-
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", CASES | EXPECTED)
 def test_bad_index(name: str, tmp_path: Path, encoder_folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     acts, command = CASES[name]
     for act in acts:
         act()
-    command = [word.replace("TAKEN", str(TAKEN.getsockname()[1])) for word in command]
     before = sorted(Path().rglob("*"))
-    status, told = run(command)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, told = run([word.replace("TAKEN", port) for word in command])
     assert status == 2
     assert_lines(told, EXPECTED[name])
     if command == RETRIEVE:
         assert sorted(Path().rglob("*")) == before
-
-
-def test_every_case_is_expected() -> None:
-    assert set(CASES) == set(EXPECTED)

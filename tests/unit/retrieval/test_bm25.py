@@ -55,16 +55,15 @@ def test_scores_are_those_of_the_formula(seed: int, tmp_path: Path, write_corpus
                 assert passage.score == pytest.approx(literal[int(passage.id)], rel=1e-5)
 
 
-CASES = {
-    "The Mayor's house, in ULFORD": ["mayor", "house", "ulford"],
-    "the mayor\u2019s": ["mayor"],
-    "vitamin C and 3 apples": ["vitamin", "c", "3", "apples"],
-    "naïve Straße 東京": ["naïve", "straße", "東京"],
-    "it is what it was": ["what"],
-    "": [],
-}
-
-
-@pytest.mark.parametrize("text", CASES)
-def test_words(text: str) -> None:
-    assert words(text) == CASES[text]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The Mayor's house, in ULFORD", ["mayor", "house", "ulford"]),
+        ("the mayor\u2019s", ["mayor"]),
+        ("vitamin C and 3 apples", ["vitamin", "c", "3", "apples"]),
+        ("naïve Straße 東京", ["naïve", "straße", "東京"]),
+        ("it is what it was", ["what"]),
+    ],
+)
+def test_words(text: str, expected: list[str]) -> None:
+    assert words(text) == expected

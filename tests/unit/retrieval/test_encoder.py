@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings, pool
+from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings
 
 TEXTS = ["a", "a longer text of more words", "b c", "x" * 400, "two\nlines"]
 
@@ -43,24 +43,18 @@ def test_vectors_are_those_of_loops(pooling, encoder_folder: Path) -> None:
         np.testing.assert_allclose(encoder.query(text), asked, atol=2e-6)
 
 
-def test_padding_is_left_out_of_the_mean() -> None:
-    hidden = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]]])
-    mask = torch.tensor([[1, 1, 0]])
-    assert pool(hidden, mask, "mean").tolist() == [[2.0, 4.0]]
-    assert pool(hidden, mask, "cls").tolist() == [[1.0, 2.0]]
-
-
-def test_prefixes_are_by_the_name_of_the_folder(encoder_folder: Path) -> None:
-    found = encoder_settings(encoder_folder)
-    assert (found.query_prefix, found.passage_prefix) == ("query: ", "passage: ")
-    found = encoder_settings(encoder_folder, query_prefix="", passage_prefix="p ")
-    assert (found.query_prefix, found.passage_prefix) == ("", "p ")
-    plain = encoder_folder.rename(encoder_folder.with_name("plain"))
-    found = encoder_settings(plain)
-    assert (found.query_prefix, found.passage_prefix) == ("", "")
-    found = encoder_settings(plain.rename(plain.with_name("BGE-small")))
-    assert found.query_prefix.startswith("Represent this sentence")
-    assert found.passage_prefix == ""
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("tiny-e5", {}, ("query: ", "passage: ")),
+        ("tiny-e5", {"query_prefix": "", "passage_prefix": "p "}, ("", "p ")),
+        ("plain", {}, ("", "")),
+        ("BGE-s", {}, ("Represent this sentence for searching relevant passages: ", "")),
+    ],
+)
+def test_prefixes_are_by_the_name_of_the_folder(name, given, expected, encoder_folder) -> None:
+    found = encoder_settings(encoder_folder.rename(encoder_folder.with_name(name)), **given)
+    assert (found.query_prefix, found.passage_prefix) == expected
 
 
 @pytest.mark.parametrize(("told", "expected"), [(True, "cls"), (False, "mean")])

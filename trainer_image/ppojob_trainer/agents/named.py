@@ -3,7 +3,7 @@
 from typing import Any
 
 from ppojob_api.v1alpha1.agent import AgentSpec, NamedAgentSpec
-from ppojob_trainer.data.row_agents import RowAgent, RowAgents
+from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 from ppojob_trainer.tools.built_in import USERS
 from ppojob_trainer.tools.schemas import tool_schemas
 

@@ -14,7 +14,7 @@ import msgspec
 from ppojob_api.problem import shown
 from ppojob_trainer.data.columns import INTERACTION
 from ppojob_trainer.data.prompt_store import PromptRow
-from ppojob_trainer.data.row_tools import created_tools, selected_tools
+from ppojob_trainer.data.row_checks import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rpc.messages.rollout import Generated, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import RowIndex, ValueKind, batch_label

@@ -33,10 +33,10 @@ class ChatTokenizer(Closeable):
         tokenizer_path: folder of the tokenizer; None for the model's.
         chat_template: file of a chat template; None for the tokenizer's own.
         setting: field of the resource that can name another template, for messages.
-        began: what a template's ``strftime_now`` tells, in unix seconds, and it tells it in UTC:
-            the time at which a run began, or whoever goes on with it, on another day or machine,
-            sees other prompts. None for the time of this call.
-        tools: schemas of what the model may call; prompts tell them.
+        began: what a template's ``strftime_now`` tells in UTC, in unix seconds. It is the time at
+            which a run began: with any other, a run that is resumed on another day or machine would
+            see other prompts. None for the time of this call.
+        tools: schemas of what the model may call, for its prompts.
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
@@ -85,12 +85,6 @@ class ChatTokenizer(Closeable):
         return self._files.chat_template is not None
 
     @property
-    def control_tokens(self) -> tuple[str, ...]:
-        """Texts of all special tokens of the vocabulary."""
-        added = self._files.tokenizer.get_added_tokens_decoder()
-        return tuple(token.content for token in added.values() if token.special)
-
-    @property
     def added_tokens(self) -> dict[int, AddedToken]:
         """Tokens that no text is merged into, by id; most are special."""
         return dict(self._files.tokenizer.get_added_tokens_decoder())
@@ -133,7 +127,7 @@ class ChatTokenizer(Closeable):
         """Tokenise several conversations; in place of one that the template refuses, why.
 
         Args:
-            conversations: of mappings with "role" and "content".
+            conversations: their messages have "role" and "content".
             variables: what the template sees besides, such as ``enable_thinking``.
             tools: schemas of what the model may call.
             open_turn: end with the header of the assistant's next turn.
@@ -142,13 +136,9 @@ class ChatTokenizer(Closeable):
             BadChatTemplate: what concerns all of them: the template is missing, wrong or too slow.
             JobFailed: its process cannot start, or is killed again and again by something else.
         """
-        rendered = self.render_chats(conversations, variables, tools=tools, open_turn=open_turn)
-        texts = [outcome if isinstance(outcome, str) else "" for outcome in rendered]
-        encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [
-            encoding.ids if isinstance(outcome, str) else outcome
-            for outcome, encoding in zip(rendered, encodings, strict=True)
-        ]
+        return self._encoded(
+            self.render_chats(conversations, variables, tools=tools, open_turn=open_turn)
+        )
 
     def render_chats(
         self,
@@ -169,7 +159,12 @@ class ChatTokenizer(Closeable):
         variables = {**self._files.special_tokens, **given}
         if tools:
             variables["tools"] = [dict(tool) for tool in tools]
-        return self._template().render(conversations, variables, open_turn=open_turn)
+        if self._renderer is None:
+            raise BadChatTemplate(
+                f"{self._files.template_file}: got no chat template: prompts are chat messages; "
+                f"a model with a chat template, {self._setting}, or prompts that are text"
+            )
+        return self._renderer.render(conversations, variables, open_turn=open_turn)
 
     def encode_prompts(
         self,
@@ -177,31 +172,32 @@ class ChatTokenizer(Closeable):
         variables: Mapping[str, Json] | None = None,
         tools: Sequence[Tools] | None = None,
     ) -> list[list[int] | BadChatTemplate]:
-        """Tokenise prompts of both kinds: text as it is, messages by the template.
+        """Tokenise prompts of both kinds: text as it is, messages by `encode_chats`.
 
-        Args:
-            prompts: of both kinds.
-            variables: as ``encode_chats``.
-            tools: (prompts,) schemas of what each shows; None: all show the constructor's.
-
-        Raises:
-            BadChatTemplate: as ``encode_chats``.
+        Each shows the schemas of its own ``tools``, (prompts,); without them, the constructor's.
         """
         shown = [self.tools] * len(prompts) if tools is None else tools
-        texts = {at: prompt for at, prompt in enumerate(prompts) if isinstance(prompt, str)}
-        encodings = self._files.tokenizer.encode_batch_fast(
-            list(texts.values()), add_special_tokens=False
-        )
-        encoded: dict[int, list[int] | BadChatTemplate] = {}
-        encoded |= zip(texts, (encoding.ids for encoding in encodings), strict=True)
+        rendered: dict[int, str | BadChatTemplate] = {}
         alike: dict[tuple[int, ...], dict[int, Messages]] = {}
         for at, prompt in enumerate(prompts):
-            if not isinstance(prompt, str):
+            if isinstance(prompt, str):
+                rendered[at] = prompt
+            else:
                 alike.setdefault(tuple(map(id, shown[at])), {})[at] = prompt
         for chats in alike.values():
-            ids = self.encode_chats([*chats.values()], variables, tools=shown[next(iter(chats))])
-            encoded |= zip(chats, ids, strict=True)
-        return [encoded[at] for at in range(len(prompts))]
+            texts = self.render_chats([*chats.values()], variables, tools=shown[next(iter(chats))])
+            rendered |= zip(chats, texts, strict=True)
+        return self._encoded([rendered[at] for at in range(len(prompts))])
+
+    def _encoded(
+        self, rendered: Sequence[str | BadChatTemplate]
+    ) -> list[list[int] | BadChatTemplate]:
+        texts = [outcome if isinstance(outcome, str) else "" for outcome in rendered]
+        encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [
+            encoding.ids if isinstance(outcome, str) else outcome
+            for outcome, encoding in zip(rendered, encodings, strict=True)
+        ]
 
     def tell_time(self, began: float) -> None:
         """Tell templates another time from now on, in unix seconds."""
@@ -212,14 +208,6 @@ class ChatTokenizer(Closeable):
         """End the child. The tokenizer can still be used; a new child starts when needed."""
         if self._renderer is not None:
             self._renderer.close()
-
-    def _template(self) -> TemplateRenderer:
-        if self._renderer is None:
-            raise BadChatTemplate(
-                f"{self._files.template_file}: got no chat template: prompts are chat messages; "
-                f"a model with a chat template, {self._setting}, or prompts that are text"
-            )
-        return self._renderer
 
 
 def tool_name(tool: Mapping[str, Json]) -> str:

@@ -1,4 +1,4 @@
-"""All that is wrong with a job's data, found before anything is started."""
+"""Finds all that is wrong with a job's data, before anything is started."""
 
 from array import array
 from dataclasses import dataclass
@@ -11,21 +11,16 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.order import mixture_problems
 from ppojob_trainer.data.problems import DataProblem
-from ppojob_trainer.data.row_agents import RowAgents
-from ppojob_trainer.data.row_checks import RewardChecks
-from ppojob_trainer.data.scan import Scan, Scanner
-
-Keys = npt.NDArray[np.uint64]
+from ppojob_trainer.data.row_checks import RewardChecks, RowAgents
+from ppojob_trainer.data.scan import Scan
 
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
     """What the checks found.
 
-    Attributes:
-        errors: lines to mend; nothing may be started while there are any.
-        train_rows: prompts to draw from.
-        text_prompt: place of a prompt that is text; empty where they are messages.
+    `train_rows` are prompts to draw from; `text_prompt` is the place of a prompt that is text,
+    empty where all are messages.
     """
 
     errors: list[str]
@@ -44,39 +39,35 @@ def check_files(
 ) -> DataReport:
     """Read training and validation data once, row by row, in bounded memory.
 
-    Args:
-        spec: the job's data section.
-        chat: tokenizer of the policy.
-        rewards: what the reward side can score; None when a custom function takes every row.
-        agents: who answers in rows that are conversations; None where none is.
-        draw: the field of `spec.algorithm` that says how many prompts are drawn at once, and how
-            many.
+    `draw` is the field of `spec.algorithm` that says how many prompts are drawn at once, and how
+    many; for the rest see `PromptDataset.open`.
     """
-    train = Scanner(spec, chat, rewards, agents, spec.max_train_rows, with_keys=True).scan(
-        spec.train
-    )
-    validation = Scan()
+    train = Scan(spec, chat, rewards, agents, spec.max_train_rows)
+    train.read(spec.train)
+    validation = Scan(spec.of_validation, chat, rewards, agents, spec.max_validation_rows)
     if spec.validation:
-        validation = Scanner(
-            spec.of_validation, chat, rewards, agents, spec.max_validation_rows, with_keys=True
-        ).scan(spec.validation)
+        validation.read(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
-    if not train.errors and train.kept < draw[1]:
-        errors.append(str(_too_few(train.kept, *draw)))
-    weights = [file.weight for file in spec.train if file.weight is not None]
-    if weights and not train.errors:
-        paths = [file.path for file in spec.train]
-        errors += map(str, mixture_problems(paths, train.kept_of, weights, draw[1]))
+    if not train.errors:
+        if train.kept < draw[1]:
+            field, batch = draw
+            why = f"fewer than spec.algorithm.{field} {batch}: no batch can be drawn"
+            allowed = f"at least {batch} rows, or a smaller {field.rpartition('.')[2]}"
+            few = DataProblem("spec.data.train", f"{train.kept} rows", why, allowed)
+            errors.append(str(few))
+        weights = [file.weight for file in spec.train if file.weight is not None]
+        if weights:
+            paths = [file.path for file in spec.train]
+            errors += map(str, mixture_problems(paths, train.kept_of, weights, draw[1]))
     warnings = train.warnings.lines() + validation.warnings.lines()
-    for scan in (train, validation):
-        warnings += [str(problem) for problem in _duplicates(scan)]
-    warnings += [str(problem) for problem in _overlaps(train, validation)]
+    found = [_duplicates(train), _duplicates(validation), _overlaps(train, validation)]
+    warnings += [str(problem) for problem in found if problem is not None]
     places = [scan.prompt_place for scan in (train, validation) if scan.prompt_kind == "text"]
     return DataReport(errors, warnings, train.kept, text_prompt=next(iter(places), ""))
 
 
 def unusable_files(spec: DataSpec) -> list[str]:
-    """Say which files cannot be opened, where rows cannot be judged for want of a tokenizer."""
+    """Say which files cannot be opened, where no tokenizer is there to check rows with."""
     problems = []
     for file in (*spec.train, *spec.validation):
         for opened in open_files(file, spec):
@@ -87,50 +78,37 @@ def unusable_files(spec: DataSpec) -> list[str]:
     return problems
 
 
-def _too_few(rows: int, field: str, batch: int) -> DataProblem:
-    return DataProblem(
-        "spec.data.train",
-        f"{rows} rows",
-        f"fewer than spec.algorithm.{field} {batch}: no batch can be drawn",
-        f"at least {batch} rows, or a smaller {field.rpartition('.')[2]}",
-    )
-
-
-def _duplicates(scan: Scan) -> list[DataProblem]:
-    """Rows that say they are the same one: equal data source, split and index."""
+def _duplicates(scan: Scan) -> DataProblem | None:
+    """Tell of rows that say they are the same one: equal data source, split and index."""
     keys = _keys(scan.row_keys)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     again = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0))
     if not len(again):
-        return []
-    first, second = (int(order[again[0] + offset]) for offset in (0, 1))
-    return [
-        DataProblem(
-            f"{scan.place(scan.key_rows[second])}:extra_info.index",
-            f"{len(again)} rows with the data source, split and index of another",
-            f"the first repeats {scan.place(scan.key_rows[first])}",
-            "fine where rows are meant to count twice",
-        )
-    ]
+        return None
+    first, second = (scan.place(scan.key_rows[int(order[again[0] + offset])]) for offset in (0, 1))
+    return DataProblem(
+        f"{second}:extra_info.index",
+        f"{len(again)} rows with the data source, split and index of another",
+        f"the first repeats {first}",
+        "fine where rows are meant to count twice",
+    )
 
 
-def _overlaps(train: Scan, validation: Scan) -> list[DataProblem]:
-    """Held-out prompts that are trained on."""
+def _overlaps(train: Scan, validation: Scan) -> DataProblem | None:
+    """Tell of held-out prompts that are trained on."""
     held_out = _keys(validation.prompt_keys)
     seen = np.isin(held_out, _keys(train.prompt_keys))
     if not seen.any():
-        return []
+        return None
     first = validation.key_rows[int(np.flatnonzero(seen)[0])]
-    return [
-        DataProblem(
-            f"{validation.place(first)}:prompt",
-            f"{int(seen.sum())} of {len(held_out)} held-out prompts",
-            "they are among the training prompts too",
-            "prompts that are not trained on, or validation tells nothing of new ones",
-        )
-    ]
+    return DataProblem(
+        f"{validation.place(first)}:prompt",
+        f"{int(seen.sum())} of {len(held_out)} held-out prompts",
+        "they are among the training prompts too",
+        "prompts that are not trained on, or validation tells nothing of new ones",
+    )
 
 
-def _keys(keys: "array[int]") -> Keys:
+def _keys(keys: "array[int]") -> npt.NDArray[np.uint64]:
     return np.frombuffer(keys, dtype=np.uint64) if len(keys) else np.empty(0, np.uint64)

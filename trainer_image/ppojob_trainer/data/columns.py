@@ -11,12 +11,12 @@ import datetime
 import decimal
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-from ppojob_api.problem import shown
+from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import DataProblem
+from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -29,8 +29,6 @@ INTERACTION = "interaction_kwargs"
 COLUMNS_ALLOWED = (
     "a column of that name, or spec.data.promptKey, answerKey and dataSourceKey or dataSource"
 )
-
-Prompt = str | list[dict[str, Json]]
 
 
 def required_columns(spec: DataSpec) -> tuple[str, ...]:
@@ -49,38 +47,16 @@ def read_columns(spec: DataSpec, *, has_agents: bool) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """A row's content.
-
-    Attributes:
-        ground_truth: what the reward function compares with; None when absent.
-        difficulty: what orders the row among others; 0 where nothing does.
-        agent: that the row names; empty where it names none.
-    """
-
-    prompt: Prompt
-    data_source: str
-    ground_truth: Json
-    extra_info: dict[str, Json]
-    difficulty: float = 0.0
-    agent: str = ""
-
-
 class BadCell(Exception):  # noqa: N818  the cell is bad
-    """One cell is wrong.
-
-    Attributes:
-        problem: its place is the column, with the path inside it (``prompt[0].role``).
-    """
+    """One cell is wrong; the problem's place is the column, with the path in it: prompt[0].role."""
 
     def __init__(self, column: str, got: str, why: str, allowed: str) -> None:
         self.problem = DataProblem(column, got, why, allowed)
         super().__init__(str(self.problem))
 
 
-def read_cells(row: Row, spec: DataSpec, *, has_agents: bool) -> Cells:
-    """Read a row of a job, which may name its agent where the job has some.
+def read_row(row: Row, spec: DataSpec, *, has_agents: bool) -> tuple[PromptRow, float]:
+    """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one.
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
@@ -88,54 +64,35 @@ def read_cells(row: Row, spec: DataSpec, *, has_agents: bool) -> Cells:
     required = required_columns(spec)
     for name in required:
         if name not in row:
-            raise BadCell(
-                name,
-                "no such column",
-                f"the columns are {', '.join(map(str, row)) or 'none'}",
-                COLUMNS_ALLOWED,
-            )
+            why = f"the columns are {', '.join(map(str, row)) or 'none'}"
+            raise BadCell(name, "no such column", why, COLUMNS_ALLOWED)
     others = row.keys() - set(required) if spec.answer_key else set()
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed)
-    prompt = row[spec.prompt_key]
-    is_text = isinstance(prompt, str) and prompt.strip()
-    if is_text and spec.text_prompts == "user_message":
+    prompt = _prompt(row[spec.prompt_key], spec.prompt_key)
+    if isinstance(prompt, str) and spec.text_prompts == "user_message":
         prompt = [{"role": "user", "content": prompt}]
-    prompt = _prompt(prompt, spec.prompt_key)
     data_source = row.get(spec.data_source_key)
     if data_source is None:
         data_source = spec.data_source
     if not isinstance(data_source, str) or not data_source.strip():
-        raise BadCell(
-            spec.data_source_key,
-            shown(data_source),
-            "it names the row's task",
-            'text such as "openai/gsm8k"',
-        )
+        why, allowed = "it names the row's task", 'text such as "openai/gsm8k"'
+        raise BadCell(spec.data_source_key, shown(data_source), why, allowed)
     if spec.answer_key is not None:
         truth, info = _json(row[spec.answer_key], spec.answer_key), _others(row, others)
     else:
         truth = _ground_truth(row.get(REWARD_COLUMN))
         info = _mapping(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
-    agent = _agent(row.get(AGENT_COLUMN)) if has_agents else ""
-    difficulty = _difficulty(row, info, spec.curriculum.key if spec.curriculum else None)
-    return Cells(prompt, data_source, truth, info, difficulty, agent)
+    agent = row.get(AGENT_COLUMN) if has_agents else None
+    if agent is not None and not isinstance(agent, str):
+        raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
+    difficulty = _difficulty(row, info, spec.curriculum.key) if spec.curriculum else 0.0
+    return PromptRow(-1, (), prompt, data_source, truth, info, agent or ""), difficulty
 
 
-def _agent(cell: object) -> str:
-    """The name in the column of agents, empty where there is none."""
-    if cell is None:
-        return ""
-    if isinstance(cell, str):
-        return cell
-    raise BadCell(AGENT_COLUMN, shown(cell), "it names the row's agent", "text")
-
-
-def _difficulty(row: Row, info: Mapping[str, Json], name: str | None) -> float:
+def _difficulty(row: Row, info: Mapping[str, Json], name: str) -> float:
     """The number that orders a row: a column's, or that of an entry of extra_info."""
-    if name is None:
-        return 0.0
     value = row.get(name, info.get(name))
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
         number = float(value)
@@ -143,7 +100,7 @@ def _difficulty(row: Row, info: Mapping[str, Json], name: str | None) -> float:
             return number
     raise BadCell(
         name,
-        "nothing" if value is None else shown(value),
+        ABSENT if value is None else shown(value),
         "spec.data.curriculum orders the rows by it",
         "a finite number, in a column or in extra_info",
     )
@@ -199,7 +156,7 @@ def _bad_prompt(column: str, cell: object) -> BadCell:
 
 
 def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
-    """A struct of lists, as some writers store a list of structs, turned round."""
+    """A list of messages from a struct of lists, as some writers store it."""
     roles, contents = cell.get("role"), cell.get("content")
     if not isinstance(roles, list) or not isinstance(contents, list):
         raise _bad_prompt(column, cell)

@@ -1,39 +1,45 @@
 """Prompts by number, from files that may be larger than memory."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.order import Mixture, Passes, PromptOrder, mixture_problems
-from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
-from ppojob_trainer.data.row_agents import RowAgents
-from ppojob_trainer.data.row_checks import RewardChecks
-from ppojob_trainer.data.scan import Scan, Scanner
+from ppojob_trainer.data.order import Mixture, PromptOrder, mixture_problems
+from ppojob_trainer.data.prompt_store import PromptStore
+from ppojob_trainer.data.row_checks import RewardChecks, RowAgents
+from ppojob_trainer.data.scan import Scan
 from ppojob_trainer.errors import ConfigError
 
+_IN_DIGEST = {
+    "prompt_key",
+    "data_source_key",
+    "max_prompt_tokens",
+    "overlong_prompts",
+    "apply_chat_template_kwargs",
+}
+_IN_DIGEST_IF_SET = {"text_prompts", "answer_key", "data_source", "curriculum"}
 
-class PromptDataset(Closeable):
+
+class PromptDataset(PromptStore):
     """The rows of several files, one after the other, without those that are too long.
 
     Opening reads, checks and tokenises everything once. What becomes of the files later changes
     nothing.
 
-    Args:
-        scan: what the pass over the files found, without errors.
+    Attributes:
         digest: SHA-256, in hex, of all that decides which prompts there are, in which order.
     """
 
-    def __init__(self, scan: Scan, store: PromptStore, digest: str) -> None:
-        self._store = store
-        self.warnings = scan.warnings.lines()
-        self.digest = digest
-        self._rows_of = tuple(scan.kept_of)
-        self._difficulties = scan.difficulties
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+        self.digest = ""
+        self._rows_of: tuple[int, ...] = ()
+        self._difficulties: Sequence[float] = ()
 
     @classmethod
     def open(
@@ -49,43 +55,36 @@ class PromptDataset(Closeable):
         """Check every row of the files and open them as one data set.
 
         Args:
-            files: parquet or JSON lines, read in this order.
+            files: read in this order.
             data_spec: columns, limits, policy for long prompts.
-            chat: tokenizer; the caller closes it, and may do so now.
+            chat: the caller closes it, and may do so after this call.
             max_rows: use the first rows only, before long ones are dropped as in verl. Departs from
                 verl, which draws them at random when it shuffles: the first rows are the same with
                 every seed.
             rewards: what the reward side can score; None for no check of it.
-            agents: who answers in rows that are conversations; None where none is.
+            agents: who answers in rows that are conversations; None where no row is one.
 
         Raises:
             ConfigError: with every problem, one line each.
             StorageError: there is no room for the rows in the folder of temporary files.
         """
-        store = PromptStore()
+        dataset = cls()
         try:
-            scan = Scanner(data_spec, chat, rewards, agents, max_rows, store=store).scan(files)
+            scan = Scan(data_spec, chat, rewards, agents, max_rows, store=dataset)
+            scan.read(files)
             if scan.errors:
                 raise ConfigError(scan.errors.lines())
-            return cls(scan, store, _digest(scan, files, data_spec, chat))
+            dataset.warnings = scan.warnings.lines()
+            dataset.digest = _digest(scan, files, data_spec, chat)
+            dataset._rows_of = tuple(scan.kept_of)
+            dataset._difficulties = scan.difficulties
         except BaseException:
-            store.close()
+            dataset.close()
             raise
-
-    def __len__(self) -> int:
-        """Number of prompts to draw from."""
-        return len(self._store)
-
-    def __getitem__(self, index: int) -> PromptRow:
-        """One row."""
-        return self._store.read(index)
+        return dataset
 
     def order(self, spec: DataSpec, batch: int) -> PromptOrder:
-        """The order in which batches of prompts are drawn.
-
-        Args:
-            spec: weights of the training files, curriculum, seed.
-            batch: prompts that are drawn at once.
+        """The order in which batches of so many prompts are drawn.
 
         Raises:
             ConfigError: a file has too few rows for its share of a batch.
@@ -99,41 +98,21 @@ class PromptDataset(Closeable):
             rows, paths = self._rows_of, [file.path for file in spec.train]
             if problems := mixture_problems(paths, rows, weights, batch):
                 raise ConfigError(map(str, problems))
-        passes = Passes(
+        mixture = Mixture(
+            rows,
+            tuple(weights or [1.0]),
+            batch,
             seed,
-            shuffle=spec.shuffle,
-            difficulties=self._difficulties,
+            spec.shuffle,
+            self._difficulties,
             descending=spec.curriculum is not None and spec.curriculum.order == "descending",
         )
-        mixture = Mixture(rows, tuple(weights or [1.0]), batch, passes)
         return PromptOrder(len(self), seed, mixture=mixture)
-
-    def rows(self, indices: Iterable[int]) -> list[PromptRow]:
-        """Several rows, in the order of their numbers as given."""
-        return [self._store.read(index) for index in indices]
-
-    def close(self) -> None:
-        """Give the rows back."""
-        self._store.close()
 
 
 def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTokenizer) -> str:
-    settings = spec.model_dump(
-        mode="json",
-        include={
-            "prompt_key",
-            "data_source_key",
-            "max_prompt_tokens",
-            "overlong_prompts",
-            "apply_chat_template_kwargs",
-        },
-    )
-    own = spec.model_dump(
-        mode="json",
-        include={"text_prompts", "answer_key", "data_source", "curriculum"},
-        exclude_defaults=True,
-    )
-    settings |= own
+    settings = spec.model_dump(mode="json", include=_IN_DIGEST)
+    settings |= spec.model_dump(mode="json", include=_IN_DIGEST_IF_SET, exclude_defaults=True)
     limits = [file.max_rows for file in files]
     if any(limit is not None for limit in limits):
         settings["max_rows"] = limits

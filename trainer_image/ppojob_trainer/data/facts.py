@@ -1,6 +1,7 @@
 """A corpus of people, towns and trades that exist nowhere, and questions about them.
 
-What nobody knows has to be searched for: a policy that learns to answer has learnt to search.
+No model knows them, so they have to be searched for: a policy that learns to answer has learnt to
+search.
 """
 
 import itertools
@@ -37,7 +38,7 @@ _KINDS: Final = (
     ("What is the trade of {name}?", "The trade of {name} is that of a {answer}."),
 )
 _WORKED: Final = (("Orla Finch", "Greywick"), ("Tobin Marsh", "cloud mender"))
-"""Of each kind, a name and the answer. Nobody in a corpus has such a name."""
+"""Of each kind, a name and the answer. No corpus has such a name."""
 
 
 def facts(
@@ -57,13 +58,10 @@ def facts(
         facts: documents of the corpus.
         rows: training rows; None for all that are not held out.
         held_out: held-out rows.
-        seed: of all of it.
+        seed: of corpus and questions.
         form: "instruction" for Search-R1's words; "worked" for worked searches before the question:
-            before a held-out one, and every other trained one, one of the other kind; before the
-            rest one of each kind.
-
-    Returns:
-        Lines of the corpus, and the questions.
+            one of the other kind before a held-out one and every other trained one, one of each
+            kind before the rest.
     """
     rows = facts - held_out if rows is None else rows
     names = [

@@ -4,14 +4,13 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.columns import COLUMNS_ALLOWED, read_columns, required_columns
-from ppojob_trainer.data.formats import JsonArray, JsonLines, ParquetRows, RowFile, begins_array
+from ppojob_trainer.data.formats import ParquetRows, RowFile, open_json
 from ppojob_trainer.data.made_rows import MadeRows
 from ppojob_trainer.data.problems import DataProblem
 
@@ -27,19 +26,22 @@ _ENDINGS = {
 _WILDCARDS = "*?["
 _WANTED = "a parquet or JSON-lines file, or a folder that ends in /"
 
-Format = Literal["auto", "parquet", "jsonl", "python"]
 
+def _files_of(path: str, form: str) -> list[str] | DataProblem:
+    """The files that a path of the job means, in the order of their names.
 
-def files_of(path: str, form: Format) -> list[str] | DataProblem:
-    """The files that a path of the job stands for, in the order of their names.
-
-    Args:
-        path: a file, a folder that ends in ``/``, or a pattern: ``data/train-*.parquet``.
-        form: of the files; of a folder those are taken whose ending fits it.
+    It is a file, a pattern such as ``data/train-*.parquet``, or a folder that ends in ``/``, of
+    which the files are taken whose ending fits the format.
     """
     if path.endswith("/") and os.path.isdir(path):
         try:
-            found = [entry.path for entry in os.scandir(path) if _is_data(entry, _ENDINGS[form])]
+            found = [
+                entry.path
+                for entry in os.scandir(path)
+                if entry.is_file()
+                and not entry.name.startswith(".")
+                and entry.name.lower().endswith(_ENDINGS[form])
+            ]
         except OSError as error:
             return _unreadable(path, _told(error))
         wanted = f"a folder with files that end in {', '.join(_ENDINGS[form])}"
@@ -52,16 +54,11 @@ def files_of(path: str, form: Format) -> list[str] | DataProblem:
     return sorted(found) or _unreadable(path, got, wanted)
 
 
-def _is_data(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
-    is_hidden = entry.name.startswith(".")
-    return entry.is_file() and not is_hidden and entry.name.lower().endswith(endings)
-
-
 def open_files(
     file: DataFile, spec: DataSpec, *, has_agents: bool = False
 ) -> Iterator[RowFile | DataProblem]:
-    """Open the files that an entry of a job stands for, or say why they cannot be used."""
-    paths = files_of(file.path, file.format)
+    """Open the files that an entry of a job means, or say why they cannot be used."""
+    paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths
         return
@@ -80,11 +77,10 @@ def open_row_file(
 
     Args:
         path: the file.
-        read: the columns that will be asked for; None for all that there are.
-        required: of them those without which it is refused.
-        file: what the job says of it, and of others of the same pattern or folder; format "auto"
-            goes by the ending, parquet where that tells nothing. None where no job names it: such
-            a file is not run.
+        read: the columns that are read; None for all.
+        required: columns without which it is refused.
+        file: what the job says of it; format "auto" goes by the ending, parquet where that tells
+            nothing. None where no job names it: such a file is not run.
     """
     try:
         with open(path, "rb"):
@@ -95,7 +91,7 @@ def open_row_file(
     if file and (form == "python" or (form == "auto" and name.endswith(_PROGRAM_ENDING))):
         return MadeRows.open(path, file.function or "rows", file.arguments or {})
     if form == "jsonl" or (form == "auto" and name.endswith(_JSON_ENDINGS)):
-        return JsonArray.read(path) if begins_array(path) else JsonLines(path)
+        return open_json(path)
     try:
         opened = pq.ParquetFile(
             path,

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from ppojob_trainer.data.problems import DataProblem
 
 MAX_ARRAY_BYTES = 256 * 1024 * 1024
-"""An array is read whole; lines are not."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH_ROWS = 64
 _SHOWN_CHARACTERS = 80
@@ -25,9 +24,7 @@ Row = Mapping[str, object]
 class RowFile(ABC):
     """One open file, read once from the front, a few megabytes of it in memory at a time.
 
-    Attributes:
-        path: as the specification names it.
-        num_rows: number of rows; of some formats only after the pass over ``rows``.
+    Of some formats `num_rows` is known only after the pass over ``rows``.
     """
 
     def __init__(self, path: str, num_rows: int = 0) -> None:
@@ -75,24 +72,11 @@ class JsonLines(RowFile):
 
 
 class JsonArray(RowFile):
-    """The rows of a JSON array."""
+    """The rows of a JSON array, which is read whole."""
 
     def __init__(self, path: str, items: list[msgspec.Raw]) -> None:
         super().__init__(path, len(items))
         self._items = items
-
-    @classmethod
-    def read(cls, path: str) -> "JsonArray | DataProblem":
-        """Read a file, or say why it cannot be read."""
-        size = Path(path).stat().st_size
-        if size > MAX_ARRAY_BYTES:
-            got, why = f"an array of {size} bytes", f"above {MAX_ARRAY_BYTES}"
-            return DataProblem(path, got, f"{why} it would fill the memory", "one object a line")
-        try:
-            return cls(path, msgspec.json.decode(Path(path).read_bytes(), type=list[msgspec.Raw]))
-        except msgspec.MsgspecError as error:
-            allowed = "one array of objects, or one object a line"
-            return DataProblem(path, "an array that is not JSON", str(error), allowed)
 
     def rows(self) -> Iterator[Row | DataProblem]:
         """Yield every object in order."""
@@ -100,10 +84,21 @@ class JsonArray(RowFile):
             yield parse_row(self.place(number), bytes(item))
 
 
-def begins_array(path: str) -> bool:
-    """Whether the first character that is no white space opens an array of objects."""
+def open_json(path: str) -> RowFile | DataProblem:
+    """Open a file of JSON, which is an array where it begins like an array of objects."""
     with open(path, "rb") as file:
-        return b"".join(file.read(4_096).split())[:2] in (b"[{", b"[]")
+        if b"".join(file.read(4_096).split())[:2] not in (b"[{", b"[]"):
+            return JsonLines(path)
+    size = Path(path).stat().st_size
+    if size > MAX_ARRAY_BYTES:
+        why = f"above {MAX_ARRAY_BYTES} it would fill the memory"
+        return DataProblem(path, f"an array of {size} bytes", why, "one object a line")
+    try:
+        items = msgspec.json.decode(Path(path).read_bytes(), type=list[msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        allowed = "one array of objects, or one object a line"
+        return DataProblem(path, "an array that is not JSON", str(error), allowed)
+    return JsonArray(path, items)
 
 
 def parse_row(place: str, text: bytes, unit: str = "item") -> Row | DataProblem:
@@ -111,8 +106,7 @@ def parse_row(place: str, text: bytes, unit: str = "item") -> Row | DataProblem:
     try:
         row = msgspec.json.decode(text)
     except UnicodeDecodeError as error:
-        got, why = "bytes that are not UTF-8", str(error.reason)
-        return DataProblem(place, got, why, "UTF-8")
+        return DataProblem(place, "bytes that are not UTF-8", str(error.reason), "UTF-8")
     except msgspec.MsgspecError as error:
         allowed = "one JSON object a line, numbers finite, no lone surrogates"
         return DataProblem(place, "text that is not JSON", str(error), allowed)
@@ -174,10 +168,8 @@ def _python_cell(cell: pa.Scalar) -> object:
     try:
         value: object = cell.as_py()
     except UnicodeDecodeError:
-        got, why = "bytes that are not UTF-8", "text is UTF-8"
-        return DataProblem("", got, why, "UTF-8")
+        return DataProblem("", "bytes that are not UTF-8", "text is UTF-8", "UTF-8")
     except (ValueError, OverflowError) as error:  # a time to the nanosecond, or of the year 10000
         got, why = str(cell.type)[:_SHOWN_CHARACTERS], str(error).partition(". ")[0]
-        allowed = "the same as text or a number"
-        return DataProblem("", got, why, allowed)
+        return DataProblem("", got, why, "the same as text or a number")
     return value

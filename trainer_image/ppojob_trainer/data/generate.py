@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -39,15 +38,13 @@ def addition(
 
     Items are split by their sorted numbers, so no held-out sum is a trained one in another order.
 
-    Args:
-        rows: training rows at most; None for all of one digit, for 10,000 of more.
-        held_out: held-out rows.
-        seed: of the split and of the order.
-        digits: digits of each number; no number is 0.
+    No number is 0. Without `rows`, there are all sums of one digit, or 10,000 of more digits.
     """
     if digits == 1:
         return _sums_of_digits(rows, held_out, seed)
-    return _sums_of_numbers(10_000 if rows is None else rows, held_out, seed, digits)
+    rows = 10_000 if rows is None else rows
+    sums = [_addition_row(n) for n in _different_numbers(3, "sums", rows, held_out, seed, digits)]
+    return Task(sums[held_out:], sums[:held_out])
 
 
 def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
@@ -76,21 +73,17 @@ def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
     )
 
 
-def _sums_of_numbers(rows: int, held_out: int, seed: int, digits: int) -> Task:
+def _different_numbers(
+    length: int, what: str, rows: int, held_out: int, seed: int, digits: int
+) -> list[tuple[int, ...]]:
+    """Draw tuples of numbers; no two have the same numbers, in whatever order.
+
+    Raises:
+        ConfigError: there are fewer than rows and held-out rows together.
+    """
     chosen = random.Random(seed)
     low, high = 10 ** (digits - 1), 10**digits - 1
-    kinds = math.comb(high - low + 3, 3)
-    _refuse_more_than(kinds, f"sums of {digits} digits", rows, held_out)
-    items: dict[tuple[int, ...], TaskRow] = {}
-    while len(items) < rows + held_out:
-        numbers = tuple(chosen.randint(low, high) for _ in range(3))
-        items.setdefault(tuple(sorted(numbers)), _addition_row(numbers))
-    found = list(items.values())
-    return Task(found[held_out:], found[:held_out])
-
-
-def _refuse_more_than(kinds: int, what: str, rows: int, held_out: int) -> None:
-    """Items that differ are so many; at least one is to train on."""
+    kinds, what = math.comb(high - low + length, length), f"{what} of {digits} digits"
     if held_out >= kinds:
         raise ConfigError(
             f"--validation-rows: got {held_out}: there are {kinds} {what}; at most {kinds - 1}, or "
@@ -101,6 +94,11 @@ def _refuse_more_than(kinds: int, what: str, rows: int, held_out: int) -> None:
             f"--rows: got {rows} and {held_out} held out: there are {kinds} {what}; at most "
             f"{kinds - held_out}, or more digits"
         )
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    while len(found) < rows + held_out:
+        numbers = tuple(chosen.randint(low, high) for _ in range(length))
+        found.setdefault(tuple(sorted(numbers)), numbers)
+    return list(found.values())
 
 
 def _addition_row(numbers: tuple[int, ...]) -> TaskRow:
@@ -139,14 +137,8 @@ def countdown(
 
     No two items, trained or held out, have the same numbers and target.
 
-    Args:
-        rows: training rows.
-        held_out: held-out rows.
-        seed: of the items.
-        operands: how many numbers, from and to.
-        max_number: largest number.
-        max_target: largest target.
-        form: "chat" for messages; "base" for the text that TinyZero gives base models.
+    `operands` is the least and largest count of numbers; the form "base" is the text that TinyZero
+    gives base models.
     """
     chosen = random.Random(seed)
     seen: set[tuple[int, ...]] = set()
@@ -205,38 +197,20 @@ def multiply(
     digits: int = 2,
     form: ProductForm = "chat",
 ) -> Task:
-    """Products of two numbers of so many digits, after TinyZero; no product is asked for twice.
+    """Products of two numbers, after TinyZero; no product is asked for twice.
 
-    Args:
-        rows: training rows.
-        held_out: held-out rows; none is a trained one turned round.
-        seed: of the items.
-        digits: digits of each factor.
-        form: "chat" for messages; "base" for text; "calculator" for messages that begin with
-            worked calls: a trained row with two or one, a held-out one with one.
+    No held-out product is a trained one with its factors in the other order. In the form
+    "calculator" messages begin with worked calls: two or one in a trained row, one in a held-out
+    row.
     """
-    chosen = random.Random(seed)
-    low, high = 10 ** (digits - 1), 10**digits - 1
-    pairs = (high - low + 1) * (high - low + 2) // 2
-    _refuse_more_than(pairs, f"products of {digits} digits", rows, held_out)
-    items = list(itertools.islice(_pairs(low, high, chosen), rows + held_out))
+    items = _different_numbers(2, "products", rows, held_out, seed, digits)
     return Task(
         [
-            _multiply_row(*item, form, worked=1 + number % 2)
-            for number, item in enumerate(items[held_out:])
+            _multiply_row(left, right, form, worked=1 + number % 2)
+            for number, (left, right) in enumerate(items[held_out:])
         ],
-        [_multiply_row(*item, form, worked=1) for item in items[:held_out]],
+        [_multiply_row(left, right, form, worked=1) for left, right in items[:held_out]],
     )
-
-
-def _pairs(low: int, high: int, chosen: random.Random) -> Iterator[tuple[int, int]]:
-    seen: set[tuple[int, int]] = set()
-    while True:
-        left, right = chosen.randint(low, high), chosen.randint(low, high)
-        key = (min(left, right), max(left, right))
-        if key not in seen:
-            seen.add(key)
-            yield left, right
 
 
 def _multiply_row(left: int, right: int, form: ProductForm, *, worked: int) -> TaskRow:

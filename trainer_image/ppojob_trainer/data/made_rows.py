@@ -16,16 +16,15 @@ _ROW_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
-class MakeRows(msgspec.Struct, frozen=True, tag=True):
-    """Import the file and call its function, or class; the keyword arguments are JSON."""
+class MakeRows(msgspec.Struct, frozen=True):
+    """Import the file and call its function, or class; the keyword arguments are JSON.
+
+    The parent asks so once, and from then on with None: make some more rows.
+    """
 
     path: str
     function: str
     arguments: bytes
-
-
-class NextRows(msgspec.Struct, frozen=True, tag=True):
-    """Make some more rows."""
 
 
 class RowsMade(msgspec.Struct, frozen=True):
@@ -41,9 +40,6 @@ class RowsMade(msgspec.Struct, frozen=True):
     allowed: str = ""
 
 
-MakeRequest = MakeRows | NextRows
-
-
 class MadeRows(RowFile):
     """The rows of a Python file, made in a child while they are read."""
 
@@ -56,13 +52,7 @@ class MadeRows(RowFile):
     def open(
         cls, path: str, function: str, arguments: Mapping[str, Json]
     ) -> "MadeRows | DataProblem":
-        """Import a file and call its function, or say why that cannot be done.
-
-        Args:
-            path: the file.
-            function: one that answers rows, or a class of which an object holds them.
-            arguments: of the call, by name.
-        """
+        """Import a file and call its function, or class, or say why that cannot be done."""
         child = BoundedProcess("ppojob_trainer.data.made_rows_child", memory_bytes=None, log=_log)
         made = cls(path, child)
         answer = made._ask(MakeRows(path, function, msgspec.json.encode(arguments)))
@@ -74,7 +64,7 @@ class MadeRows(RowFile):
     def rows(self) -> Iterator[Row | DataProblem]:
         """Yield every row in order, and in place of one that cannot be made why, as the last."""
         while True:
-            answer = self._ask(NextRows())
+            answer = self._ask(None)
             for item in answer.items:
                 self._digest.update(item + b"\n")
                 place = self.place(self.num_rows)
@@ -83,8 +73,7 @@ class MadeRows(RowFile):
             if answer.got:
                 place = self.place(self.num_rows)
                 self.num_rows += 1
-                told = answer.got, answer.why, answer.allowed
-                yield DataProblem(place, *told)
+                yield DataProblem(place, answer.got, answer.why, answer.allowed)
             if answer.got or not answer.items:
                 return
 
@@ -96,7 +85,7 @@ class MadeRows(RowFile):
         """End the child."""
         self._child.kill()
 
-    def _ask(self, request: MakeRequest) -> RowsMade:
+    def _ask(self, request: MakeRows | None) -> RowsMade:
         try:
             body = self._child.call(msgspec.msgpack.encode(request), _ROW_SECONDS)
         except ChildTimeout:

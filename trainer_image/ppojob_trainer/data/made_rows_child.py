@@ -15,15 +15,15 @@ from ppojob_trainer.children import guardian
 from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
-from ppojob_trainer.data.made_rows import MakeRequest, MakeRows, RowsMade
+from ppojob_trainer.data.made_rows import MakeRows, RowsMade
 
 _MODULE = "ppojob_rows"
 _ANSWER_ROWS, _ANSWER_BYTES, _ANSWER_SECONDS = 256, 4 * 1024 * 1024, 1.0
-"""An answer has at most so many rows, and is sent soon: a slow function is not a dead one."""
+"""Limits of one answer. It is sent soon, so that a slow function is not taken for a dead one."""
 _ROWS: Final = "rows as dictionaries of what JSON has"
 
 # Taken before the file is imported, which may put something else in their place.
-_decode: Final = msgspec.msgpack.Decoder(MakeRequest).decode
+_decode: Final = msgspec.msgpack.Decoder(MakeRows | None).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _dumps: Final = json.dumps
 
@@ -32,39 +32,22 @@ class _RefusedError(Exception):
     """No row, or no rows: what is there, what is wrong with it, and what to write instead."""
 
 
-class _Program:
-    """A user's function, and how far its rows were taken."""
-
-    def __init__(self) -> None:
-        self._rows: Iterator[object] = iter(())
-
-    def make(self, request: MakeRows) -> None:
-        """Import the file and call the function."""
-        Neighbours().enter(str(Path(request.path).resolve().parent))
-        try:
-            module = load_module(request.path, _MODULE, pod="controller")
-        except UnusableModule as bad:
-            raise _RefusedError(bad.got, bad.why, bad.allowed) from None
-        function = vars(module).get(request.function)
-        if not callable(function):
-            names = ", ".join(name for name, value in vars(module).items() if _is_own(value))
-            why = f"the file has no such function; it has {names or 'none'}"
-            raise _RefusedError(request.function, why, "spec.data.train[].function: one of them")
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            got, why = f"async def {request.function}", "it is async, and nothing awaits its rows"
-            raise _RefusedError(got, why, "a plain function, def")
-        self._rows = _items(function(**msgspec.json.decode(request.arguments)))
-
-    def take(self, items: list[bytes]) -> None:
-        """Put some more rows into a list."""
-        size, end = 0, time.monotonic() + _ANSWER_SECONDS
-        while len(items) < _ANSWER_ROWS and size < _ANSWER_BYTES and time.monotonic() < end:
-            try:
-                row = next(self._rows)
-            except StopIteration:
-                return
-            items.append(_encoded(row))
-            size += len(items[-1])
+def _made(request: MakeRows) -> Iterator[object]:
+    """Import the file and call the function."""
+    Neighbours().enter(str(Path(request.path).resolve().parent))
+    try:
+        module = load_module(request.path, _MODULE, pod="controller")
+    except UnusableModule as bad:
+        raise _RefusedError(bad.got, bad.why, bad.allowed) from None
+    function = vars(module).get(request.function)
+    if not callable(function):
+        names = ", ".join(name for name, value in vars(module).items() if _is_own(value))
+        why = f"the file has no such function; it has {names or 'none'}"
+        raise _RefusedError(request.function, why, "spec.data.train[].function: one of them")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        got, why = f"async def {request.function}", "it is async, and nothing awaits its rows"
+        raise _RefusedError(got, why, "a plain function, def")
+    return _items(function(**msgspec.json.decode(request.arguments)))
 
 
 def _is_own(value: object) -> bool:
@@ -100,15 +83,16 @@ def _plain(value: Any) -> object:
 
 def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
-    program = _Program()
+    rows: Iterator[object] = iter(())
 
     def answer(body: bytes) -> bytes:
+        nonlocal rows
         request, items = _decode(body), list[bytes]()
         try:
-            if isinstance(request, MakeRows):
-                program.make(request)
+            if request is not None:
+                rows = _made(request)
             else:
-                program.take(items)
+                _take(rows, items)
         except _RefusedError as refused:
             return _encode(RowsMade(items, *refused.args))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
@@ -117,6 +101,18 @@ def serve(requests: int, answers: int) -> None:
         return _encode(RowsMade(items))
 
     answer_requests(requests, answers, answer)
+
+
+def _take(rows: Iterator[object], items: list[bytes]) -> None:
+    """Put some more rows into a list."""
+    size, end = 0, time.monotonic() + _ANSWER_SECONDS
+    while len(items) < _ANSWER_ROWS and size < _ANSWER_BYTES and time.monotonic() < end:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        items.append(_encoded(row))
+        size += len(items[-1])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """In which order prompts are drawn: a pure function of (seed, epoch, cursor).
 
-Files with weights each have their share of every batch, in an order of their own. A share is exact
-but for one prompt. Each source is gone through in passes of its own, a small one with a large
-weight more often; what would fill only a part of its share at the end of a pass is left out, so
-that no batch holds a row twice. All of it is a function of the seed and of the number of the batch.
-A curriculum is the same with one source.
+Files with weights are sources: each has its share of every batch, exact but for one prompt, and
+its own order. Each source is read in passes of its own, a small one with a large weight more often.
+Rows at the end of a pass that would fill only a part of the share are left out, so that no batch
+holds a row twice. All of it is a function of the seed and of the number of the batch. A curriculum
+is the same with one source.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TypedDict
 
@@ -42,79 +42,39 @@ def uniform_draws(count: int, *key: int) -> npt.NDArray[np.float64]:
     return drawn
 
 
-class Passes:
-    """Orders rows, pass after pass: shuffled, as they are, or by how hard they are.
-
-    Args:
-        seed: seed of the order.
-        shuffle: False for the order of the files.
-        difficulties: a number for each row, the smallest first; empty for no such order.
-        descending: the largest first.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        *,
-        shuffle: bool = True,
-        difficulties: Sequence[float] = (),
-        descending: bool = False,
-    ) -> None:
-        self._seed = seed
-        self._shuffle = shuffle
-        numbers = np.array(difficulties, dtype=np.float64)
-        self._numbers = -numbers if descending else numbers
-        self._known: dict[int, tuple[tuple[int, ...], Rows]] = {}
-
-    def order(self, first: int, num_rows: int, used: int, *key: int) -> Rows:
-        """The rows of a pass.
-
-        Args:
-            first: the rows are ``range(first, first + num_rows)``.
-            num_rows: how many there are.
-            used: how many of them the pass draws. Those that it leaves out are chosen by the seed,
-                also where the order is by difficulty.
-            key: which pass it is.
-        """
-        asked = (num_rows, used, *key)
-        last, order = self._known.get(first, ((), np.empty(0, np.int64)))
-        if last != asked:
-            order = first + self._pass(first, num_rows, used, key)
-            self._known[first] = asked, order
-        return order
-
-    def _pass(self, first: int, num_rows: int, used: int, key: tuple[int, ...]) -> Rows:
-        whole = epoch_order(num_rows, self._seed, *key) if self._shuffle else np.arange(num_rows)
-        order = whole[:used]
-        if not len(self._numbers):
-            return order
-        return order[np.argsort(self._numbers[first + order], kind="stable")]
-
-
 @dataclass(frozen=True)
 class Mixture:
-    """The order of sources by weight.
+    """The order of sources by weight; rows are numbered one source after the other.
 
     Attributes:
-        rows: of each source; they are numbered one source after the other.
+        rows: of each source.
         batch: prompts of a batch.
-        passes: orders the rows of one source, in one pass over it.
+        shuffle: False for the order of the files.
+        difficulties: a number for each row, by which those of a pass are ordered; empty for no such
+            order.
+        descending: the largest number first.
     """
 
     rows: tuple[int, ...]
     weights: tuple[float, ...]
     batch: int
-    passes: Passes
+    seed: int = 0
+    shuffle: bool = True
+    difficulties: Sequence[float] = ()
+    descending: bool = False
+    _passes: dict[int, tuple[tuple[int, ...], Rows]] = field(
+        default_factory=dict, init=False, compare=False
+    )
+    """Of each source the pass that was asked for last."""
 
     def drawn(self, epoch: int, begin: int) -> list[int]:
         """The batch that begins at a place of an epoch, which is as long as all rows together."""
         in_epoch = begin // self.batch
         number = epoch * self._batches + in_epoch
-        here = slice(begin, begin + self.batch)
         parts = [
             iter(self._part(source, number, in_epoch).tolist()) for source in range(len(self.rows))
         ]
-        return [next(parts[source]) for source in self._sources[here]]
+        return [next(parts[source]) for source in self._sources[begin : begin + self.batch]]
 
     @cached_property
     def most(self) -> list[int]:
@@ -156,11 +116,30 @@ class Mixture:
         pass_, in_pass = divmod(number, batches_of_a_pass)
         start = self._drawn_before(source, number - in_pass)
         end = self._drawn_before(source, number - in_pass + batches_of_a_pass)
-        first = sum(self.rows[:source])
-        # Sources are shuffled each by draws of its own: equal files are not in the same order.
-        order = self.passes.order(first, self.rows[source], end - start, pass_, source + 1)
         begin = self._drawn_before(source, number) - start
-        return order[begin : begin + count]
+        return self._pass(source, pass_, end - start)[begin : begin + count]
+
+    def _pass(self, source: int, number: int, used: int) -> Rows:
+        """The rows of a source that a pass uses, in its order.
+
+        Which it leaves out is chosen by the seed, also where the order is by difficulty.
+        """
+        last, order = self._passes.get(source, ((), np.empty(0, np.int64)))
+        if last != (number, used):
+            count = self.rows[source]
+            # Each source is shuffled by its own draws: equal files are not in the same order.
+            draws = epoch_order(count, self.seed, number, source + 1) if self.shuffle else None
+            chosen = np.arange(count)[:used] if draws is None else draws[:used]
+            order = sum(self.rows[:source]) + chosen
+            if len(self.difficulties):
+                order = order[np.argsort(self._numbers[order], kind="stable")]
+            self._passes[source] = (number, used), order
+        return order
+
+    @cached_property
+    def _numbers(self) -> npt.NDArray[np.float64]:
+        numbers = np.array(self.difficulties, dtype=np.float64)
+        return -numbers if self.descending else numbers
 
     def _drawn_before(self, source: int, number: int) -> int:
         """Prompts of a source in all batches before one, whatever the pass."""
@@ -174,7 +153,7 @@ def mixture_problems(
     """Say which sources have too few rows, or too little weight, for their share of a batch."""
     if sum(rows) < batch:
         return []  # which is told of all files together
-    most = Mixture(tuple(rows), tuple(weights), batch, Passes(0)).most
+    most = Mixture(tuple(rows), tuple(weights), batch).most
     found = []
     for position, (path, own, needed) in enumerate(zip(paths, rows, most, strict=True)):
         where = f"spec.data.train[{position}].weight"
@@ -190,7 +169,7 @@ def mixture_problems(
 
 
 class OrderState(TypedDict):
-    """All there is to resume from: the same on any number of ranks, workers and files."""
+    """All that a resumed run needs: the same on any number of ranks, workers and files."""
 
     epoch: int
     cursor: int
@@ -206,8 +185,7 @@ class PromptOrder:
         num_rows: rows of the data set.
         seed: of the order.
         shuffle: False for the order of the files.
-        mixture: says the order instead, for batches of its size; None for one without weights and
-            curriculum.
+        mixture: decides the order where there are weights or a curriculum, for batches of its size.
     """
 
     def __init__(
@@ -242,19 +220,9 @@ class PromptOrder:
         return [int(row) for row in order[begin : self._cursor]]
 
     def state_dict(self) -> OrderState:
-        """Where the order stands; JSON."""
+        """The place that the next batch begins at, as JSON."""
         return {"epoch": self._epoch, "cursor": self._cursor}
 
     def load_state_dict(self, state: OrderState) -> None:
-        """Go on from a state.
-
-        Raises:
-            ValueError: the state cannot be one of this data set.
-        """
-        epoch, cursor = state["epoch"], state["cursor"]
-        if epoch < 0 or not 0 <= cursor <= self._num_rows:
-            raise ValueError(
-                f"data cursor: got epoch {epoch}, cursor {cursor}: not a place in a data set of "
-                f"{self._num_rows} rows; a state saved with the same data"
-            )
-        self._epoch, self._cursor = epoch, cursor
+        """Continue from a state of the same data; that it is the same is checked at a resume."""
+        self._epoch, self._cursor = state["epoch"], state["cursor"]

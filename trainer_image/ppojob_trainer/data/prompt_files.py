@@ -18,12 +18,7 @@ _GROUP_ROWS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One row of a task.
-
-    Attributes:
-        ability: verl's column of that name.
-        extra_info: besides split and index.
-    """
+    """One row of a task; `ability` is verl's column, and `extra_info` gets split and index too."""
 
     data_source: str
     prompt: str | list[dict[str, str]]
@@ -45,11 +40,8 @@ class TaskRow:
 def write_splits(folder: Path, splits: Mapping[str, Iterable[TaskRow]]) -> dict[Path, int]:
     """Write ``<folder>/<split>.parquet`` of each split, a thousand rows a row group.
 
-    The files appear under their names when all are whole; the same rows give the same bytes.
-
-    Args:
-        folder: made if it does not exist.
-        splits: the rows of "train" and "test", as verl names them; at least one each.
+    The folder is made if it does not exist. The files appear under their names when all are whole;
+    the same rows give the same bytes.
 
     Returns:
         The files, and the number of rows of each.
@@ -61,7 +53,7 @@ def write_splits(folder: Path, splits: Mapping[str, Iterable[TaskRow]]) -> dict[
     paths = [folder / f"{split}.parquet" for split in splits]
     with written_aside(paths) as asides:
         for path, (split, rows) in zip(paths, splits.items(), strict=True):
-            written[path] = _write(asides[path], split, iter(rows))
+            written[path] = _write(asides[path], split, rows)
             if written[path] == 0:
                 raise ConfigError(f"{path}: got no rows: nothing to write; at least one row")
     return written
@@ -94,11 +86,9 @@ def written_aside(paths: Sequence[Path]) -> Iterator[dict[Path, Path]]:
 def _write(path: Path, split: str, rows: Iterable[TaskRow]) -> int:
     writer: pq.ParquetWriter | None = None
     written = 0
-    numbered = enumerate(rows)
+    numbered = (row.columns(split, index) for index, row in enumerate(rows))
     try:
-        while group := [
-            row.columns(split, index) for index, row in itertools.islice(numbered, _GROUP_ROWS)
-        ]:
+        while group := list(itertools.islice(numbered, _GROUP_ROWS)):
             table = pa.Table.from_pylist(group)
             writer = writer or pq.ParquetWriter(path, table.schema)
             writer.write_table(table.cast(writer.schema))

@@ -4,17 +4,19 @@ import json
 import os
 import tempfile
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.columns import Prompt
 from ppojob_trainer.json_value import Json
 
 _PREFIX = "ppojob-prompts-"
+
+Prompt = str | list[dict[str, Json]]
+"""Text, or chat messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +24,14 @@ class PromptRow:
     """One prompt and what its reward needs.
 
     Attributes:
-        index: its number in the data set: ``dataset[row.index]`` is this row.
-        token_ids: the prompt as the model gets it, cut to ``maxPromptTokens`` where that is the
-            policy.
-        prompt: the same as the file has it: text, or chat messages.
+        index: its number in the data set: ``dataset[row.index]`` is this row. A row that is not yet
+            in a data set has -1, and no tokens.
+        token_ids: the prompt as the model gets it, cut where that is the policy.
+        prompt: the same as the file has it.
         data_source: routes to a reward.
-        ground_truth: what the reward compares with.
-        extra_info: whatever else the row tells.
-        agent: that makes its rows; empty where rows are no conversations.
+        ground_truth: what the reward compares with; None where the row has none.
+        extra_info: other data of the row, for its reward and its tools.
+        agent: who answers in it; empty where rows are no conversations.
     """
 
     index: int
@@ -75,7 +77,7 @@ class PromptStore(Closeable):
             _raise(error)
         self._ends.append(self._ends[-1] + len(text))
 
-    def read(self, index: int) -> PromptRow:
+    def __getitem__(self, index: int) -> PromptRow:
         """A row by its number.
 
         Raises:
@@ -93,8 +95,12 @@ class PromptStore(Closeable):
         token_ids, *rest = kept
         return PromptRow(index, tuple(token_ids), *rest)
 
+    def rows(self, indices: Iterable[int]) -> list[PromptRow]:
+        """Several rows, in the order of their numbers as given."""
+        return [self[index] for index in indices]
+
     def close(self) -> None:
-        """Give the file back."""
+        """Delete the temporary file."""
         self._file.close()
 
 

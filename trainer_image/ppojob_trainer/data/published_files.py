@@ -6,7 +6,6 @@ GSM8K, MATH, DAPO-Math-17k and AIME, and the questions of Search-R1.
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +17,6 @@ from ppojob_trainer.data.prompt_files import TaskRow
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 
-_ENDINGS = (".jsonl", ".parquet", ".json")
 _GSM8K = "openai/gsm8k"
 _SAY_NUMBER = 'Let\'s think step by step and output the final answer after "####".'
 _SOLUTION = re.compile(r"#### (-?[0-9.,]+)")
@@ -54,12 +52,6 @@ PROMPTS: dict[SearchForm, str] = {
 search engine; `direct` needs none."""
 
 
-def source_file(folder: Path, split: str) -> Path | None:
-    """The file of a split in a folder: ``train.jsonl``, ``test.parquet`` and the like."""
-    found = (folder / f"{split}{ending}" for ending in _ENDINGS)
-    return next((path for path in found if path.is_file()), None)
-
-
 def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
     """Read a file row by row; `row_of` is told a row's place too.
 
@@ -79,11 +71,7 @@ def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[Ta
 
 
 def _text_of(row: Row, column: str, place: str, data_set: str) -> str:
-    """The text in a column.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The text in a column; raises ConfigError where there is none."""
     cell = row.get(column)
     if not isinstance(cell, str) or not cell.strip():
         raise ConfigError(f"{place}:{column}: got {cell!r}: not a problem of {data_set}; text")
@@ -93,49 +81,35 @@ def _text_of(row: Row, column: str, place: str, data_set: str) -> str:
 def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
     """Read problems of GSM8K one by one (Cobbe et al. 2021, arXiv:2110.14168).
 
-    A row has a "question", and an "answer" that ends in "#### n".
-
-    Args:
-        path: the file.
-        with_user: whether a row tells the user `gsm8k` who answers the model, as in verl.
+    A row has a "question", and an "answer" that ends in "#### n". With a user, each row also names
+    verl's simulated user `gsm8k`, who answers the model, and tells it the solution.
 
     Raises:
         ConfigError: the file, or one of its rows, is not GSM8K.
     """
-    rows = _task_rows(path, _gsm8k_row)
-    return map(_with_user, rows) if with_user else rows
 
+    def row_of(row: Row, place: str) -> TaskRow:
+        question, answer = (_text_of(row, name, place, "GSM8K") for name in ("question", "answer"))
+        solution = _SOLUTION.search(answer)
+        if solution is None:
+            raise ConfigError(
+                f"{place}:answer: got {answer[-40:]!r}: no solution at its end; an answer that ends"
+                ' in "#### 72"'
+            )
+        asked, truth = f"{question} {_SAY_NUMBER}", solution.group(1).replace(",", "")
+        info: dict[str, Json] = {"answer": answer, "question": question}
+        if with_user:
+            info[INTERACTION] = {"name": "gsm8k", "query": asked, "ground_truth": truth}
+        return TaskRow(_GSM8K, [{"role": "user", "content": asked}], truth, extra_info=info)
 
-def _with_user(row: TaskRow) -> TaskRow:
-    query = f"{row.extra_info['question']} {_SAY_NUMBER}"
-    told: Json = {"name": "gsm8k", "query": query, "ground_truth": row.ground_truth}
-    return replace(row, extra_info={**row.extra_info, INTERACTION: told})
-
-
-def _gsm8k_row(row: Row, place: str) -> TaskRow:
-    question, answer = (_text_of(row, column, place, "GSM8K") for column in ("question", "answer"))
-    solution = _SOLUTION.search(answer)
-    if solution is None:
-        raise ConfigError(
-            f"{place}:answer: got {answer[-40:]!r}: no solution at its end; an answer that ends in "
-            '"#### 72"'
-        )
-    return TaskRow(
-        _GSM8K,
-        [{"role": "user", "content": f"{question} {_SAY_NUMBER}"}],
-        solution.group(1).replace(",", ""),
-        extra_info={"answer": answer, "question": question},
-    )
+    return _task_rows(path, row_of)
 
 
 def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator[TaskRow]:
     """Read problems of MATH one by one (Hendrycks et al. 2021, arXiv:2103.03874).
 
-    A row has a "problem", and a "solution" with the answer in a box.
-
-    Args:
-        path: of a split.
-        boxed_answer: finds the answer in a solution, as the scorer does in a response.
+    A row has a "problem", and a "solution" with the answer in a box, which `boxed_answer` finds as
+    the scorer does in a response.
 
     Raises:
         ConfigError: the file, or one of its rows, is not MATH.
@@ -165,8 +139,7 @@ def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
         ConfigError: the file, or one of its rows, is no problem with an answer.
     """
     seen = set[str]()
-    rows = _task_rows(path, lambda row, place: _dapo_row(row, place, data_source))
-    for row in rows:
+    for row in _task_rows(path, lambda row, place: _dapo_row(row, place, data_source)):
         key = json.dumps(row.prompt)
         if key not in seen:
             seen.add(key)
@@ -215,10 +188,7 @@ def search_r1_rows(path: Path, data_source: str, form: SearchForm) -> Iterator[T
 
     Rows of nq_hotpotqa and of the data sets of FlashRAG: "id", "question" and "golden_answers".
 
-    Args:
-        path: of a split.
-        data_source: of rows that have none of their own, such as "nq".
-        form: what the model is asked to do.
+    Rows without a data source of their own, such as "nq", get the one that is given.
 
     Raises:
         ConfigError: the file, or one of its rows, is no question with answers.
@@ -231,7 +201,11 @@ def _search_row(row: Row, place: str, data_source: str, form: SearchForm) -> Tas
     question += "" if question.endswith("?") else "?"
     source = row.get("data_source") or data_source
     answers = row.get("golden_answers")
-    if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
+    if (
+        not isinstance(answers, list)
+        or not answers
+        or not all(isinstance(answer, str) and answer.strip() for answer in answers)
+    ):
         raise ConfigError(
             f"{place}:golden_answers: got {answers!r}: nothing to compare an answer with; a list "
             "of texts"
@@ -244,7 +218,3 @@ def _search_row(row: Row, place: str, data_source: str, form: SearchForm) -> Tas
         ability="fact-reasoning",
         extra_info={"question": question, **({} if name is None else {"id": str(name)})},
     )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())

@@ -12,6 +12,7 @@ torch): immutable sandbox, trimmed blocks, ``{% break %}``, ``{% generation %}``
 import datetime
 import json
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,10 +78,8 @@ def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
     environment.globals["strftime_now"] = now.strftime
     try:
         return environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise TemplateRefusal(error.message or type(error).__name__, error.lineno) from None
     except Exception as error:  # constant folding runs the template's own arithmetic
-        raise TemplateRefusal(f"{type(error).__name__}: {error}", None) from None
+        raise _refusal(error) from None
 
 
 def render(
@@ -98,21 +97,21 @@ def render(
     given: dict[str, Json] = {"tools": None, "documents": None, **variables}
     try:
         return template.render(**given, messages=messages, add_generation_prompt=open_turn)
-    except jinja2.TemplateError as error:
-        raise TemplateRefusal(error.message or type(error).__name__, _line(error)) from None
     except Exception as error:  # whatever a template's expression can raise
-        raise TemplateRefusal(f"{type(error).__name__}: {error}", _line(error)) from None
+        raise _refusal(error) from None
 
 
-def _line(error: BaseException) -> int | None:
-    """Line of the template in which an exception came up."""
-    line = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == _TEMPLATE_FILE:
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return line
+def _refusal(error: Exception) -> TemplateRefusal:
+    """What an exception says, and the line of the template in which it came up."""
+    line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == _TEMPLATE_FILE:
+            line = number
+    kind = type(error).__name__
+    reason = f"{kind}: {error}"
+    if isinstance(error, jinja2.TemplateError):
+        reason = error.message or kind
+    return TemplateRefusal(reason, line)
 
 
 def _raise_exception(message: str) -> str:

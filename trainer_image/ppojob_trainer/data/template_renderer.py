@@ -27,7 +27,7 @@ RENDER_SECONDS = 10.0
 """Time for one call of the child: a chunk of conversations takes milliseconds."""
 START_SECONDS = 60.0
 ATTEMPTS = 2
-"""Processes that a request may end before the template is to blame."""
+"""Processes that a request may end before the template counts as the cause."""
 TEMPLATE_MEMORY_BYTES = 512 * 1024 * 1024
 MAX_CHAT_BYTES = 16 * 1024 * 1024
 """Of one conversation, as messages and as text: far more than any model reads."""
@@ -47,13 +47,7 @@ class CompileTemplate(msgspec.Struct, frozen=True, tag=True):
 
 
 class RenderChats(msgspec.Struct, frozen=True, tag=True):
-    """Tells the child to render conversations with the compiled template.
-
-    Attributes:
-        conversations: MessagePack of each one's list of messages.
-        variables: what the template sees besides the messages.
-        open_turn: whether the header of the assistant's next turn follows the messages.
-    """
+    """Tells the child to render conversations, MessagePack each, with the compiled template."""
 
     conversations: list[bytes]
     variables: dict[str, Any]
@@ -86,10 +80,7 @@ class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
 class TemplateRenderer(Closeable):
     """A chat template in a child process (``template_child``), started when it is needed.
 
-    Args:
-        source: text of the template.
-        file: where it is from, for messages.
-        began: what its ``strftime_now`` tells, in UTC; unix seconds.
+    `began`, in unix seconds, is the time that its ``strftime_now`` tells, in UTC.
     """
 
     def __init__(self, source: str, file: str, began: float) -> None:
@@ -115,10 +106,16 @@ class TemplateRenderer(Closeable):
         """
         given = dict(variables)
         rendered: list[str | BadChatTemplate] = []
-        for chunk in chunked(map(_packed, conversations)):
+        packed = (msgspec.msgpack.encode([dict(one) for one in chat]) for chat in conversations)
+        for chunk in chunked(packed):
             size = len(chunk[0])
             if size > MAX_CHAT_BYTES:
-                rendered.append(self._too_long(size))
+                got = f"a conversation of {size} bytes"
+                line = (
+                    f"{self._file}: got {got}: more than the chat template's process takes; "
+                    f"at most {MAX_CHAT_BYTES} bytes"
+                )
+                rendered.append(BadChatTemplate(line, f"{got}, at most {MAX_CHAT_BYTES}"))
                 continue
             outcomes = self._ask(RenderChats(chunk, given, open_turn))
             rendered += [self._error(one) if one.refusal else one.text for one in outcomes]
@@ -157,9 +154,10 @@ class TemplateRenderer(Closeable):
         child = BoundedProcess(
             "ppojob_trainer.data.template_child", memory_bytes=TEMPLATE_MEMORY_BYTES, log=_log
         )
+        now = datetime.datetime.fromtimestamp(self._began, datetime.UTC).isoformat()
         try:
-            self._warm_up(child)
-            (outcome,) = _exchange(child, self._compiling(self._source), RENDER_SECONDS)
+            self._compile_nothing(child, now)
+            (outcome,) = _exchange(child, CompileTemplate(self._source, now), RENDER_SECONDS)
             if outcome.refusal:
                 raise self._error(outcome)
         except BaseException:
@@ -167,10 +165,10 @@ class TemplateRenderer(Closeable):
             raise
         return child
 
-    def _warm_up(self, child: BoundedProcess) -> None:
-        """Have the child compile what is known to be harmless: what fails is not the template."""
+    def _compile_nothing(self, child: BoundedProcess, now: str) -> None:
+        """Have the child compile an empty template: if that fails, the template is not wrong."""
         try:
-            _exchange(child, self._compiling(""), START_SECONDS)
+            _exchange(child, CompileTemplate("", now), START_SECONDS)
         except ChildKilled:
             raise
         except (ChildTimeout, ChildDied) as end:
@@ -180,12 +178,8 @@ class TemplateRenderer(Closeable):
                 "a pod with more processor time, and an image that is whole"
             ) from None
 
-    def _compiling(self, source: str) -> CompileTemplate:
-        now = datetime.datetime.fromtimestamp(self._began, datetime.UTC)
-        return CompileTemplate(source, now.isoformat())
-
     def _failure(self, ends: Sequence[ChildTimeout | ChildDied]) -> PPOJobError:
-        """What it means that every child ended: wrong input only where none was killed."""
+        """The error where all children ended; the template is wrong only where none was killed."""
         where = f"{self._file}: got no text"
         killed = next((end for end in ends if isinstance(end, ChildKilled)), None)
         if killed is not None:
@@ -213,14 +207,6 @@ class TemplateRenderer(Closeable):
             refusal,
         )
 
-    def _too_long(self, size: int) -> BadChatTemplate:
-        got = f"a conversation of {size} bytes"
-        return BadChatTemplate(
-            f"{self._file}: got {got}: more than the chat template's process takes; "
-            f"at most {MAX_CHAT_BYTES} bytes",
-            f"{got}, at most {MAX_CHAT_BYTES}",
-        )
-
 
 def chunked(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Put bodies together, in their order, as far as `CHUNK_CHATS` and `CHUNK_BYTES` allow.
@@ -237,10 +223,6 @@ def chunked(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
         size += len(body)
     if chunk:
         yield chunk
-
-
-def _packed(messages: Messages) -> bytes:
-    return msgspec.msgpack.encode([dict(message) for message in messages])
 
 
 def _exchange(child: BoundedProcess, request: TemplateRequest, seconds: float) -> list[Rendered]:

@@ -1,4 +1,4 @@
-"""What lies beside a model for its tokenizer: vocabulary, special tokens, chat template.
+"""The files of a tokenizer in a model's folder: vocabulary, special tokens, chat template.
 
 Read as transformers 5 reads it (``tokenization_utils_base.py``), so that prompts get the same
 numbers without loading transformers, which loads torch.
@@ -6,8 +6,8 @@ numbers without loading transformers, which loads torch.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
@@ -15,32 +15,21 @@ from tokenizers import AddedToken, Tokenizer
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 
-_NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_NAMED_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerFiles:
-    """A tokenizer as it lies on disk.
-
-    Attributes:
-        special_tokens: "eos_token" and its kin, to their text.
-        template_file: where the template's source came from, or would.
-        end_token_ids: tokens that end a response, the tokenizer's own first.
-    """
+class TokenizerFiles(NamedTuple):
+    """A tokenizer as it is on disk."""
 
     tokenizer: Tokenizer
     special_tokens: Mapping[str, str]
+    """Text of "eos_token", "bos_token" and so on."""
     chat_template: str | None
     template_file: str
+    """Where the template's source came from, or would."""
     end_token_ids: tuple[int, ...]
+    """Tokens that end a response, the tokenizer's own first."""
 
 
 def read_tokenizer_files(
@@ -55,14 +44,9 @@ def read_tokenizer_files(
     tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")
     special_tokens = _special_tokens(config, tokenizer_folder)
     _add_missing_tokens(tokenizer, config, special_tokens)
-    template, template_file = _chat_template(config, tokenizer_folder, template_path)
-    return TokenizerFiles(
-        tokenizer,
-        special_tokens,
-        template,
-        template_file,
-        _end_token_ids(tokenizer, special_tokens, model_folder),
-    )
+    template = _chat_template(config, tokenizer_folder, template_path)
+    end_token_ids = _end_token_ids(tokenizer, special_tokens, model_folder)
+    return TokenizerFiles(tokenizer, special_tokens, *template, end_token_ids)
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
@@ -117,13 +101,10 @@ def _add_missing_tokens(
     missing: list[AddedToken] = []
     listed = config.get("added_tokens_decoder")
     if isinstance(listed, dict):
-        numbered = [(int(key), token) for key, token in listed.items() if key.isdecimal()]
-        for _, token in sorted(numbered, key=lambda entry: entry[0]):
+        for key in sorted(filter(str.isdecimal, listed), key=int):
+            token = listed[key]
             if isinstance(token, dict) and isinstance(token.get("content"), str):
-                flags = {
-                    name: bool(token.get(name))
-                    for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
-                }
+                flags = {name: bool(token.get(name)) for name in _FLAGS}
                 missing.append(AddedToken(str(token["content"]), **flags))
     missing += [
         AddedToken(text, normalized=False, special=True) for text in special_tokens.values()
@@ -138,9 +119,16 @@ def _chat_template(
     config: dict[str, Json], folder: Path, template_path: Path | None
 ) -> tuple[str | None, str]:
     """Source and file of the template: the given one, chat_template.jinja, or the config's."""
-    for path in (template_path, folder / "chat_template.jinja"):
-        if path is not None and (path == template_path or os.path.isfile(path)):
-            return _read_template(path), str(path)
+    own = folder / "chat_template.jinja"
+    given = template_path or (own if os.path.isfile(own) else None)
+    if given is not None:
+        try:
+            return given.read_text(encoding="utf-8"), str(given)
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(
+                f"{given}: got a file that cannot be read: {why}; a Jinja template in UTF-8"
+            ) from None
     path = folder / "tokenizer_config.json"
     match config.get("chat_template"):
         case str(source):
@@ -150,16 +138,6 @@ def _chat_template(
                 if isinstance(entry, dict) and entry.get("name") == "default":
                     return _text({"content": entry.get("template")}), str(path)
     return None, str(path)
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"{path}: got a file that cannot be read: {why}; a Jinja template in UTF-8"
-        ) from None
 
 
 def _end_token_ids(

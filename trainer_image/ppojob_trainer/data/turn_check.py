@@ -1,8 +1,7 @@
-"""Whether rows that grow turn by turn are what a chat template would write of them as a whole."""
+"""Compares rows that grow turn by turn with what a chat template writes of the whole row."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from itertools import product, zip_longest
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
@@ -16,30 +15,16 @@ _SYSTEM = {"role": "system", "content": "Be brief."}
 _USER = {"role": "user", "content": "Hello."}
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateFindings:
-    """What is found of a template.
-
-    Attributes:
-        refusal: why no row of several turns can be made with it; None where one can.
-        shows_tools: whether it tells the model what it may call.
-        drops_thoughts: whether it leaves thoughts of earlier turns out. In a row they stay, as they
-            were drawn: what was drawn behind them has seen them.
-    """
-
-    refusal: str | None
-    shows_tools: bool
-    drops_thoughts: bool
-
-
 def check_template(
-    template: TurnTemplate, tools: Tools | None = None, *, parallel: int = 1, users: bool = True
-) -> TemplateFindings:
-    """Compare made-up rows, turn by turn and as a whole, by their special tokens.
+    template: TurnTemplate, tools: Tools, *, parallel: int = 1, users: bool = True
+) -> str | None:
+    """Say why no row of several turns can be made with a chat template; None where one can.
+
+    Made-up rows, turn by turn and as a whole, are compared by their special tokens.
 
     Args:
         template: of the model.
-        tools: schemas of what it may call; none or empty: no turn has a call.
+        tools: schemas of what it may call; empty: no turn has a call.
         parallel: calls of one turn that may be answered.
         users: whether a user may answer a turn.
 
@@ -49,19 +34,26 @@ def check_template(
     turns = [["tool"], ["tool"] * parallel] if tools else []
     turns += [["user"]] if users else []
     prompts = [[_SYSTEM, _USER]] if _takes_system(template, tools) else []
-    refusal = None
     try:
-        for prompt in [*prompts, [_USER]]:
-            refusal = refusal or _parted(template, tools, prompt, turns * 3)
+        found = (_difference(template, tools, prompt, turns * 3) for prompt in [*prompts, [_USER]])
+        return next(filter(None, found), None)
     except BadChatTemplate as error:
-        refusal = str(error)
-    return TemplateFindings(refusal, _shows_tools(template, tools), _drops_thoughts(template))
+        return str(error)
 
 
-def _parted(
-    template: TurnTemplate, tools: Tools | None, prompt: Messages, turns: Sequence[Sequence[str]]
+def shows_tools(template: TurnTemplate, tools: Tools) -> bool:
+    """Whether a chat template tells the model what it may call."""
+    try:
+        told, bare = (template.render([_USER], given, open_turn=True) for given in (tools, None))
+    except BadChatTemplate:
+        return False
+    return told != bare
+
+
+def _difference(
+    template: TurnTemplate, tools: Tools, prompt: Messages, turns: Sequence[Sequence[str]]
 ) -> str | None:
-    """Where a row parts from the whole; None where it does not."""
+    """Say where a row that grows turn by turn differs from the whole; None where it does not."""
     answers = [_answers(roles) for roles in turns]
     whole = _whole(template, tools, prompt, answers)
     (begun,) = template.chat.encode_chats([prompt], template.variables, tools=tools)
@@ -70,7 +62,7 @@ def _parted(
     heads: dict[int, list[str]] = {}
     row = _skeleton(template, begun)
     for i in range(len(turns) + 1):
-        start, stop = _stretch(whole, i)
+        start, stop = _between(whole, i)
         written = _skeleton(template, template.chat.encode(whole[start:stop]))
         is_last = i == len(turns)
         head = [] if is_last else heads.setdefault(turns[i].count("tool"), written[len(row) :])
@@ -90,22 +82,21 @@ def _refusal(
     row: Sequence[str],
     written: Sequence[str],
 ) -> BadChatTemplate:
-    at = next((k for k, (a, b) in enumerate(zip(row, written, strict=False)) if a != b), None)
-    at = min(len(row), len(written)) if at is None else at
     before = (
         "the prompt" if turn == 0 else f"turn {turn}, answered by {' and '.join(turns[turn - 1])}"
     )
-    ends = [shown(tokens[at]) if at < len(tokens) else "nothing" for tokens in (written, row)]
+    pair = next(pair for pair in zip_longest(written, row) if pair[0] != pair[1])
+    wanted, found = ("nothing" if token is None else shown(token) for token in pair)
     return template.refusal(
-        f"{ends[0]} behind {before}, in a conversation of {len(turns)} turns",
-        f"a row that grows turn by turn has {ends[1]} there, so what the chat template writes of a "
+        f"{wanted} behind {before}, in a conversation of {len(turns)} turns",
+        f"a row that grows turn by turn has {found} there, so what the chat template writes of a "
         "turn depends on other turns",
     )
 
 
 def _whole(
     template: TurnTemplate,
-    tools: Tools | None,
+    tools: Tools,
     prompt: Messages,
     answers: Sequence[Sequence[Mapping[str, Json]]],
 ) -> str:
@@ -147,8 +138,8 @@ def _answers(roles: Sequence[str]) -> list[Mapping[str, Json]]:
     ]
 
 
-def _stretch(whole: str, turn: int) -> tuple[int, int]:
-    """Where that begins which is not the assistant's words, and where it speaks again."""
+def _between(whole: str, turn: int) -> tuple[int, int]:
+    """Where the text between two turns of the assistant begins and ends."""
     ends = [
         whole.rfind(word) + len(word)
         for base in (SPOKEN, CALLED)
@@ -163,24 +154,8 @@ def _skeleton(template: TurnTemplate, ids: Sequence[int]) -> list[str]:
     return [special[i] for i in ids if i in special and special[i] not in _THOUGHTS]
 
 
-def _takes_system(template: TurnTemplate, tools: Tools | None) -> bool:
+def _takes_system(template: TurnTemplate, tools: Tools) -> bool:
     """Whether a prompt may begin with a message of the system; Gemma's may not."""
     prompt = [_SYSTEM, _USER]
     (begun,) = template.chat.render_chats([prompt], template.variables, tools=tools)
     return isinstance(begun, str)
-
-
-def _shows_tools(template: TurnTemplate, tools: Tools | None) -> bool:
-    try:
-        told, bare = (template.render([_USER], given, open_turn=True) for given in (tools, None))
-    except BadChatTemplate:
-        return False
-    return told != bare
-
-
-def _drops_thoughts(template: TurnTemplate) -> bool:
-    thought = {"role": "assistant", "content": f"<think>\n{SPOKEN}\n</think>\n\nHello."}
-    try:
-        return SPOKEN not in template.render([_USER, thought, _USER], None, open_turn=True)
-    except BadChatTemplate:
-        return False

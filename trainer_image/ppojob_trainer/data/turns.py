@@ -1,10 +1,10 @@
 """What a chat template puts between two turns of the model, as tokens.
 
-A row of several turns is never rendered again: the model's tokens stay as they were drawn, since a
-text can be cut into tokens in more than one way, and templates rewrite what lies behind them
-(thoughts go, spaces are trimmed). So behind each turn only that is appended which the template puts
-there. It is taken from a conversation made up for it, in which an assistant has just spoken, or has
-just made calls: there templates add at the end, while elsewhere many change what is before it.
+A row of several turns is never rendered again. The model's tokens stay as they were drawn, since a
+text can be cut into tokens in more than one way, and templates rewrite earlier turns (they drop
+thoughts, trim spaces). After each turn, only what the template puts there is appended. It is taken
+from a made-up conversation in which an assistant has just spoken, or has just made calls: there
+templates only add at the end, while elsewhere many change what is before it.
 """
 
 import json
@@ -18,7 +18,7 @@ import msgspec
 
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.data.chat import ChatTokenizer, Tools
-from ppojob_trainer.data.dead_text import DeadText
+from ppojob_trainer.data.message_text import MessageText
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.json_value import Json
 
@@ -26,9 +26,8 @@ _Message = dict[str, Any]
 _Form = Callable[[str], str]
 
 SPOKEN, CALLED = "ppojobSpokenq", "ppojobCalledq"
-"""Words of the assistant who was made up; a template that has them nowhere shows no such turn."""
+"""Words of the made-up assistant; a template whose text lacks them shows no such turn."""
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
-_NAMELESS = "tool"
 _CACHED = 256
 
 
@@ -47,13 +46,13 @@ _FORMS: tuple[_Form, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """What a template puts behind a turn, without the texts of the messages.
+    """What a template puts after a turn, without the texts of the messages.
 
     Attributes:
         pieces: (texts + 1,) around the texts of messages that have one; the first begins right
-            behind the last word of the turn, so it may end a call and the turn.
+            after the last word of the turn, so it may end a call and the turn.
         forms: (texts,) what the template does with them.
-        closing: length of what ends the turn, in the first piece: up to its end token, and with it.
+        closing: length of what ends the turn, in the first piece, with its end token.
         end: where that end token begins; equal to `closing` where the template has none.
     """
 
@@ -69,7 +68,7 @@ class TurnTemplate:
     def __init__(self, chat: ChatTokenizer, variables: Mapping[str, Json] | None = None) -> None:
         self.chat = chat
         self.variables = dict(variables or {})
-        self.text = DeadText(chat)
+        self.text = MessageText(chat)
         added = chat.added_tokens
         self._ends = {added[i].content for i in chat.eos_token_ids if i in added}
         self._suffixes: dict[bytes, Suffix] = {}
@@ -83,15 +82,15 @@ class TurnTemplate:
     ) -> list[int]:
         """Tokens from where a turn of the model ended to where its next one begins.
 
-        Control tokens in a message's text are text as any other.
+        Control tokens in a message's text are ordinary text.
 
         Args:
             messages: that follow the turn: answers of tools, in the order of its calls, or what a
-                user says; with "role" and "content", which is text, and of tools "name" and
-                "tool_call_id" where the model wrote some.
+                user says; with "role" and "content", and of tools "name" and "tool_call_id" where
+                the model wrote some.
             tools: schemas of what it may call, as in its prompt.
-            written: tokens of the turn. What it has of the template's end of a turn is not put
-                there again, and what it lacks is. None: it ended as the template ends one.
+            written: tokens of the turn: of the template's end of a turn, only what they lack is
+                added. None: it ended as the template ends one.
 
         Raises:
             BadChatTemplate: the template refuses such a turn, shows no message of this role, or
@@ -100,7 +99,8 @@ class TurnTemplate:
         """
         suffix = self.suffix(messages, tools)
         first, *others = suffix.pieces
-        cut = self._cut(suffix, None if written is None else self._last(written))
+        last = self.text.control.get(written[-1], "") if written else ""
+        cut = self._cut(suffix, None if written is None else last)
         bodies = [str(message["content"]) for message in messages if message["content"]]
         texts = [form(body) for form, body in zip(suffix.forms, bodies, strict=True)]
         return self.text.encode([first[cut:], *others], texts)
@@ -130,7 +130,7 @@ class TurnTemplate:
         return outcome
 
     def refusal(self, got: str, why: str) -> BadChatTemplate:
-        """The template does not do for rows of several turns."""
+        """An error that says why the template cannot be used for rows of several turns."""
         allowed = (
             "a template that writes each turn alike, wherever it stands (spec.model.chatTemplate)"
         )
@@ -193,34 +193,27 @@ class TurnTemplate:
         return tuple(forms)
 
     def _cut(self, suffix: Suffix, last: str | None) -> int:
-        """Where in the first piece that begins which the turn does not have yet.
+        """Where in the first piece begins what the turn does not have yet.
 
-        Args:
-            suffix: behind the turn.
-            last: the control token that the turn ends with; empty where it ends with none, None
-                where it ends as the template ends one.
+        `last` is the control token that the turn ends with; empty where it ends with none, None
+        where it ends as the template ends one.
         """
         if last and (found := self.text.find(suffix.pieces[0], {last})) is not None:
             return found.end()
         has_ended = last is None or last in self._ends
         return suffix.closing if has_ended else suffix.end
 
-    def _last(self, written: Sequence[int]) -> str:
-        return self.text.control.get(written[-1], "") if written else ""
-
 
 def _plain(message: Mapping[str, Json], number: int) -> _Message:
     """A message without its text. Names are the model's words, so they are taken with care."""
     if message["role"] != "tool":
         return {"role": message["role"]}
-    name, id_ = message.get("name"), message.get("tool_call_id")
-    return {
-        "role": "tool",
-        "name": name if isinstance(name, str) and _NAME.fullmatch(name) else _NAMELESS,
-        "tool_call_id": (
-            id_ if isinstance(id_, str) and _NAME.fullmatch(id_) else f"call{number:05}"
-        ),
-    }
+    given = {"role": "tool", "name": "tool", "tool_call_id": f"call{number:05}"}
+    for key in ("name", "tool_call_id"):
+        value = message.get(key)
+        if isinstance(value, str) and _NAME.fullmatch(value):
+            given[key] = value
+    return given
 
 
 def _filled(plain: Sequence[_Message], texts: Sequence[str]) -> list[_Message]:
@@ -231,7 +224,7 @@ def _contexts(plain: Sequence[_Message]) -> list[list[_Message]]:
     """Conversations in which an assistant has just said what these messages answer, best first.
 
     Some templates know calls one at a time, some want their arguments as text, some put words
-    behind the calls, and some refuse a conversation that no user began.
+    after the calls, and some refuse a conversation that no user began.
     """
     user = {"role": "user", "content": "Hello."}
     answers = [message for message in plain if message["role"] == "tool"]
@@ -254,13 +247,13 @@ def assistant_turn(
     content: str = SPOKEN,
     mark: str = "",
 ) -> _Message:
-    """A turn of the assistant, with calls that these messages answer.
+    """A turn of the assistant, with calls that these messages of tools answer.
 
     Args:
-        answers: messages of tools.
-        as_text: arguments are JSON, and no object.
+        answers: to its calls.
+        as_text: whether arguments are a text of JSON instead of an object.
         content: what it says beside the calls.
-        mark: put behind its words.
+        mark: put after its words.
     """
     if not answers:
         return {"role": "assistant", "content": content + mark}
@@ -277,7 +270,7 @@ def assistant_turn(
 
 
 def _pieces(text: str, word: str, bodies: Sequence[str]) -> tuple[str, ...] | None:
-    """What is around bodies, behind the assistant's word; None where one is not there just once."""
+    """What is around bodies, after the assistant's word; None where one is not there just once."""
     before, _, rest = text.rpartition(word)
     if not before or any(body and rest.count(body) != 1 for body in bodies):
         return None

@@ -1,6 +1,6 @@
-"""Makes an index: the corpus is copied and judged, then indexed, then the manifest is written.
+"""Makes an index: the corpus is copied and checked, then indexed, then the manifest is written.
 
-Killed at any moment, the folder holds the beginning of an index; the same call goes on with it.
+Killed at any moment, the folder holds the beginning of an index; the same call continues it.
 """
 
 import re
@@ -24,22 +24,18 @@ from ppojob_trainer.retrieval.manifest import MANIFEST, EncoderSettings, Manifes
 
 PLAN: Final = "plan.json"
 
+_BYTES_PER_DOCUMENT: Final = 24
+"""In memory: scores of one query, and what is done to find the best."""
 _PLAN: Final = durable.point("index.plan", *durable.FILE_ACTS)
 _OURS: Final = re.compile(
     r"\.?(plan\.json|passages\.jsonl|(offsets|ranks|vectors-\d+)\.npy|manifest\.json|bm25)(\.aside)?"
-)
+).fullmatch
 
 
 def build_index(
     corpus: Path, folder: Path, *, encoder: EncoderSettings | None, tell: Tell
 ) -> Manifest:
-    """Make an index, or go on with one that was begun.
-
-    Args:
-        corpus: JSON lines, plain or gzip.
-        folder: of the index; made where it is absent.
-        encoder: for an index by vectors; None for one by words.
-        tell: hears of the progress.
+    """Make an index by vectors, or without an encoder by words, or continue one.
 
     Raises:
         ConfigError: the corpus, the encoder or the folder cannot be used.
@@ -74,6 +70,8 @@ def build_index(
             names, memory_bytes = dense.build_vectors(stored, folder, loaded, tell)
     finally:
         stored.close()
+    memory_bytes += sum((folder / name).stat().st_size for name in (*names, RANKS))
+    memory_bytes += _BYTES_PER_DOCUMENT * plan.documents
     return seal(folder, plan, memory_bytes, [*names, DOCUMENTS, OFFSETS, RANKS])
 
 
@@ -86,17 +84,13 @@ def _prepare(folder: Path) -> None:
         raise ConfigError(
             f"--output: got {folder}: {error.strerror}; a folder that can be written"
         ) from None
-    if MANIFEST in names:
-        why = "an index is there already"
-        raise ConfigError(f"--output: got {folder}: {why}; a folder that is empty or absent")
-    foreign = next((name for name in names if not _OURS.fullmatch(name)), None)
-    if foreign is not None:
-        why = f"{shown(foreign)} is there, which is of no index"
+    foreign = [f"{shown(name)} is there, which is of no index" for name in names if not _OURS(name)]
+    for why in ["an index is there already"] if MANIFEST in names else foreign:
         raise ConfigError(f"--output: got {folder}: {why}; a folder that is empty or absent")
 
 
 def _begin(folder: Path, plan: Plan) -> None:
-    """Write down what is made here, or hold it against what was begun."""
+    """Write down what is made here, or refuse where another index was begun."""
     text = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
     path = folder / PLAN
     if path.exists() and path.read_bytes() != text:

@@ -5,7 +5,6 @@ copy is plain JSON lines, and two arrays beside it say where each document begin
 its id has among the sorted ids.
 """
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -14,7 +13,6 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import BufferedIOBase
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +30,6 @@ Tell = Callable[[str, int], None]
 DOCUMENTS: Final = "passages.jsonl"
 OFFSETS: Final = "offsets.npy"
 RANKS: Final = "ranks.npy"
-BYTES_PER_DOCUMENT: Final = 24
-"""In memory: scores of one query, and what is done to find the best."""
 FILE: Final = durable.point("index.file", *durable.FILE_ACTS)
 
 _EXAMPLE: Final = r'{"id": "7", "contents": "\"Title\"\ntext"}'
@@ -50,7 +46,7 @@ class Document(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CorpusCopy:
-    """A copy that lies aside in the folder of an index.
+    """A copy under a temporary name in the folder of an index.
 
     Attributes:
         folder: of the index.
@@ -65,11 +61,7 @@ class CorpusCopy:
     ranks: NDArray[np.int32]
 
     def keep(self) -> None:
-        """Give the copy and its arrays their names; what was there before is replaced.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Give the copy and its arrays their names; files of these names are replaced."""
         for name, array in ((OFFSETS, self.offsets), (RANKS, self.ranks)):
             durable.write_file(self.folder / name, array_bytes(array), FILE)
         durable.fsync_file(_aside(self.folder), FILE)
@@ -77,7 +69,7 @@ class CorpusCopy:
 
 
 def copy_corpus(corpus: Path, folder: Path, tell: Tell) -> CorpusCopy:
-    """Read all of a corpus, judge it and write it aside in the folder of an index.
+    """Read and check all of a corpus, and write it under a temporary name beside the index.
 
     Raises:
         ConfigError: lines that are no documents, ids that are there twice, no line at all.
@@ -118,13 +110,9 @@ def array_bytes(array: NDArray[np.generic]) -> bytes:
 
 
 class StoredCorpus:
-    """The documents of an index, read from the disk when they are asked for.
+    """The documents in the folder of an index, read from the disk when they are asked for.
 
-    Args:
-        folder: of the index.
-
-    Attributes:
-        ranks: place of each document's id among the sorted ids.
+    `ranks` has the place of each document's id among the sorted ids.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -154,8 +142,9 @@ def _read(path: Path) -> Iterator[Document | str]:
     decoder = msgspec.json.Decoder(Document)
     number = 0
     try:
-        with _opened(path) as file:
-            for line in file:
+        with open(path, "rb") as file:
+            is_packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
+            for line in gzip.GzipFile(fileobj=file) if is_packed else file:
                 number += 1
                 yield _document(decoder, line, f"{path}:{number}")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -163,16 +152,6 @@ def _read(path: Path) -> Iterator[Document | str]:
         yield f"{path}:{number + 1}: {why}; the file as it was written"
     except OSError as error:
         yield f"{path}: got {error.strerror}: it cannot be read; a file of JSON lines"
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BufferedIOBase]:
-    with open(path, "rb") as file:
-        if file.peek(len(_GZIP))[: len(_GZIP)] != _GZIP:
-            yield file
-            return
-        with gzip.open(file, "rb") as unpacked:
-            yield unpacked
 
 
 def _document(decoder: "msgspec.json.Decoder[Document]", line: bytes, where: str) -> Document | str:

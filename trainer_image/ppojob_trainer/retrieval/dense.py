@@ -1,7 +1,7 @@
 """An index by vectors: the inner product with every document, no approximation.
 
-Vectors lie in shards that are mapped, not read. A shard is whole or not there, so an index that was
-begun is gone on with.
+Vectors are in shards that are mapped, not read. A shard is whole or not there, so an interrupted
+index can be continued.
 """
 
 from pathlib import Path
@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import (
-    BYTES_PER_DOCUMENT,
-    RANKS,
-    StoredCorpus,
-    Tell,
-    array_bytes,
-)
+from ppojob_trainer.retrieval.corpus import StoredCorpus, Tell, array_bytes
 from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings
 from ppojob_trainer.retrieval.manifest import Plan
 
@@ -36,7 +30,7 @@ def build_vectors(
     """Encode the documents whose shards are not there yet in the folder of the index.
 
     Returns:
-        The files of vectors, and the bytes that a search holds.
+        The files of vectors, and the bytes that a search holds beside them.
 
     Raises:
         StorageError: the disk refused.
@@ -50,32 +44,31 @@ def build_vectors(
             vectors = encoder.passages([corpus[number].contents for number in range(first, end)])
             durable.write_file(path, array_bytes(vectors), _SHARD)
         tell("encoded", end)
-    mapped = sum((folder / name).stat().st_size for name in (*names, RANKS))
-    return names, mapped + BYTES_PER_DOCUMENT * len(corpus) + encoder.weight_bytes
-
-
-def open_encoder(plan: Plan, folder: Path | None) -> SentenceEncoder:
-    """Load the encoder that an index was made with, from where it lies now or where it did.
-
-    Raises:
-        ConfigError: it is not there, or another one.
-    """
-    settings = plan.encoder
-    assert settings is not None, "a dense index names its encoder"
-    folder = folder or Path(settings.folder)
-    if encoder_settings(folder).fingerprint != settings.fingerprint:
-        raise ConfigError(
-            f"{folder}: got another encoder: its vectors cannot be compared with those of the"
-            f" index; that of {settings.folder} when the index was made"
-        )
-    return SentenceEncoder(folder, settings)
+    return names, encoder.weight_bytes
 
 
 class DenseScorer:
-    """Scores documents by the inner product of vectors."""
+    """Scores documents by the inner product of vectors.
 
-    def __init__(self, folder: Path, encoder: SentenceEncoder) -> None:
-        self._encoder = encoder
+    Args:
+        folder: of the index.
+        plan: of the index.
+        encoder_folder: where its encoder is now; None where it was when the index was made.
+
+    Raises:
+        ConfigError: the encoder is not there, or is another one.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, encoder_folder: Path | None) -> None:
+        settings = plan.encoder
+        assert settings is not None, "a dense index names its encoder"
+        encoder_folder = encoder_folder or Path(settings.folder)
+        if encoder_settings(encoder_folder).fingerprint != settings.fingerprint:
+            raise ConfigError(
+                f"{encoder_folder}: got another encoder: its vectors cannot be compared with those"
+                f" of the index; that of {settings.folder} when the index was made"
+            )
+        self._encoder = SentenceEncoder(encoder_folder, settings)
         self._shards: list[NDArray[np.float32]] = [
             np.load(path, mmap_mode="r") for path in sorted(folder.glob("vectors-*.npy"))
         ]

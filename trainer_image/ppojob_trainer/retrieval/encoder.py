@@ -45,13 +45,10 @@ def encoder_settings(
     query_prefix: str | None = None,
     passage_prefix: str | None = None,
 ) -> EncoderSettings:
-    """Settings of an encoder, what is not given by what its folder tells.
+    """Settings of an encoder in a folder in Hugging Face form.
 
-    Args:
-        folder: in Hugging Face form.
-        pooling: by the file of sentence-transformers where there is one, else the mean.
-        query_prefix: by the folder's name, see `PREFIXES`.
-        passage_prefix: likewise.
+    Where they are not given, prefixes follow the folder's name, see `PREFIXES`; pooling follows the
+    file of sentence-transformers where there is one, and else is the mean.
 
     Raises:
         ConfigError: the folder is no encoder.
@@ -80,7 +77,7 @@ def encoder_settings(
 
 
 class SentenceEncoder:
-    """An encoder, loaded from where it lies now.
+    """An encoder, loaded from a folder.
 
     Raises:
         ConfigError: it cannot be loaded, or is of a form that is not supported.
@@ -118,26 +115,21 @@ class SentenceEncoder:
         self._model.eval()
 
     @property
-    def dimensions(self) -> int:
-        """Length of a vector."""
-        return int(self._model.config.hidden_size)
-
-    @property
     def weight_bytes(self) -> int:
         """Memory of the weights."""
         return sum(weight.nbytes for weight in self._model.parameters())
 
     def query(self, text: str) -> NDArray[np.float32]:
-        """Vector of one query: (dimensions,)."""
+        """Vector of one query: (hidden size,)."""
         vector: NDArray[np.float32] = self._encode([self._settings.query_prefix + text])[0]
         return vector
 
     def passages(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of passages: (texts, dimensions); the same list has the same bits.
+        """Vectors of passages: (texts, hidden size); the same list has the same bits.
 
         Texts of like length are encoded together, so that little is padded.
         """
-        vectors = np.empty((len(texts), self.dimensions), np.float32)
+        vectors = np.empty((len(texts), self._model.config.hidden_size), np.float32)
         by_length = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         for first in range(0, len(texts), _BATCH):
             batch = by_length[first : first + _BATCH]

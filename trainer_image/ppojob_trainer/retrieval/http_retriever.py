@@ -14,7 +14,7 @@ from ppojob_trainer.http_calls import (
     endpoint_problem,
     post_json,
 )
-from ppojob_trainer.retrieval.passages import Passage, passage_of
+from ppojob_trainer.retrieval.index import Passage
 
 CONCURRENT: Final = 8
 
@@ -49,11 +49,7 @@ class HttpRetriever:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        attempt_seconds: float = ATTEMPT_SECONDS,
-        retries: int = RETRIES,
+        self, url: str, *, attempt_seconds: float = ATTEMPT_SECONDS, retries: int = RETRIES
     ) -> None:
         wrong = endpoint_problem(url, "")
         if wrong is not None:
@@ -72,7 +68,7 @@ class HttpRetriever:
         return list(self._pool.map(lambda query: self._search(query, k), queries))
 
     def close(self) -> None:
-        """Let go of the threads; what is being asked is not waited for."""
+        """End the threads without waiting for requests in progress."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _search(self, query: str, k: int) -> list[Passage]:
@@ -92,6 +88,6 @@ class HttpRetriever:
         if len(result) != 1:
             raise RetrievalFailed(f"{self._url} answered {len(result)} lists to one query")
         return [
-            passage_of(str(found.document.id), found.document.contents, found.score)
+            Passage(str(found.document.id), found.document.contents, found.score)
             for found in result[0][:k]
         ]

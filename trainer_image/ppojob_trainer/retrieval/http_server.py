@@ -1,4 +1,4 @@
-"""Search-R1's way to ask for passages: POST to ``/retrieve``, JSON in and out.
+"""A server for passages, asked as Search-R1 asks: POST to ``/retrieve``, JSON in and out.
 
 The request is ``{"queries": [...], "topk": 3, "return_scores": true}``; the answer
 ``{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}``, and without
@@ -6,7 +6,7 @@ The request is ``{"queries": [...], "topk": 3, "return_scores": true}``; the ans
 """
 
 import threading
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Annotated, Final
@@ -17,7 +17,7 @@ from ppojob_api.problem import shown
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.metrics.page_server import PageServer
-from ppojob_trainer.retrieval.passages import Passage, Retriever
+from ppojob_trainer.retrieval.index import Passage, Retriever
 
 MAX_REQUEST_BYTES: Final = 16 * 1024**2
 MAX_TOPK: Final = 1_000
@@ -31,18 +31,16 @@ class _Request(msgspec.Struct):
 
 
 class _Refused(Exception):  # noqa: N818  it says what happened
-    def __init__(self, status: HTTPStatus, detail: str) -> None:
-        self.status = status
-        self.detail = detail
+    """Status and detail of the answer to a request that is wrong."""
 
 
 def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int) -> PageServer:
     """A server of ``/retrieve``, and of ``/healthz`` for probes.
 
     Args:
-        retriever: is asked by one request at a time.
-        address: IP address to bind; whoever reaches it may ask.
-        port: port to bind; 0 takes a free one.
+        retriever: asked by one request at a time.
+        address: IP address to bind; all who reach it may ask.
+        port: 0 takes a free one.
         topk: passages a query where a request does not say, or says 0.
 
     Raises:
@@ -58,10 +56,8 @@ def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int)
     return PageServer(address, port, Handler)
 
 
-class _Handler(BaseHTTPRequestHandler, ABC):
-    @abstractmethod
-    def find(self, request: _Request) -> list[list[Passage]]:
-        """The passages for each query, best first."""
+class _Handler(BaseHTTPRequestHandler):
+    find: Callable[[_Request], list[list[Passage]]]
 
     def do_GET(self) -> None:
         if self.path == "/healthz":
@@ -70,17 +66,18 @@ class _Handler(BaseHTTPRequestHandler, ABC):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def do_POST(self) -> None:
+        status, answer = HTTPStatus.OK, dict[str, object]()
         try:
             request = self._request()
             found = self.find(request)
+            answer["result"] = [
+                [_as_json(one, request.return_scores) for one in each] for each in found
+            ]
         except _Refused as refused:
-            self._refuse(refused.status, refused.detail)
+            status, answer["detail"] = refused.args
         except PPOJobError as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-        else:
-            rows = [[_told(one, request.return_scores) for one in each] for each in found]
-            body = msgspec.json.encode({"result": rows})
-            self._answer(HTTPStatus.OK, body, "application/json")
+            status, answer["detail"] = HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
+        self._answer(status, msgspec.json.encode(answer), "application/json")
 
     def _request(self) -> _Request:
         if self.path != "/retrieve":
@@ -99,9 +96,6 @@ class _Handler(BaseHTTPRequestHandler, ABC):
             why = f"got {length} bytes: {error}; {_ALLOWED}"
             raise _Refused(HTTPStatus.UNPROCESSABLE_ENTITY, why) from None
 
-    def _refuse(self, status: HTTPStatus, detail: str) -> None:
-        self._answer(status, msgspec.json.encode({"detail": detail}), "application/json")
-
     def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -110,9 +104,9 @@ class _Handler(BaseHTTPRequestHandler, ABC):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Thousands of questions are no news."""
+        """Log no requests: there are thousands."""
 
 
-def _told(passage: Passage, with_score: bool) -> Json:
+def _as_json(passage: Passage, with_score: bool) -> Json:
     document: Json = {"id": passage.id, "contents": passage.contents}
     return {"document": document, "score": passage.score} if with_score else document

@@ -1,16 +1,52 @@
-"""An index of this machine: opened whole or refused, and asked one query at a time."""
+"""Passages that a search finds, and an index on this machine to search in, one query at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.retrieval.corpus import StoredCorpus
 from ppojob_trainer.retrieval.manifest import check_files, check_memory, read_manifest
-from ppojob_trainer.retrieval.passages import Passage, passage_of
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """One document that was found.
+
+    Attributes:
+        id: of the document; empty where a service does not tell it.
+        contents: a line of title, with the quotes that many corpora put there, then the text.
+        score: larger is better; comparable within one query only.
+    """
+
+    id: str
+    contents: str
+    score: float
+
+
+class Retriever(Protocol):
+    """Finds passages.
+
+    The same query has the same passages and scores, to the bit, whatever is asked beside it.
+    """
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Find at most k passages of each query, the best first; equal scores by document id."""
+
+
+def passages_to_string(passages: Iterable[Passage]) -> str:
+    """Passages as a policy reads them: ``Doc 1(Title: "Paris") Paris is ...``, a line each.
+
+    The form is that of ``_passages2string`` in Search-R1 (Jin et al. 2025, arXiv:2503.09516).
+    """
+    told = ""
+    for number, passage in enumerate(passages, start=1):
+        title, _, text = passage.contents.partition("\n")
+        told += f"Doc {number}(Title: {title}) {text}\n"
+    return told
 
 
 class Scorer(Protocol):
@@ -30,22 +66,22 @@ class IndexRetriever(Closeable):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find the best passages of each query; see `Retriever`.
 
-        Queries are never scored together: a product of matrices rounds a row otherwise when other
-        rows stand beside it.
+        Queries are never scored together: a product of matrices rounds a row differently when other
+        rows are beside it.
         """
-        return [self._search(query, k) for query in queries]
+        found: list[list[Passage]] = []
+        for query in queries:
+            scores = self._scorer.scores(query)
+            found.append([])
+            for number in best(scores, self._corpus.ranks, k):
+                document = self._corpus[int(number)]
+                score = float(scores[number])
+                found[-1].append(Passage(document.id, document.contents, score))
+        return found
 
     def close(self) -> None:
         """Close the files."""
         self._corpus.close()
-
-    def _search(self, query: str, k: int) -> list[Passage]:
-        scores = self._scorer.scores(query)
-        found = []
-        for number in best(scores, self._corpus.ranks, k):
-            document = self._corpus[int(number)]
-            found.append(passage_of(document.id, document.contents, float(scores[number])))
-        return found
 
 
 def best(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArray[np.int64]:
@@ -72,7 +108,7 @@ def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
 
     Args:
         folder: of the index.
-        encoder: where the encoder of a dense index lies now, if not where it did.
+        encoder: where the encoder of a dense index is now, if it was moved.
 
     Raises:
         ConfigError: no index, another version, too large for the memory, or damaged; an encoder
@@ -87,7 +123,7 @@ def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
 
         scorer = Bm25Scorer(folder, manifest.plan.library)
     else:
-        from ppojob_trainer.retrieval.dense import DenseScorer, open_encoder  # it loads torch
+        from ppojob_trainer.retrieval.dense import DenseScorer  # it loads torch
 
-        scorer = DenseScorer(folder, open_encoder(manifest.plan, encoder))
+        scorer = DenseScorer(folder, manifest.plan, encoder)
     return IndexRetriever(StoredCorpus(folder), scorer)

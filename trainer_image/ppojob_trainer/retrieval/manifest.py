@@ -1,4 +1,4 @@
-"""What the folder of an index says of itself; written last: without it an index is unfinished."""
+"""The manifest of an index; written last: without it an index is unfinished."""
 
 import hashlib
 from pathlib import Path
@@ -26,7 +26,7 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Attributes:
         folder: the sentence encoder, as it was named when the index was made.
         fingerprint: of what is in that folder.
-        pooling: of the vectors of tokens: their mean, or that of the first token.
+        pooling: the vector of a text: the mean of its tokens', or that of its first token.
         max_tokens: longer texts are cut.
     """
 
@@ -39,12 +39,9 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What decides every bit of an index; one that was begun is gone on with by the same plan.
+    """What decides every bit of an index; an interrupted one is continued with the same plan.
 
-    Attributes:
-        documents: their number.
-        library: package and version that made the index.
-        encoder: of a dense index.
+    `library` is package and version that made the index; only a dense one has an encoder.
     """
 
     kind: Kind
@@ -63,10 +60,10 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that an index says of itself.
+    """What an index consists of.
 
     Attributes:
-        memory_bytes: what a search keeps in memory, the mapped files among it.
+        memory_bytes: what a search keeps in memory, mapped files included.
         files: every file but the manifest.
     """
 
@@ -97,7 +94,7 @@ def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manif
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read what an index says of itself, and no other file.
+    """Read the manifest of an index, and no other file.
 
     Raises:
         ConfigError: there is no index, or one of another version.
@@ -123,13 +120,13 @@ def read_manifest(folder: Path) -> Manifest:
     raise ConfigError(f"{path}: got version {version}: {why}; {_AGAIN}")
 
 
-def check_memory(manifest: Manifest, folder: Path, there: int | None = None) -> None:
-    """Refuse an index that does not fit into memory (bytes), before anything is loaded.
+def check_memory(manifest: Manifest, folder: Path) -> None:
+    """Refuse an index that does not fit into memory, before anything is loaded.
 
     Raises:
         ConfigError: it is too large.
     """
-    there = machine_bytes() if there is None else there
+    there = machine_bytes()
     if there is not None and manifest.memory_bytes > there:
         raise ConfigError(
             f"{folder}: got an index of {manifest.memory_bytes / GIB:.2f} GiB in memory: this"
@@ -139,7 +136,7 @@ def check_memory(manifest: Manifest, folder: Path, there: int | None = None) -> 
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """Hold every byte of an index against its manifest.
+    """Compare every byte of an index with its manifest.
 
     Raises:
         ConfigError: a file is absent, cut or changed.

@@ -1,7 +1,7 @@
-"""Tokenises what others say between the control tokens of a chat template.
+"""Tokenises the texts of messages so that no control token is among their tokens.
 
-In a template's own text `<|im_end|>` ends a turn. In the answer of a tool it is five letters and
-some signs, or whoever writes web pages could put words into the user's mouth.
+In a template's own text `<|im_end|>` ends a turn. In the answer of a tool it must be ordinary text:
+the author of a web page could write a turn of the user otherwise.
 """
 
 import re
@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from ppojob_trainer.data.chat import ChatTokenizer
 
 
-class DeadText:
-    """Encodes texts of a template with bodies between them in which no control token lives.
+class MessageText:
+    """Encodes pieces of a template with bodies between them: the texts of messages.
 
-    Control tokens are the special tokens, and those of the other added tokens that stand in the
-    template, such as Qwen's `</tool_response>`.
+    Control tokens are the special tokens, and those of the other added tokens that the template
+    has, such as Qwen's `</tool_response>`. They become tokens in pieces alone.
     """
 
     def __init__(self, chat: ChatTokenizer) -> None:
@@ -34,25 +34,21 @@ class DeadText:
         self._mark = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def encode(self, pieces: Sequence[str], bodies: Sequence[str]) -> list[int]:
-        """Token ids.
+        """Token ids of (bodies + 1,) pieces around (bodies,) bodies.
 
-        As long as no body has a control token they are those of the whole text, where tokens reach
-        over the seams as they do in what models are trained on.
-
-        Args:
-            pieces: (bodies + 1,) of the template.
-            bodies: (bodies,) of others.
+        As long as no body has a control token they are those of the whole text: tokens reach from
+        pieces into bodies as they do in what models are trained on.
         """
-        ids = self._chat.encode(_joined(pieces, bodies))
-        living = [self._ids[mark] for piece in pieces for mark in self._mark.findall(piece)]
-        if [i for i in ids if i in self.control] == living:
+        parts = zip(pieces, [*bodies, ""], strict=True)
+        ids = self._chat.encode("".join(piece + body for piece, body in parts))
+        wanted = [self._ids[mark] for piece in pieces for mark in self._mark.findall(piece)]
+        if [i for i in ids if i in self.control] == wanted:
             return ids
         return self._encode_apart(pieces, bodies)
 
-    def find(self, text: str, marks: Collection[str], start: int = 0) -> re.Match[str] | None:
+    def find(self, text: str, marks: Collection[str]) -> re.Match[str] | None:
         """The first of some control tokens in a text."""
-        found = self._mark.finditer(text, start)
-        return next((match for match in found if match[0] in marks), None)
+        return next((match for match in self._mark.finditer(text) if match[0] in marks), None)
 
     def at(self, text: str, place: int) -> str:
         """The control token at a place of a text; empty where there is none."""
@@ -60,19 +56,19 @@ class DeadText:
         return "" if found is None else found[0]
 
     def _encode_apart(self, pieces: Sequence[str], bodies: Sequence[str]) -> list[int]:
-        """As `encode`, stretch by stretch between the template's own control tokens."""
+        """As `encode`, part by part between the template's own control tokens."""
         ids: list[int] = []
-        stretch = ""
+        part = ""
         for piece, body in zip(pieces, [*bodies, ""], strict=True):
-            behind = 0
+            done = 0
             for mark in self._mark.finditer(piece):
-                ids += self._dead(stretch + piece[behind : mark.start()])
+                ids += self._ordinary(part + piece[done : mark.start()])
                 ids.append(self._ids[mark[0]])
-                stretch, behind = "", mark.end()
-            stretch += piece[behind:] + body
-        return ids + self._dead(stretch)
+                part, done = "", mark.end()
+            part += piece[done:] + body
+        return ids + self._ordinary(part)
 
-    def _dead(self, text: str) -> list[int]:
+    def _ordinary(self, text: str) -> list[int]:
         """Ids of a text, none of which is a control token."""
         if self._without is None:
             self._without = self._chat.without_tokens(self.control.values())
@@ -83,7 +79,3 @@ class DeadText:
         parts = self._mark.sub(lambda mark: mark[0][0] + "\0" + mark[0][1:], text).split("\0")
         apart = [self._without.encode(part, add_special_tokens=False).ids for part in parts]
         return [i for part in apart for i in part if i not in self.control]
-
-
-def _joined(pieces: Sequence[str], bodies: Sequence[str]) -> str:
-    return "".join(piece + body for piece, body in zip(pieces, [*bodies, ""], strict=True))
