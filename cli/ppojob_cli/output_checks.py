@@ -18,7 +18,7 @@ from ppojob_api.run_layout import (
 )
 from ppojob_cli.run_folder import has_run
 from ppojob_trainer.checkpoint.commit import unsealed
-from ppojob_trainer.models.adapter_sizes import count_adapters
+from ppojob_trainer.models.architectures import count_adapters
 
 COMMIT_BYTES: Final = 12
 """Of a trained weight in a commit: float32, and the two moments of AdamW."""

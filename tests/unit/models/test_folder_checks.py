@@ -21,10 +21,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ppojob_trainer.models.config_checks import context_tokens
-from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
-from ppojob_trainer.models.safetensors_header import BadHeader, read_header
+from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 

@@ -27,10 +27,8 @@ POLICY_ROLE: Final = "actorRollout"
 def export_commit(commit: Path, target: Path) -> int:
     """Put the policy's weights together, however many ranks wrote them, and write them.
 
-    Adapters are merged into the weights of the model that training began from.
-
-    The commit's own configuration names the model that training began from, whose config, tokenizer
-    and template go along.
+    The commit's own configuration names the model that training began from: adapters are merged
+    into its weights, and its config, tokenizer and template go along.
 
     Returns:
         The commit's step.
@@ -65,7 +63,6 @@ def export_commit(commit: Path, target: Path) -> int:
 
 
 def _model(settings: Mapping[str, Json], commit: Path) -> ModelSpec:
-    """What the job says of its model."""
     spec = settings.get("spec")
     try:
         return ModelSpec.model_validate(spec.get("model") if isinstance(spec, dict) else None)

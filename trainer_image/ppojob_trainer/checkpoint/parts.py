@@ -72,7 +72,7 @@ def _pieces(folder: Path, entry: FileEntry) -> Iterable[tuple[str, _Piece]]:
 
 
 def _read_boxes(path: Path, name: str) -> dict[str, Box]:
-    """What the tensors of a file are of, where they are parts."""
+    """The boxes of the tensors of a file that are parts of others."""
     with opened(path, name) as file:
         metadata = file.metadata() or {}
     try:

@@ -53,7 +53,7 @@ _DTYPE_NAMES: Final = {
 
 
 def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The `Join` of a tensor that is stored as it is: its parts, converted before they travel."""
+    """The `Join` of a tensor that is stored as it is: its parts, converted before they are sent."""
     return whole(tensor.detach().to(dtype))
 
 
@@ -65,13 +65,10 @@ def write_shard(
     Args:
         folder: the pending commit's folder.
         path: of the file, relative to it, with slashes.
-        tensors: any shapes and devices; they are not changed. Of one that is cut over ranks, this
-            rank's part is written.
+        tensors: of any shapes and devices. Of one that is cut over ranks, this rank's part is
+            written.
         role: whose state it is.
         rank: who writes it.
-
-    Returns:
-        The entry for the manifest.
 
     Raises:
         StorageError: the disk refused.
@@ -100,18 +97,15 @@ def write_tensors(
     Args:
         path: made or cut to nothing first; its folder exists.
         tensors: name to tensor; one that is cut over ranks is put together when its turn comes,
-            and the other ranks take part by `accompany_writer`.
+            and the other ranks take part by `give_parts`.
         dtype: floating tensors are converted to it, one at a time; None keeps theirs.
         metadata: strings for the header.
         join: gives what is stored of a tensor, of the same shape.
 
     Returns:
         Size in bytes and sha256 in hex of the file.
-
-    Raises:
-        StorageError: the disk refused.
     """
-    stored = {name: _stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
+    stored = {name: stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
     order = _order(stored)
     header = _encode_header(order, tensors, stored, metadata or {})
     file = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -126,35 +120,27 @@ def write_tensors(
     return size_bytes, sha256
 
 
-def accompany_writer(
+def give_parts(
     tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join = join
 ) -> None:
     """Give this rank's parts to the rank that calls `write_tensors` with the same arguments."""
-    stored = {name: _stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
+    stored = {name: stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
     for name in _order(stored):
         join(name, tensors[name], stored[name])
 
 
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
-    """Verify one file of a commit and map its tensors.
+    """Verify one file of a commit, else DamagedCommit, and map its tensors.
 
-    Returns:
-        Tensors on the CPU over a private mapping: writing to one changes no file and copies its
-        pages; copy them out and drop them to give the memory back.
-
-    Raises:
-        DamagedCommit: names the file.
+    They lie on the CPU over a private mapping: writing to one changes no file and copies its
+    pages; copy them out and drop them to give the memory back.
     """
     check_content(folder, entry)
     return read_tensors(folder / entry.path, name=f"{folder.name}/{entry.path}")
 
 
 def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
-    """Map the tensors of a safetensors file, unverified.
-
-    Raises:
-        DamagedCommit: it is not a safetensors file, or cannot be read.
-    """
+    """Map the tensors of a safetensors file, unverified; refuses as `opened` does."""
     with opened(path, name or str(path)) as file:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
 
@@ -178,7 +164,8 @@ def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
     return sorted(stored, key=lambda name: (-stored[name].itemsize, name))
 
 
-def _stored_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+def stored_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The type that a tensor is stored in: `dtype` if it is a floating one, else its own."""
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 

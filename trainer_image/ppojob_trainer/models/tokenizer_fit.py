@@ -11,13 +11,9 @@ from ppojob_trainer.models.problems import ModelReason
 def check_tokenizer_fit(
     chat: ChatTokenizer, vocabulary: int | None, folder: Path, stop_token_ids: Sequence[int]
 ) -> Iterator[Problem]:
-    """Hold a tokenizer against the model that is to read its numbers.
+    """Check that a tokenizer fits the model, whose embedding has `vocabulary` rows, if known.
 
-    Args:
-        chat: the tokenizer.
-        vocabulary: rows of the model's embedding; None where they are not known.
-        folder: of the tokenizer.
-        stop_token_ids: `spec.rollout.stopTokenIds`.
+    `folder` is the tokenizer's; `stop_token_ids` are `spec.rollout.stopTokenIds`.
     """
     if vocabulary is not None and chat.largest_token_id >= vocabulary:
         yield Problem(
@@ -53,13 +49,10 @@ def check_score_fit(
     largest_token_id: int,
     vocabulary: int | None,
 ) -> Iterator[Problem]:
-    """Hold the settings of a reward model against the model.
+    """Check that the settings of a reward model fit it; what is None is not known.
 
-    Args:
-        max_tokens: `spec.rewardModel.maxTokens`.
-        context_tokens: that the model was made for; None for no known limit.
-        largest_token_id: of its tokenizer.
-        vocabulary: rows of its embedding; None where they are not known.
+    `max_tokens` is `spec.rewardModel.maxTokens`, `context_tokens` the length that the model was
+    made for, `vocabulary` the rows of its embedding.
     """
     if max_tokens is not None and context_tokens is not None and max_tokens > context_tokens:
         yield Problem(
