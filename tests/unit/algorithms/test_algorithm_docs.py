@@ -133,13 +133,6 @@ def test_defaults_are_those_of_the_fields(path: str, said: str):
         assert next(float(word) for word in words if word[0].isdigit()) == default
 
 
-def test_the_first_table_lists_all_names():
-    listed = {path: names for (path,), _, names in table("in the manifest")}
-    assert sorted(listed["spec.algorithm.type"]) == sorted(ESTIMATORS)
-    assert sorted(listed["spec.algorithm.policyLoss.type"]) == sorted(POLICY_LOSSES)
-    assert sorted(listed["spec.algorithm.lossAggregation"]) == sorted(AGGREGATIONS)
-
-
 @pytest.mark.parametrize(
     ("head", "names"),
     [
