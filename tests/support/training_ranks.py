@@ -22,8 +22,7 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
-from ppojob_trainer.checkpoint.parts import read_parts
-from ppojob_trainer.checkpoint.tensors import write_shard, write_tensors
+from ppojob_trainer.checkpoint.tensors import read_parts, write_shard, write_tensors
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead

@@ -156,10 +156,7 @@ class CommitStore:
         A step that is sealed already (by a controller killed right behind the rename) stays as it
         is; a damaged one is replaced.
 
-        Args:
-            pending: from ``begin``.
-            progress: all scalar state.
-            files: the entries that the ranks answered, each fsynced.
+        The files are the entries that the ranks answered, each fsynced.
 
         Raises:
             DamagedCommit: a listed file is absent or of another length, or one is not listed.
@@ -227,11 +224,7 @@ class CommitStore:
         return identity.changed_files(self._identity, commit.manifest, commit.folder)
 
     def is_whole(self, step: int) -> bool:
-        """Whether a step is sealed and undamaged; its bytes are checked once a process.
-
-        Raises:
-            CannotResume: it is of another job, configuration or format.
-        """
+        """Whether a step is sealed and undamaged; its bytes are checked once a process."""
         try:
             self._verify(step, again=False)
         except DamagedCommit:
@@ -285,9 +278,7 @@ class CommitStore:
         A commit counts only once every byte of it was checked in this process (or was hashed on
         its way to the disk), so that a good one never goes in favour of a damaged one.
 
-        Args:
-            keep_last: whole commits that stay, at least 1.
-            best: step of a commit that stays too, where `best` points; None for none.
+        The last `keep_last` whole ones stay, and the commit of step `best`, where the link points.
 
         Returns:
             Steps of the removed ones, newest first.

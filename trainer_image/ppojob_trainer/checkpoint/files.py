@@ -32,11 +32,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def files_of_all_ranks(
     entries: Iterable[FileEntry], role: str, name: str, commit: str
 ) -> list[FileEntry]:
-    """The files of one kind that the ranks of a role have written.
-
-    Raises:
-        DamagedCommit: a rank's is missing, or all are.
-    """
+    """The files of one kind that the ranks of a role have written, or DamagedCommit."""
     found = [e for e in entries if e.role == role and PurePosixPath(e.path).name == name]
     if sorted(entry.rank for entry in found) != list(range(max(1, len(found)))):
         raise DamagedCommit(

@@ -13,8 +13,7 @@ from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.manifest import Manifest
 from ppojob_trainer.errors import CannotResume, DamagedCommit
-
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+from ppojob_trainer.json_value import Json
 
 _ABSENT: Final = "(absent)"
 _SHOWN_DIGITS: Final = 12
@@ -116,11 +115,7 @@ def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
 
 
 def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
-    """The settings that a commit was made with: what `Identity.document` was then.
-
-    Raises:
-        DamagedCommit: they are absent, or not what the manifest says.
-    """
+    """The settings that a commit was made with: what `Identity.document` was, or DamagedCommit."""
     entry = next((file for file in found.files if file.sha256 == found.config_sha256), None)
     if entry is None:
         raise DamagedCommit(

@@ -15,14 +15,8 @@ def check_tokenizer_fit(
 
     `folder` is the tokenizer's; `stop_token_ids` are `spec.rollout.stopTokenIds`.
     """
-    if vocabulary is not None and chat.largest_token_id >= vocabulary:
-        yield Problem(
-            str(folder / "tokenizer.json"),
-            f"token ids up to {chat.largest_token_id}",
-            f"the model's embedding has {vocabulary} rows",
-            "the tokenizer that the model was made with",
-            ModelReason.VOCABULARY,
-        )
+    where = str(folder / "tokenizer.json")
+    yield from _check_vocabulary(where, chat.largest_token_id, vocabulary, "model")
     if not chat.eos_token_ids and not stop_token_ids:
         yield Problem(
             str(folder / "tokenizer_config.json"),
@@ -62,11 +56,18 @@ def check_score_fit(
             f"at most {context_tokens}, or remove it",
             ReasonCode.OUT_OF_RANGE,
         )
-    if vocabulary is not None and largest_token_id >= vocabulary:
+    where = "spec.rewardModel.tokenizerPath"
+    yield from _check_vocabulary(where, largest_token_id, vocabulary, "reward model")
+
+
+def _check_vocabulary(
+    where: str, largest: int, vocabulary: int | None, name: str
+) -> Iterator[Problem]:
+    if vocabulary is not None and largest >= vocabulary:
         yield Problem(
-            "spec.rewardModel.tokenizerPath",
-            f"token ids up to {largest_token_id}",
-            f"the reward model's embedding has {vocabulary} rows",
+            where,
+            f"token ids up to {largest}",
+            f"the {name}'s embedding has {vocabulary} rows",
             "the tokenizer that the model was made with",
             ModelReason.VOCABULARY,
         )
