@@ -25,7 +25,7 @@ from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_sealed
 from ppojob_trainer.controller.position import read_position
 from ppojob_trainer.errors import CannotResume, DamagedCommit
-from ppojob_trainer.models.adapter_sizes import count_adapters
+from ppojob_trainer.models.architectures import count_adapters
 from ppojob_trainer.models.fingerprint import base_of
 
 LOCK_FILE: Final = ".lock"

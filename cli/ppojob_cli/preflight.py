@@ -26,7 +26,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
-from ppojob_trainer.models.adapter_sizes import check_targets
+from ppojob_trainer.models.architectures import check_targets
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, REWARD
 from ppojob_trainer.models.problems import ModelReason

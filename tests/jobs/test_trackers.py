@@ -12,8 +12,6 @@ import run_folders
 import tiny_jobs
 import tracker_runs
 
-from ppojob_trainer.metrics.names import is_repeatable
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STUB = Path(__file__).parents[1] / "support" / "stub_tracker.py"
@@ -22,7 +20,7 @@ RECOVERY = {"restartsWithoutProgress": 1000}
 
 def repeatable(points: tracker_runs.Points) -> tracker_runs.Points:
     """Without the clock's: a step that is done again takes another time."""
-    return [point for point in points if is_repeatable(point[1])]
+    return [point for point in points if run_folders.is_repeatable(point[1])]
 
 
 def test_they_hold_a_run_that_was_killed(

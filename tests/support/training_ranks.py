@@ -20,10 +20,9 @@ from transformers import LlamaForSequenceClassification, PreTrainedModel
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
-from ppojob_trainer.checkpoint.export import accompany_export, export_model
+from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
-from ppojob_trainer.checkpoint.parts import read_parts
-from ppojob_trainer.checkpoint.tensors import write_shard, write_tensors
+from ppojob_trainer.checkpoint.tensors import read_parts, write_shard, write_tensors
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
@@ -263,11 +262,8 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     engine.predict(rows_of_step())
     adapters = adapters_of(model)
     options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000, "adapters": adapters}
-    if world.rank == 0:
-        target = folder / f"export-of-{name_of(world.dims)}"
-        export_model(target, hf_named_tensors(model), model_folder=folder / "untied", **options)
-    else:
-        accompany_export(hf_named_tensors(model), **options)
+    target = folder / f"export-of-{name_of(world.dims)}" if world.rank == 0 else None
+    export_model(target, hf_named_tensors(model), model_folder=folder / "untied", **options)
     return {}
 
 

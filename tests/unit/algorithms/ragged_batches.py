@@ -76,6 +76,17 @@ def _steps(low: float, high: float) -> st.SearchStrategy[float]:
     return st.integers(round(low * 64), round(high * 64)).map(lambda n: n / 64)
 
 
+_RANGES = {
+    "values": (-2.0, 2.0),
+    "returns": (-3.0, 3.0),
+    "new_values": (-2.0, 2.0),
+    "advantages": (-3.0, 3.0),
+    "logprobs": (-4.0, 0.0),
+    "old_logprobs": (-4.0, 0.0),
+    "ref_logprobs": (-4.0, 0.0),
+    "rollout_logprobs": (-4.0, 0.0),
+}
+
 # Few values, so that groups of equal scores are common; 0.1 and 0.7 round in sums.
 _REWARDS = st.sampled_from([0.0, 0.0, 1.0, -1.0, 0.1, 0.7, 2.5]).map(
     lambda x: float(torch.tensor(x, dtype=torch.float32))
@@ -95,14 +106,7 @@ def batches(draw: st.DrawFn) -> Batch:
         groups=groups,
         mask=column(st.sampled_from([True, True, True, False])),
         rewards=column(_REWARDS),
-        values=column(_steps(-2.0, 2.0)),
-        returns=column(_steps(-3.0, 3.0)),
-        new_values=column(_steps(-2.0, 2.0)),
-        advantages=column(_steps(-3.0, 3.0)),
-        logprobs=column(_steps(-4.0, 0.0)),
-        old_logprobs=column(_steps(-4.0, 0.0)),
-        ref_logprobs=column(_steps(-4.0, 0.0)),
-        rollout_logprobs=column(_steps(-4.0, 0.0)),
+        **{name: column(_steps(*ends)) for name, ends in _RANGES.items()},
     )
 
 
@@ -135,14 +139,7 @@ def fixed_batches() -> list[Batch]:
                 groups=[source.choice([0, 3, 4]) for _ in lengths],
                 mask=[[source.random() < 0.7 for _ in range(n)] for n in lengths],
                 rewards=column(lengths, -1.0, 1.0) if number < 12 else ends(lengths),
-                values=column(lengths, -2.0, 2.0),
-                returns=column(lengths, -3.0, 3.0),
-                new_values=column(lengths, -2.0, 2.0),
-                advantages=column(lengths, -3.0, 3.0),
-                logprobs=column(lengths, -4.0, 0.0),
-                old_logprobs=column(lengths, -4.0, 0.0),
-                ref_logprobs=column(lengths, -4.0, 0.0),
-                rollout_logprobs=column(lengths, -4.0, 0.0),
+                **{name: column(lengths, *bounds) for name, bounds in _RANGES.items()},
             )
         )
     return result

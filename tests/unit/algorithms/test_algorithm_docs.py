@@ -70,7 +70,7 @@ def test_the_tables_hold_what_the_manifest_allows():
     kl = section_model(AlgorithmSpec.model_fields["kl"].annotation)
     assert choices(policy_loss, "type") == POLICY_LOSSES.keys()
     assert choices(kl, "estimator") == {*KL, FULL_KL}
-    assert choices(AlgorithmSpec, "loss_aggregation") == AGGREGATIONS.keys()
+    assert choices(AlgorithmSpec, "loss_aggregation") == set(AGGREGATIONS)
     assert choices(AlgorithmSpec, "type") == ESTIMATORS.keys()
     with_critic = {name for name, estimator in ESTIMATORS.items() if estimator.has_critic}
     assert with_critic == CRITIC_ADVANTAGES.keys()
@@ -131,13 +131,6 @@ def test_defaults_are_those_of_the_fields(path: str, said: str):
         assert words[0] == str(default).lower()
     else:
         assert next(float(word) for word in words if word[0].isdigit()) == default
-
-
-def test_the_first_table_lists_all_names():
-    listed = {path: names for (path,), _, names in table("in the manifest")}
-    assert sorted(listed["spec.algorithm.type"]) == sorted(ESTIMATORS)
-    assert sorted(listed["spec.algorithm.policyLoss.type"]) == sorted(POLICY_LOSSES)
-    assert sorted(listed["spec.algorithm.lossAggregation"]) == sorted(AGGREGATIONS)
 
 
 @pytest.mark.parametrize(

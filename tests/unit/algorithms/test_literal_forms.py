@@ -29,13 +29,13 @@ from literal_comparison import (
     compare_kl,
     compare_kl_gradient,
     compare_logprobs,
+    compare_penalized_gae,
     compare_token_baselines,
     compare_value_gradient,
     compare_value_loss,
 )
 from literal_loss_comparison import CASES, compare_loss, compare_loss_gradient
 from planted_errors import MISTAKES
-from planted_loss_errors import LOSS_MISTAKES
 from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
 
 LOSSES = tuple(dict.fromkeys(case.name for case in CASES))
@@ -44,6 +44,7 @@ LOSSES = tuple(dict.fromkeys(case.name for case in CASES))
 COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], None]]] = {
     "advantages": ("advantages", compare_advantages),
     "gae": ("gae", compare_gae),
+    "penalized_gae": ("gae", compare_penalized_gae),
     "token_baselines": ("token_baseline", compare_token_baselines),
     "value_loss": ("value_loss", compare_value_loss),
     "value_gradient": ("value_loss", compare_value_gradient),
@@ -52,8 +53,8 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
     "kl_gradient": ("kl", compare_kl_gradient),
     "logprobs": ("fused_logprobs", compare_logprobs),
     "correction": ("rollout_correction", compare_correction),
-    "high_entropy": ("entropy_mask", compare_high_entropy),
-    "off_policy": ("off_policy_mask", compare_off_policy),
+    "high_entropy": ("token_masks", compare_high_entropy),
+    "off_policy": ("token_masks", compare_off_policy),
     "resampling": ("resampling", compare_resampling),
     "row_weights": ("rollout_correction", compare_row_weights),
     "diagnostics": ("rollout_diagnostics", compare_diagnostics),
@@ -63,33 +64,15 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
 
 # In the order in which they import each other, so that each finds the changed ones before it.
 ALGORITHMS = (
-    "masked", "group_scores", "advantages", "gae", "token_baseline", "value_loss", "aggregate",
+    "masked", "advantages", "gae", "token_baseline", "value_loss", "aggregate",
     "kl",
 )  # fmt: skip
 POLICY_LOSSES = (
-    "inputs",
-    "clip",
-    "bypass",
-    "cispo",
-    "covariance",
-    "dppo",
-    "dro",
-    "geo_mean",
-    "gpg",
-    "gspo",
-    "prime_rl",
-    "sapo",
-    "vespo",
-    "table",
-)
+    "inputs", "clip", "bypass", "cispo", "covariance", "dppo", "dro", "geo_mean", "gpg", "gspo",
+    "prime_rl", "sapo", "vespo", "table",
+)  # fmt: skip
 # After the losses' inputs.
-CORRECTION = (
-    "rollout_correction",
-    "rollout_diagnostics",
-    "entropy_mask",
-    "off_policy_mask",
-    "resampling",
-)
+CORRECTION = ("rollout_correction", "rollout_diagnostics", "token_masks", "resampling")
 MODULES = {
     **{name: f"ppojob_trainer.algorithms.{name}" for name in ALGORITHMS},
     **{name: f"ppojob_trainer.algorithms.policy_losses.{name}" for name in POLICY_LOSSES},
@@ -142,7 +125,7 @@ def load(
     ("changed", "comparison", "mistake"),
     [
         pytest.param(*places, mistake, id=f"{places[0]}: {mistake[0]}")
-        for places, mistakes in {**MISTAKES, **LOSS_MISTAKES}.items()
+        for places, mistakes in MISTAKES.items()
         for mistake in mistakes
     ],
 )

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from correction_comparison import METHODS, scores_of
-from ragged_batches import Batch, for_any_batch
 from verl_batches import VERL
 
 from ppojob_trainer.algorithms.resampling import drawn, resampling_weights
@@ -37,21 +35,6 @@ def test_by_hand():
     assert drawn(torch.zeros(3, dtype=torch.float64), draws[:3]).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_rows_are_drawn_as_often_as_they_weigh(method: str):
-    scores = torch.tensor([0.0, 1.0, 2.0, -3.0, 2.0, 7.0])
-    is_trained = torch.tensor([True, True, True, True, True, False])
-    weights = resampling_weights(scores, is_trained, method=method, power=2.0)
-    total = torch.zeros(6, dtype=torch.int64)
-    rounds = 4000
-    for step in range(rounds):
-        total += drawn(weights, torch.from_numpy(uniform_draws(6, 3, step)))
-    assert int(total.sum()) == 5 * rounds
-    expected = 5 * rounds * weights / weights.sum()
-    # Five standard deviations.
-    assert ((total - expected).abs() <= 5 * expected.sqrt() + 1).all()
-
-
 def test_draws_belong_to_their_key():
     assert (uniform_draws(5, 1, 2) == uniform_draws(9, 1, 2)[:5]).all()
     assert (uniform_draws(5, 1, 2) != uniform_draws(5, 1, 3)).all()
@@ -60,13 +43,3 @@ def test_draws_belong_to_their_key():
 
 
 KNOWN = (0.2996269638247443, 0.0739441105013603)
-
-
-@for_any_batch
-def test_every_draw_is_of_a_row_that_is_trained_on(batch: Batch):
-    scores, is_trained = scores_of(batch)
-    for method in METHODS:
-        weights = resampling_weights(scores, is_trained, method=method, power=2.0)
-        found = drawn(weights, torch.from_numpy(uniform_draws(len(scores), 0, 1)))
-        assert int(found.sum()) == int(is_trained.sum())
-        assert not found[~is_trained].any()

@@ -20,6 +20,7 @@ from ppojob_trainer.algorithms.kl import KL, kl_estimate
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
+from ppojob_trainer.algorithms.token_masks import off_policy
 
 LOSSES = (*VERL["losses"], *TRL["losses"], *PRIME_RL["losses"])
 METRICS = {
@@ -54,7 +55,7 @@ def test_the_table_has_everything():
     assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys() | TOKEN_BASELINES.keys()
     assert {case["type"] for case in VERL["estimators"] if "kept" in case} == estimators
     assert {case["estimator"] for case in VERL["kl"]} == KL.keys()
-    assert {case["mode"] for case in VERL["aggregations"]} == AGGREGATIONS.keys()
+    assert {case["mode"] for case in VERL["aggregations"]} == set(AGGREGATIONS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,3 +134,16 @@ def test_kl(case: dict[str, Any]):
 def test_aggregations(case: dict[str, Any]):
     for stored, theirs in zip(stored_batches(), case["results"], strict=True):
         assert_close(stored.total(stored["advantages"], case["mode"]), [theirs])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", TRL["off_policy_masks"], ids=lambda case: case["threshold"])
+def test_off_policy_masks(case: dict[str, Any], dtype: torch.dtype):
+    """TRL keeps or drops whole responses, which have one advantage there."""
+    for number, stored in enumerate(stored_batches(dtype)):
+        columns = (stored["logprobs"], stored["rollout_logprobs"])
+        advantages = advantages_of_trl(number, stored, dtype)
+        found = off_policy(*columns, advantages, stored.mask, stored.lengths, case["threshold"])
+        kept = torch.tensor([bool(k) for k in case["kept"][number]])
+        dropped = ~kept.repeat_interleave(stored.lengths) & stored.mask
+        assert found.tolist() == dropped.tolist()

@@ -8,7 +8,6 @@ from pathlib import Path
 import kill_server
 import msgspec
 import pytest
-import torch
 
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.identity import check_base
@@ -18,10 +17,9 @@ from ppojob_trainer.checkpoint.journal import (
     Journal,
     Rewound,
     StepDone,
-    last_sealed,
     resume_point,
 )
-from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
+from ppojob_trainer.checkpoint.tensors import write_shard
 from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCommit
 
 FILES = (
@@ -104,24 +102,6 @@ def test_each_damage_is_named_and_the_commit_before_is_used(root, file, damage, 
     assert [refusal.file for refusal in found.refusals] == [f"step-000003/{file}"]
     assert found.refusals[0].reason
     assert os.readlink(root / "checkpoints" / "latest") == "step-000002"
-
-
-def test_two_shards_swapped_are_noticed(root: Path, newest):
-    folder = newest / "actor"
-    (folder / "rank-0").rename(folder / "x")
-    (folder / "rank-1").rename(folder / "rank-0")
-    (folder / "x").rename(folder / "rank-1")
-    found = kill_server.open_store(root).latest()
-    assert found.commit.step == 2
-    assert found.refusals[0].file == f"step-000003/{FILES[0]}"
-
-
-def test_two_damaged_commits_cost_two(root: Path, newest):
-    flip(newest / FILES[0], -1)
-    (root / "checkpoints" / "step-000002" / "manifest.json").unlink()
-    found = kill_server.open_store(root).latest()
-    assert found.commit.step == 1
-    assert [refusal.step for refusal in found.refusals] == [3, 2]
 
 
 def test_no_whole_commit_left_is_never_a_start_from_nothing(root: Path):
@@ -234,25 +214,6 @@ def test_files_that_changed_since_a_commit_are_named(tmp_path: Path):
     assert store.changed_files(store.read(2)) == []
 
 
-def test_a_fresh_folder_has_no_commit(tmp_path: Path):
-    found = kill_server.open_store(tmp_path).recover()
-    assert (found.commit, found.refusals) == (None, ())
-
-
-def test_is_whole_is_false_for_damaged_and_absent_ones(root: Path):
-    flip(root / "checkpoints" / "step-000002" / FILES[0], -1)
-    store = kill_server.open_store(root)
-    assert store.steps() == (1, 2, 3)
-    assert [store.is_whole(step) for step in (1, 2, 3, 4)] == [True, False, True, False]
-
-
-def test_prune_keeps_the_last_whole_ones(root: Path):
-    store = kill_server.open_store(root)
-    assert store.prune(2) == (1,)
-    assert store.steps() == (2, 3)
-    assert store.prune(2) == ()
-
-
 def test_prune_never_takes_the_newest_whole_one(root: Path, newest):
     flip(newest / FILES[0], -1)
     flip(root / "checkpoints" / "step-000002" / FILES[0], -1)
@@ -310,12 +271,6 @@ def test_seal_refuses_what_does_not_fit_the_answers(root: Path):
     assert store.seal(pending, kill_server.progress(4), [entry]).step == 4
 
 
-def test_what_a_rank_wrote_is_read_back(root: Path):
-    commit = kill_server.open_store(root).latest().commit
-    read = read_shard(commit.folder, commit.manifest.files[0])
-    assert torch.equal(read["weight"], kill_server.tensors(3)["weight"])
-
-
 def test_commits_that_vanished_are_noticed_by_the_journal(root: Path, newest):
     store = kill_server.open_store(root)
     events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 3)]
@@ -359,22 +314,3 @@ def test_a_damaged_journal_line_is_named(tmp_path: Path, line: bytes):
         file.write(line + b"\n")
     with pytest.raises(DamagedCommit, match=r"^journal\.jsonl:2: no event"):
         journal.read()
-
-
-def test_a_run_began_once(tmp_path: Path):
-    """Whoever asks sees the time of the first event, also of a journal that an older one began."""
-    journal = Journal(tmp_path / "journal.jsonl")
-    began = journal.began()
-    journal.append(StepDone(time=began + 1, progress=kill_server.progress(1)))
-    assert Journal(journal.path).began() == began
-    assert len(journal.read()) == 2
-    older = Journal(tmp_path / "older.jsonl")
-    older.append(EpochStarted(time=5.5, role="reward", epoch=1, world_size=1))
-    assert older.began() == 5.5
-
-
-def test_last_sealed():
-    events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 4)]
-    assert last_sealed([]) is None
-    assert last_sealed(events) == 4
-    assert last_sealed([*events, events[0]]) == 2

@@ -1,11 +1,15 @@
 """A process killed at every failpoint of a commit: the commit before or the new one, never half."""
 
 import hashlib
+import json
 import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import kill_server
@@ -23,6 +27,23 @@ COMMIT_POINTS = [
     point for point in failpoints.all_points() if point.startswith(("checkpoint.", "journal."))
 ]
 EXPORT_POINTS = [point for point in failpoints.all_points() if point.startswith("export.")]
+
+
+@pytest.fixture(scope="module")
+def run_process() -> Iterator[Callable[..., int]]:
+    """Run a script in a process of its own; gives its exit code, negative for a signal."""
+    command = [sys.executable, kill_server.__file__]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(script: str, root: Path, arm: str = "", kill_after: float | None = None) -> int:
+        order = {"script": script, "root": str(root), "arm": arm, "kill_after": kill_after}
+        server.stdin.write(json.dumps(order) + "\n")
+        server.stdin.flush()
+        return int(server.stdout.readline())
+
+    with server:
+        yield run
+        server.stdin.close()
 
 
 def tree(root: Path) -> dict[str, str]:
@@ -82,7 +103,7 @@ def test_killed_anywhere_then_the_same_again(run_process, begun, undisturbed, tm
 
 
 def without_journal(files: dict[str, str]) -> dict[str, str]:
-    """Killed between seal and journal, the next life has nothing to write there."""
+    """Killed between seal and journal, the next process has nothing to write there."""
     return {name: content for name, content in files.items() if name != "journal.jsonl"}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ppojob_trainer.checkpoint.export import export_model, plan_files
+from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.errors import ConfigError
 
 WEIGHTS = {
@@ -106,12 +106,6 @@ def test_split_weights_have_an_index(export):
     for name, file in index["weight_map"].items():
         with safe_open(target / file, "pt") as opened:
             assert torch.equal(opened.get_tensor(name), WEIGHTS[name])
-
-
-def test_plan_files_counts_stored_bytes():
-    plan = plan_files(WEIGHTS, torch.bfloat16, 64)
-    assert plan == [["model.embed.weight", "model.norm.weight", "model.steps"]]
-    assert plan_files(WEIGHTS, torch.bfloat16, 1) == [[name] for name in sorted(WEIGHTS)]
 
 
 @pytest.mark.parametrize("text", [None, "{"])

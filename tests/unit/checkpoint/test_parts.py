@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
-from ppojob_trainer.checkpoint.parts import read_parts
-from ppojob_trainer.checkpoint.tensors import write_tensors
+from ppojob_trainer.checkpoint.tensors import read_parts, write_tensors
 from ppojob_trainer.errors import DamagedCommit
 from ppojob_trainer.parallel.boxes import Box
 

@@ -73,14 +73,6 @@ def test_special_values_keep_their_bits(tmp_path: Path):
     assert torch.equal(read.view(torch.int32), special.view(torch.int32))
 
 
-def test_conversion_takes_floating_tensors_only(tmp_path: Path):
-    given_tensors = {"w": torch.tensor([1.0, 1 / 3]), "n": torch.tensor([7])}
-    tensors.write_tensors(tmp_path / "a", given_tensors, dtype=torch.bfloat16)
-    read = tensors.read_tensors(tmp_path / "a")
-    assert torch.equal(read["w"], given_tensors["w"].bfloat16())
-    assert read["n"].dtype == torch.int64
-
-
 def test_tensors_larger_than_a_chunk(tmp_path: Path):
     big = torch.arange(3 * files.CHUNK_BYTES // 4 + 5, dtype=torch.int32)
     _, sha256 = tensors.write_tensors(tmp_path / "a", {"big": big, "small": torch.ones(3)})

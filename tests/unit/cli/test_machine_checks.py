@@ -209,6 +209,5 @@ def test_a_folder_of_runs_is_no_library(tmp_path: Path, monkeypatch: pytest.Monk
     """As wandb leaves one behind, where the command line may be started again."""
     (tmp_path / "ppojob_no_library").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    library = libraries.Library(("ppojob_no_library",), ())
-    monkeypatch.setitem(libraries.LIBRARIES, "of a folder", library)
+    monkeypatch.setitem(libraries.LIBRARIES, "of a folder", ("ppojob_no_library",))
     assert libraries.missing_modules()["of a folder"] == "ppojob_no_library"

@@ -19,7 +19,7 @@ from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.fingerprint import fingerprint
 from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.safetensors_header import BadHeader
+from ppojob_trainer.models.weight_files import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rpc.identity import PodIdentity, config_digest, program_digest
 from ppojob_trainer.supervisor.identity import OwnIdentity

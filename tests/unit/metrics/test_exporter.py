@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from chart import all_series, selectors
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.exporter import Prometheus
-from ppojob_trainer.metrics.series import CONTROLLER_SERIES, POD_SERIES, series_of
 
 
 class Clock:
@@ -58,13 +56,13 @@ def test_every_row_of_the_table_is_shown_under_its_own_name(exporter):
     page = scrape(exporter)
     shown = {sample.name for family in page.values() for sample in family.samples}
     for metric in names.METRICS:
-        assert set(metric.series.selectors) <= shown, metric.name
+        assert selectors(metric.series) <= shown, metric.name
         family = page[metric.series.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (metric.series.kind, metric.meaning)
 
 
 def test_all_series_are_distinct_and_well_named():
-    everything = names.all_series()
+    everything = all_series()
     assert len({series.name for series in everything}) == len(everything)
     for series in everything:
         assert re.fullmatch(r"ppojob_[a-z0-9]+(_[a-z0-9]+)*", series.name), series.name
@@ -139,35 +137,3 @@ def test_progress_and_commits_are_dated():
             names = (f"ppojob_last_{of}_timestamp_seconds" for of in ("progress", "commit"))
             assert tuple(value(exporter, name) for name in names) == dates
         assert value(exporter, "ppojob_committed_step") == 1.0
-
-
-def test_steps_that_come_again_are_shown_again(exporter):
-    exporter.write(3, {"training/global_step": 3.0, "perf/total_num_tokens": 7.0})
-    exporter.cut_after(2)
-    exporter.write(3, {"training/global_step": 3.0, "perf/total_num_tokens": 7.0})
-    assert value(exporter, "ppojob_training_global_step") == 3.0
-    assert value(exporter, "ppojob_tokens_total") == 14.0
-
-
-def test_a_closed_exporter_gives_its_port_back(exporter):
-    exporter.write(1, {"actor/loss": 1.0})
-    other = Prometheus("sums", "127.0.0.1", 0)
-    port = other.port
-    other.close()
-    again = Prometheus("sums", "127.0.0.1", port)
-    again.close()
-
-
-@given(
-    st.from_regex(r"[a-z]+(/[a-z]+){0,2}", fullmatch=True), st.sampled_from(["s", "ms", "bytes"])
-)
-def test_a_derived_name_ends_in_its_base_unit(name, unit):
-    series = series_of(name, unit, "", None)
-    assert series.name.endswith(("_seconds", "_bytes"))
-    assert series.scale == {"s": 1.0, "ms": 1e-3, "bytes": 1.0}[unit]
-
-
-def test_the_page_lists_every_series():
-    page = names.render()
-    for series in (*CONTROLLER_SERIES, *POD_SERIES, *(metric.series for metric in names.METRICS)):
-        assert f"`{series.name}" in page

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ppojob_trainer.errors import DamagedCommit, StorageError
 from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.event_files import TensorBoard
-from ppojob_trainer.metrics.sinks import JsonLines, Sinks, encode_line
+from ppojob_trainer.metrics.sinks import JsonLines, encode_line
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,14 +29,6 @@ def read(path: Path) -> list[dict[str, float | None]]:
 @pytest.fixture
 def sink(tmp_path: Path) -> JsonLines:
     return JsonLines(tmp_path / "metrics.jsonl", clock=clock)
-
-
-def test_a_line_a_step(sink: JsonLines):
-    sink.write(0, {"val-core/s/acc/mean@1": 0.5})
-    sink.write(1, {"b": 2.0, "a": 1.0})
-    lines = sink.path.read_text().splitlines()
-    assert lines[1] == '{"step":1,"time":1000.5,"a":1.0,"b":2.0}'
-    assert len(lines) == 2
 
 
 @given(st.dictionaries(st.text(max_size=5), st.floats(), max_size=5))
@@ -143,17 +135,6 @@ def test_tensorboard_says_which_folder_is_full(tmp_path: Path):
             sink.write(1, {"x": 1.0})
 
 
-def test_sinks_write_cut_and_close_all(sink: JsonLines, tmp_path: Path):
-    sinks = Sinks((sink, TensorBoard(tmp_path / "tb", clock=clock)))
-    for step in (0, 1, 2):
-        sinks.write(step, {"x": 1.0})
-    sinks.cut_after(1)
-    sinks.write(2, {"x": 2.0})
-    sinks.close()
-    assert [line["x"] for line in read(sink.path)] == [1.0, 1.0, 2.0]
-    assert scalars(tmp_path / "tb", "x") == [(0, 1.0), (1, 1.0), (2, 2.0)]
-
-
 def test_the_page_is_what_the_table_says():
     page = (ROOT / "docs" / "metrics.md").read_text()
     assert page == names.render(), "python -m ppojob_trainer.metrics.names > docs/metrics.md"
@@ -169,9 +150,3 @@ def test_each_name_is_there_once_and_finds_itself():
         assert found.name == metric.name
     assert names.find("actor/unheard_of") is None
     assert names.find("val-core/a/b/acc/mean@1") is not None
-
-
-def test_which_keys_two_runs_agree_in():
-    own = ["time", "timing_s/gen", "timing_per_token_ms/gen", "perf/throughput", "rpc/bytes"]
-    both = ["step", "actor/loss"]
-    assert [key for key in own + both if names.is_repeatable(key)] == both

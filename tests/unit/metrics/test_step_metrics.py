@@ -6,8 +6,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_folders import is_repeatable
 
 from ppojob_trainer.metrics import names
+from ppojob_trainer.metrics.pass_statistics import PassStatistics, step_statistics
 from ppojob_trainer.metrics.step_metrics import (
     Spread,
     StepRows,
@@ -142,7 +144,7 @@ def test_times_of_tools_are_told_under_a_name_that_is_not_compared():
         "timing_s/agent_loop/tool_calls/max": 3.0,
         "timing_s/agent_loop/tool_calls/min": 0.0,
     }
-    assert not any(map(names.is_repeatable, told))
+    assert not any(map(is_repeatable, told))
     assert None not in map(names.find, told)
 
 
@@ -228,3 +230,23 @@ def test_every_metric_has_a_row_in_the_table():
         **StepTimer(Clock()).finish().metrics(),
     }
     assert [key for key in keys if names.find(key) is None] == []
+
+
+def update(rate: float, norm: float, entropy_sum: float, tokens: int) -> PassStatistics:
+    return PassStatistics(
+        values={"actor/grad_norm": norm},
+        state={"actor/lr": rate},
+        token_sums={"actor/entropy": entropy_sum},
+        tokens=tokens,
+    )
+
+
+def test_means_weigh_tokens_values_are_averaged_over_updates_and_states_are_the_last():
+    told = step_statistics([update(1.0, 1.0, 2.0, 1), update(2.0, 4.0, 12.0, 3)])
+    assert told == {"actor/entropy": 14.0 / 4, "actor/grad_norm": 2.5, "actor/lr": 2.0}
+
+
+def test_updates_that_compute_nothing_leave_means_as_they_are():
+    with_signal, silent = update(1.0, 1.0, 20.0, 10), update(1.0, 0.0, 0.0, 0)
+    assert step_statistics([silent, with_signal, silent, silent])["actor/entropy"] == 2.0
+    assert math.isnan(step_statistics([silent])["actor/entropy"])

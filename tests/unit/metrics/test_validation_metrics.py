@@ -105,17 +105,6 @@ def test_accuracy_is_as_it_was_scored():
     assert found["val-core/s/acc/mean@1"] == 1.75
 
 
-def test_two_samples_a_prompt():
-    """Best of two draws from (1, 0): 1 unless both draws take the 0, so about 3/4."""
-    found = validation_metrics([row("s", 0, 1.0, pred="7"), row("s", 0, 0.0, pred="8")])
-    assert found["val-core/s/acc/mean@2"] == 0.5
-    assert found["val-core/s/acc/mean@1"] == 0.5
-    assert found["val-aux/s/acc/std@2"] == 0.5
-    assert found["val-core/s/acc/best@2/mean"] == pytest.approx(0.75, abs=0.04)
-    assert found["val-aux/s/acc/worst@2/mean"] == pytest.approx(0.25, abs=0.04)
-    assert found["val-core/s/acc/maj@2/mean"] == pytest.approx(0.5, abs=0.05)
-
-
 def test_core_takes_the_largest_n_only():
     rows = [row("s", prompt, float(n == 0), pred="x") for prompt in (0, 1) for n in range(8)]
     found = validation_metrics(rows)
@@ -145,10 +134,6 @@ def test_unequal_numbers_of_samples_and_no_vote_without_an_answer_of_each():
     assert found["val-core/s/acc/mean@1"] == 0.75
     assert found["val-core/s/acc/mean@2"] == 0.5
     assert not [key for key in found if "maj@" in key]
-
-
-def test_nothing_to_validate():
-    assert validation_metrics([]) == {}
 
 
 def test_every_key_has_a_row_in_the_table_and_repeats():

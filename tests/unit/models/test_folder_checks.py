@@ -21,10 +21,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ppojob_trainer.models.config_checks import context_tokens
-from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
-from ppojob_trainer.models.safetensors_header import BadHeader, read_header
+from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -70,26 +69,6 @@ def test_a_critic_can_be_made_of_a_language_model_or_a_classifier(tmp_path):
     for number, make in enumerate([MODELS["llama"], MODELS["qwen2"], *CLASSIFIERS.values()]):
         make(num_labels=1).save_pretrained(tmp_path / str(number))
         assert found(tmp_path / str(number), CRITIC) == []
-
-
-def test_only_a_classifier_of_texts_is_a_reward_model(tmp_path):
-    CLASSIFIERS["texts"](num_labels=1).save_pretrained(tmp_path / "texts")
-    assert found(tmp_path / "texts", REWARD) == []
-    CLASSIFIERS["tokens"](num_labels=1).save_pretrained(tmp_path / "tokens")
-    MODELS["llama"](tie_word_embeddings=True).save_pretrained(tmp_path / "policy")
-    for name in ("tokens", "policy"):
-        first, *_ = found(tmp_path / name, REWARD)
-        assert first.startswith(f"{tmp_path / name}/config.json:architectures: ")
-
-
-@pytest.mark.parametrize("kind", [CRITIC, REWARD])
-@pytest.mark.parametrize("labels", [2, 3])
-def test_several_labels_are_no_score(labels, kind, tmp_path):
-    # transformers writes no number of labels where there are two.
-    CLASSIFIERS["texts"](num_labels=labels).save_pretrained(tmp_path)
-    labelled, shape = found(tmp_path, kind)
-    assert labelled.startswith(f"{tmp_path}/config.json:id2label: got {labels} labels: ")
-    assert f"model.safetensors:score.weight: got shape [{labels}, 16]: " in shape
 
 
 def test_a_reward_model_needs_its_head_and_a_critic_does_not(tmp_path):

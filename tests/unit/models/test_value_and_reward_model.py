@@ -81,15 +81,6 @@ def test_a_reward_model_comes_back_frozen(tmp_path, dtype):
         assert not named[name].requires_grad
 
 
-@pytest.mark.parametrize("kind", [LlamaForCausalLM, LlamaForTokenClassification])
-def test_only_a_classifier_of_texts_scores_them(tmp_path, kind):
-    # A token classifier has a bias that a sequence classifier would drop.
-    save(tmp_path, kind, num_labels=1)
-    match = rf'config.json:architectures: got \["{kind.__name__}"\]: it gives no score of a text; '
-    with pytest.raises(ConfigError, match=match):
-        load_reward_model(tmp_path)
-
-
 LOADED = [
     (load_value_model, LlamaForTokenClassification, "spec.critic.path"),
     (load_reward_model, LlamaForSequenceClassification, "spec.rewardModel.path"),

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ppojob_trainer.metrics.series import POD_SERIES
+from ppojob_trainer.metrics.names import POD_SERIES
 from ppojob_trainer.rpc.messages.pods import PodStatus, RankState
 from ppojob_trainer.supervisor.health import health_server
 from ppojob_trainer.supervisor.pod_metrics import PodMetrics, read_process_use

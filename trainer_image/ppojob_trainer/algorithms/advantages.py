@@ -18,7 +18,7 @@ rejected rows stay in their groups; lengths, whitening and the result are of wha
 in verl, whose other estimators see what is kept alone: they get it for the mask.
 
 Arithmetic is done in float64 and given back in the dtype of the rewards. A group of equal scores
-has advantage exactly 0 (see `group_scores`), so a step can leave it out of the update.
+has advantage exactly 0 (see `GroupScores`), so a step can leave it out of the update.
 
 Departs from verl, in every estimator:
     - verl sums the rewards of all tokens into the score, masked ones included. Here masked tokens
@@ -35,8 +35,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppojob_trainer.algorithms.group_scores import GroupScores
-from ppojob_trainer.algorithms.masked import discounted_sum, row_count, whiten, zero_outside
+from ppojob_trainer.algorithms.masked import (
+    discounted_sum,
+    row_count,
+    row_sum,
+    segment_sum,
+    whiten,
+    zero_outside,
+)
 
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation by `grpo`, as verl does."""
@@ -44,15 +50,103 @@ STD_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What an estimator gives back; both are 0 at masked tokens.
+    """What an estimator gives back: (tokens,) A_t and R_t, both 0 at masked tokens.
 
-    Attributes:
-        advantages: (tokens,) A_t, the weight of each token in the policy gradient.
-        returns: (tokens,) R_t, what a critic would be fitted to.
+    A_t is the weight of a token in the policy gradient, R_t what a critic would be fitted to.
     """
 
     advantages: Tensor
     returns: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScores:
+    """Scores of the members: the rows that hold a trained token, sorted by group.
+
+    They are kept as differences to the first score of their group: equal scores then differ from
+    their mean by exactly 0 in any precision, where a mean of the scores is off by rounding.
+
+    Attributes:
+        rows: (members,) the rows, those of one group side by side, else in row order.
+        sizes: (groups,) members of each group.
+        of_member: (members,) the group of each member.
+        base: (members,) float64, the first score of the member's group.
+        offset: (members,) float64, score minus `base`; exactly 0 in a group of equal scores.
+        counts: (members,) float64, tokens of the row that are updated on.
+        kept: (tokens,) bool, those tokens.
+        lengths: (rows,) int64.
+    """
+
+    rows: Tensor
+    sizes: Tensor
+    of_member: Tensor
+    base: Tensor
+    offset: Tensor
+    counts: Tensor
+    kept: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        token_rewards: Tensor,
+        mask: Tensor,
+        lengths: Tensor,
+        groups: Tensor,
+        kept: Tensor | None = None,
+    ) -> "GroupScores":
+        """Add up the rewards of the trained tokens of each row, and sort the rows by group.
+
+        A row of which no trained token is `kept` stays a member: its score is true.
+        """
+        kept = mask if kept is None else kept
+        counts = row_count(kept, lengths)
+        members = torch.nonzero(row_count(mask, lengths) > 0).flatten()
+        rows = members[torch.argsort(groups[members], stable=True)]
+        _, of_member, sizes = torch.unique_consecutive(
+            groups[rows], return_inverse=True, return_counts=True
+        )
+        scores = row_sum(token_rewards.to(torch.float64), mask, lengths)[rows]
+        base = scores[sizes.cumsum(0) - sizes][of_member]
+        counted = counts[rows].to(torch.float64)
+        return cls(rows, sizes, of_member, base, scores - base, counted, kept, lengths)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum a column of members within each group: (members,) -> (groups,)."""
+        return segment_sum(values, self.sizes)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Average a column of members within each group: (members,) -> (groups,)."""
+        return self.sum(values) / self.sizes
+
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of a column of members within each group: (members,) -> (groups,)."""
+        if values.numel() == 0:
+            return values
+        return torch.segment_reduce(values, "max", lengths=self.sizes)
+
+    def to_members(self, values: Tensor) -> Tensor:
+        """Give each member its group's value: (groups,) -> (members,)."""
+        return values[self.of_member]
+
+    @property
+    def alone(self) -> Tensor:
+        """(members,) bool: the row is the only member of its group."""
+        return self.to_members(self.sizes == 1)
+
+    def minus(self, baseline: Tensor) -> Tensor:
+        """Score minus baseline of each member.
+
+        A row alone in its group has no peers to compare with: its baseline is 0. The others' are
+        (groups,), relative to the group's first score, as `offset` is.
+        """
+        return torch.where(self.alone, self.base, self.offset - self.to_members(baseline))
+
+    def to_tokens(self, values: Tensor) -> Tensor:
+        """Write each member's value on the tokens of its row that are updated on, 0 elsewhere."""
+        rows = values.new_zeros(self.lengths.numel())
+        rows[self.rows] = values
+        return zero_outside(torch.repeat_interleave(rows, self.lengths), self.kept)
 
 
 def grpo(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
@@ -66,10 +160,8 @@ def grpo(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
     Departs from verl: a group of equal scores gives exactly 0; verl leaves rounding noise, which it
     divides by 1e-6. See also the module's notes.
     """
-    members = scores.groups
-    mean = members.mean(scores.offset)
-    values = scores.minus(mean)
-    return values / members.spread(_divisor(scores)) if normalize_by_std else values
+    values = scores.minus(scores.mean(scores.offset))
+    return values / scores.to_members(_divisor(scores)) if normalize_by_std else values
 
 
 def grpo_passk(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
@@ -82,17 +174,14 @@ def grpo_passk(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
 
     Departs from verl: see `grpo`.
     """
-    members = scores.groups
-    best = members.spread(members.max(scores.offset))
+    best = scores.to_members(scores.max(scores.offset))
     is_best = scores.offset == best
     others = torch.where(is_best, -torch.inf, scores.offset)
     # With two of them the second best is as good as the best.
-    is_ahead = is_best & (members.spread(members.sum(is_best.to(torch.float64))) == 1.0)
-    ahead = torch.where(is_ahead, best - members.spread(members.max(others)), 0.0)
+    is_ahead = is_best & (scores.to_members(scores.sum(is_best.to(torch.float64))) == 1.0)
+    ahead = torch.where(is_ahead, best - scores.to_members(scores.max(others)), 0.0)
     values = torch.where(scores.alone, scores.base, ahead)
-    if normalize_by_std:
-        values = values / members.spread(_divisor(scores))
-    return values
+    return values / scores.to_members(_divisor(scores)) if normalize_by_std else values
 
 
 def rloo(scores: GroupScores) -> Tensor:
@@ -102,10 +191,9 @@ def rloo(scores: GroupScores) -> Tensor:
     `A_i = s_i - 1/(n-1) Σ_{j≠i} s_j = n/(n-1) (s_i - mean_g)`. A row alone in its group keeps its
     score, as verl's `rloo` does (its `rloo_vectorized` gives 0).
     """
-    members = scores.groups
-    sizes = members.sizes.to(torch.float64)
+    sizes = scores.sizes.to(torch.float64)
     factor = torch.where(sizes > 1, sizes / (sizes - 1), 1.0)
-    return scores.minus(members.mean(scores.offset)) * members.spread(factor)
+    return scores.minus(scores.mean(scores.offset)) * scores.to_members(factor)
 
 
 def opo(scores: GroupScores) -> Tensor:
@@ -115,8 +203,7 @@ def opo(scores: GroupScores) -> Tensor:
     `A_i = s_i - Σ_{j∈g} l_j s_j / Σ_{j∈g} l_j`, l_j the trained tokens of row j. A row alone in its
     group keeps its score, as in verl.
     """
-    members = scores.groups
-    return scores.minus(members.sum(scores.counts * scores.offset) / members.sum(scores.counts))
+    return scores.minus(scores.sum(scores.counts * scores.offset) / scores.sum(scores.counts))
 
 
 def gpg(scores: GroupScores) -> Tensor:
@@ -127,7 +214,7 @@ def gpg(scores: GroupScores) -> Tensor:
     1. The paper takes the rows of groups with signal for B_+. A row alone in its group keeps its
     score before scaling, as in verl.
     """
-    values = scores.minus(scores.groups.mean(scores.offset))
+    values = scores.minus(scores.mean(scores.offset))
     count = int((scores.base + scores.offset).count_nonzero())
     return values * (len(values) / max(1, count))
 
@@ -195,7 +282,7 @@ def reinforce_plus_plus_baseline(scores: GroupScores) -> Tensor:
     row alone in its group keeps its score before whitening, as in verl. As in verl the returns are
     the advantages.
     """
-    return scores.minus(scores.groups.mean(scores.offset))
+    return scores.minus(scores.mean(scores.offset))
 
 
 @torch.no_grad()
@@ -232,11 +319,10 @@ def _returns(token_rewards: Tensor, mask: Tensor, lengths: Tensor, gamma: float)
 
 def _divisor(scores: GroupScores) -> Tensor:
     """(groups,) the unbiased standard deviation and 1e-6; 1 and 1e-6 for a row alone."""
-    members = scores.groups
-    mean = members.spread(members.mean(scores.offset))
-    squares = members.sum((scores.offset - mean).square())
-    std = (squares / (members.sizes - 1).clamp(min=1)).sqrt()
-    return torch.where(members.sizes == 1, 1.0, std) + STD_EPSILON
+    mean = scores.to_members(scores.mean(scores.offset))
+    squares = scores.sum((scores.offset - mean).square())
+    std = (squares / (scores.sizes - 1).clamp(min=1)).sqrt()
+    return torch.where(scores.sizes == 1, 1.0, std) + STD_EPSILON
 
 
 def _of_scores(

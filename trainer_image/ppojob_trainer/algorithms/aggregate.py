@@ -5,55 +5,18 @@ mini-batch, however it is cut into micro-batches and spread over ranks, add up t
 their gradients add up to its gradient.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from ppojob_trainer.algorithms.masked import masked_sum, row_mean
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One micro-batch and the counts of the mini-batch that it is a part of."""
-
-    values: Tensor
-    mask: Tensor
-    lengths: Tensor
-    global_tokens: float
-    global_sequences: float
-    scale_tokens: float | None
-
-
-def _token_mean(part: _Part) -> Tensor:
-    return masked_sum(part.values, part.mask) / part.global_tokens
-
-
-def _token_sum(part: _Part) -> Tensor:
-    return masked_sum(part.values, part.mask)
-
-
-def _sequence_mean_token_sum(part: _Part) -> Tensor:
-    return masked_sum(part.values, part.mask) / part.global_sequences
-
-
-def _sequence_mean_token_sum_norm(part: _Part) -> Tensor:
-    assert part.scale_tokens is not None, "this mode needs a scale"
-    return _sequence_mean_token_sum(part) / part.scale_tokens
-
-
-def _sequence_mean_token_mean(part: _Part) -> Tensor:
-    return row_mean(part.values, part.mask, part.lengths).sum() / part.global_sequences
-
-
-AGGREGATIONS: dict[str, Callable[[_Part], Tensor]] = {
-    "token_mean": _token_mean,
-    "token_sum": _token_sum,
-    "sequence_mean_token_sum": _sequence_mean_token_sum,
-    "sequence_mean_token_sum_norm": _sequence_mean_token_sum_norm,
-    "sequence_mean_token_mean": _sequence_mean_token_mean,
-}
-"""Every aggregation by the name of `spec.algorithm.lossAggregation`."""
+AGGREGATIONS = (
+    "token_mean",
+    "token_sum",
+    "sequence_mean_token_sum",
+    "sequence_mean_token_sum_norm",
+    "sequence_mean_token_mean",
+)
+"""The names of `spec.algorithm.lossAggregation`."""
 
 
 def aggregate(
@@ -88,5 +51,15 @@ def aggregate(
     """
     # Where nothing is trained every sum is 0, and anything but 0 may stand below it.
     tokens, sequences = global_tokens or 1.0, global_sequences or 1.0
-    part = _Part(values, mask, lengths, tokens, sequences, scale_tokens)
-    return AGGREGATIONS[mode](part)
+    if mode == "sequence_mean_token_mean":
+        return row_mean(values, mask, lengths).sum() / sequences
+    total = masked_sum(values, mask)
+    if mode == "token_sum":
+        return total
+    if mode == "token_mean":
+        return total / tokens
+    of_rows = total / sequences
+    if mode == "sequence_mean_token_sum":
+        return of_rows
+    assert scale_tokens is not None, "this mode needs a scale"
+    return of_rows / scale_tokens

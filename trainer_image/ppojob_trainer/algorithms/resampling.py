@@ -31,14 +31,8 @@ def resampling_weights(
     Numbers are those of verl's `compute_pf_ppo_reweight_data`. A response without a trained token
     is never drawn; verl draws it too.
 
-    Args:
-        scores: (rows,) s, of the whole batch.
-        is_trained: (rows,) bool, whether a response has a trained token.
-        method: how.
-        power: of `pow`.
-
-    Returns:
-        (rows,) float64.
+    The scores are (rows,) of the whole batch, `is_trained` (rows,) bool says whether a response has
+    a trained token; the result is (rows,) float64.
     """
     scores = scores.to(torch.float64)
     if method == "pow":
@@ -55,14 +49,10 @@ def resampling_weights(
 
 
 def drawn(weights: Tensor, draws: Tensor) -> Tensor:
-    """Draw with replacement, as many responses as have a weight.
+    """Draw with replacement, as many responses as have a weight; (rows,) int64, how often each.
 
-    Args:
-        weights: (rows,) float64, not all of them 0 unless none is to be drawn.
-        draws: (rows,) float64, uniform in [0, 1); those behind the last one needed go unread.
-
-    Returns:
-        (rows,) int64, how often each was drawn.
+    Weights are (rows,) float64. Draws are (rows,) float64, uniform in [0, 1); those behind the last
+    one needed are not used.
     """
     (candidates,) = weights.nonzero(as_tuple=True)
     borders = weights[candidates].cumsum(0)

@@ -13,7 +13,7 @@ log ρ cut off at ±20.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What is done about it.
+    """How tokens are weighed, and which are rejected.
 
     Attributes:
         weights: whose ρ a token's loss is weighted by: none, the token's, or the whole response's.
@@ -82,13 +82,10 @@ class Correction:
         return cls(**weights, rejection=tuple(Rejection(**one) for one in rejection))
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What a rejection says of every token; all (tokens,).
+class Judged(NamedTuple):
+    """The divergence (tokens,) of the token or its response, and whether it is kept.
 
-    Attributes:
-        divergence: of the token, or of its response.
-        is_kept: bool, True also where the token was not trained before.
+    `is_kept` is True also where the token was not trained before.
     """
 
     divergence: Tensor

@@ -26,7 +26,7 @@ AREA = "rollout_corr"
 
 
 class _Rows:
-    """The rows, to take means over their trained tokens or over those of them that have some."""
+    """Takes sums and means over trained tokens, and over the rows that have some."""
 
     def __init__(self, mask: Tensor, lengths: Tensor) -> None:
         self.mask, self.lengths = mask, lengths

@@ -58,7 +58,7 @@ def optimal_token_baseline(
     behind = discounted_sum(ahead, counts, 1.0)
     summed = segment_sum(ahead, counts).repeat_interleave(counts) - behind + ahead
     baseline = _baseline(to_come, summed, _peers(groups, mask, lengths, places))
-    baseline[_goes_on_alone(mask, lengths, groups, places)[mask]] = 0.0
+    baseline[_is_past_all_others(mask, lengths, groups, places)[mask]] = 0.0
     returns = torch.zeros(mask.shape, dtype=torch.float64)
     advantages = torch.zeros_like(returns)
     returns[mask], advantages[mask] = to_come, to_come - baseline
@@ -99,7 +99,7 @@ def _baseline(to_come: Tensor, weights: Tensor, peers: Tensor) -> Tensor:
     return baseline
 
 
-def _goes_on_alone(mask: Tensor, lengths: Tensor, groups: Tensor, places: Tensor) -> Tensor:
+def _is_past_all_others(mask: Tensor, lengths: Tensor, groups: Tensor, places: Tensor) -> Tensor:
     """(tokens,) bool: behind the last trained token of all other rows of the group."""
     ends = row_max((places + 1).to(torch.float64), mask, lengths)
     alone_from = torch.zeros_like(ends)

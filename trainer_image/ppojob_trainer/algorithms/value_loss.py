@@ -4,25 +4,10 @@ Notation: V the critic's value, V_old its value before the update, R the return.
 flat.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ppojob_trainer.algorithms.masked import zero_outside
-
-
-@dataclass(frozen=True, slots=True)
-class TokenValueLoss:
-    """The loss of each token and what happened to it; both (tokens,).
-
-    Attributes:
-        loss: to be minimized; the only member with a gradient.
-        clipped: V moved beyond the clip and away from R: the loss no longer pulls it.
-    """
-
-    loss: Tensor
-    clipped: Tensor
 
 
 def clipped_value_loss(
@@ -32,7 +17,7 @@ def clipped_value_loss(
     *,
     value_clip: float,
     mask: Tensor | None = None,
-) -> TokenValueLoss:
+) -> tuple[Tensor, Tensor]:
     """Half the squared error of a value, with no gain from moving it further than the clip.
 
     `L = 1/2 max((V - R)², (clip(V, V_old - c, V_old + c) - R)²)`: the value loss of PPO's reference
@@ -40,15 +25,18 @@ def clipped_value_loss(
     without the clip.
 
     Numbers and gradients are those of verl's `compute_value_loss`; its `vf_clipfrac` is the share
-    of `clipped`.
+    of clipped tokens.
 
     c is `value_clip`. Where the mask is False the loss is 0 and has no gradient, whatever the
     columns hold there; without a mask every token is trained.
+
+    Returns:
+        (tokens,) the loss, and bool: V moved beyond the clip, and the loss has no gradient.
     """
     values, old, returns = (zero_outside(x, mask) for x in (values, old_values, returns))
     bounded = values.clamp(old - value_clip, old + value_clip)
     plain, clipped = (values - returns).square(), (bounded - returns).square()
-    return TokenValueLoss(0.5 * torch.maximum(plain, clipped), clipped > plain)
+    return 0.5 * torch.maximum(plain, clipped), clipped > plain
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ This file loads no torch: the controller imports it.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -72,11 +72,7 @@ class Commit:
         return self.manifest.progress.step
 
     def verify(self) -> None:
-        """Check every byte of every file.
-
-        Raises:
-            DamagedCommit: names the file.
-        """
+        """Check every byte of every file; DamagedCommit names the one that is wrong."""
         for entry in self.manifest.files:
             check_content(self.folder, entry)
 
@@ -95,12 +91,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """What a restart goes on from.
-
-    Attributes:
-        commit: the newest that is whole; None where none was ever sealed.
-        refusals: newer ones that are damaged, newest first.
-    """
+    """The newest whole commit, None where none was ever sealed, and newer damaged ones."""
 
     commit: Commit | None
     refusals: tuple[Refusal, ...]
@@ -117,12 +108,7 @@ class CommitStore:
     Only the job's controller may call what writes, one thread at a time: a StatefulSet keeps it
     alone, and on one machine the lock of the run folder does.
 
-    Args:
-        root: the checkpoints folder; made where it is absent.
-        job_uid: identity of the job.
-        config: canonical JSON of all settings that a resumed run must share (its trajectory).
-        files: path -> SHA-256 of files that it need not share.
-        base: fingerprint of the model whose adapters are trained; see `Identity`.
+    `root` is made where it is absent; the other arguments are those of `Identity`.
     """
 
     def __init__(
@@ -141,34 +127,26 @@ class CommitStore:
 
     @property
     def settings(self) -> bytes:
-        """All that this job's commits are told apart by; see `Identity.document`."""
+        """What tells this job's commits from others: see `Identity.document`."""
         return self._identity.document()
 
     def begin(self, step: int, *, rewinds: int = 0) -> PendingCommit:
         """Open the folder of a new commit.
 
         Called again with the same numbers (by a controller that was restarted while the ranks
-        went on), it gives the same folder with what is in it. All other unsealed folders go.
-
-        Args:
-            step: steps done.
-            rewinds: of the job; a rank that is late by one finds its folder gone.
-
-        Raises:
-            StorageError: the disk refused.
+        went on), it gives the same folder with what is in it. All other unsealed folders go, so a
+        rank that is late by a rewind of the job finds its folder gone.
         """
         folder = self.root / f".step-{step:06d}.{rewinds}.partial"
-        self._sweep(keep=folder)
+        self.clear(keep=folder)
         durable.make_folder(folder, exist_ok=True)
         return PendingCommit(step=step, folder=folder)
 
-    def clear(self) -> None:
-        """Remove every unsealed folder; nobody may be writing a commit.
-
-        Raises:
-            StorageError: the disk refused.
-        """
-        self._sweep(keep=None)
+    def clear(self, keep: Path | None = None) -> None:
+        """Remove every unsealed folder but `keep`; nobody may be writing a commit in them."""
+        for path in unsealed(self.root):
+            if path != keep:
+                durable.remove_tree(path, SWEEP_POINT)
 
     def seal(
         self, pending: PendingCommit, progress: Progress, files: Iterable[FileEntry]
@@ -178,19 +156,15 @@ class CommitStore:
         A step that is sealed already (by a controller killed right behind the rename) stays as it
         is; a damaged one is replaced.
 
-        Args:
-            pending: from ``begin``.
-            progress: all scalar state.
-            files: the entries that the ranks answered, each fsynced.
+        The files are the entries that the ranks answered, each fsynced.
 
         Raises:
             DamagedCommit: a listed file is absent or of another length, or one is not listed.
             StorageError: the disk refused; the commits before stand.
         """
-        assert progress.step == pending.step, f"{progress.step} is not {pending.step}"
         target = self.root / folder_name(pending.step)
         if target.exists() and self.is_whole(pending.step):
-            self._sweep(keep=None)
+            self.clear()
             self._point(LATEST_NAME, target)
             return self.read(pending.step)
         config_path = pending.folder / CONFIG_NAME
@@ -208,8 +182,8 @@ class CommitStore:
         )
         _check_listing(pending.folder, sealed.files)
         durable.write_file(pending.folder / MANIFEST_NAME, manifest.encode(sealed), MANIFEST_POINT)
-        for folder in _folders_below(pending.folder):
-            durable.fsync_folder(folder, PARTIAL_POINT)
+        for folder, _, _ in os.walk(pending.folder, topdown=False):
+            durable.fsync_folder(Path(folder), PARTIAL_POINT)
         damaged = self.root / f".{target.name}.damaged"
         if target.exists():
             durable.rename(target, damaged, REPLACE_POINT)
@@ -242,28 +216,30 @@ class CommitStore:
         return Commit(folder=folder, manifest=found)
 
     def layout_change(self, commit: Commit) -> str | None:
-        """In what the job's ranks and threads differ from those that wrote a commit, or None."""
+        """The first setting of ranks and threads that is another than a commit's, or None."""
         return identity.layout_change(self._identity, commit.manifest, commit.folder)
 
     def changed_files(self, commit: Commit) -> list[str]:
-        """Paths of the files whose content is another than when a commit was made."""
+        """Paths of the reward files that are not what they were when a commit was made."""
         return identity.changed_files(self._identity, commit.manifest, commit.folder)
 
     def is_whole(self, step: int) -> bool:
-        """Whether a step is sealed and undamaged; its bytes are checked once a process.
-
-        Raises:
-            CannotResume: it is of another job, configuration or format.
-        """
+        """Whether a step is sealed and undamaged; its bytes are checked once a process."""
         try:
-            commit = self.read(step)
-            if step not in self._verified:
-                commit.verify()
-                self._verified.add(step)
+            self._verify(step, again=False)
         except DamagedCommit:
-            self._verified.discard(step)
             return False
         return True
+
+    def _verify(self, step: int, *, again: bool) -> Commit:
+        """Read a commit and check its bytes; `again`: also those that were checked before."""
+        was_verified = step in self._verified
+        self._verified.discard(step)
+        commit = self.read(step)
+        if again or not was_verified:
+            commit.verify()
+        self._verified.add(step)
+        return commit
 
     def latest(self) -> Latest:
         """Find the newest commit that is whole, every byte of it checked.
@@ -275,14 +251,11 @@ class CommitStore:
         refusals: list[Refusal] = []
         for step in reversed(self.steps()):
             try:
-                commit = self.read(step)
-                commit.verify()
-                self._verified.add(step)
+                commit = self._verify(step, again=True)
             except DamagedCommit as error:
-                self._verified.discard(step)
                 refusals.append(Refusal(step=step, file=error.file, reason=error.reason))
-                continue
-            return Latest(commit=commit, refusals=tuple(refusals))
+            else:
+                return Latest(commit=commit, refusals=tuple(refusals))
         if refusals:
             raise CheckpointLost(
                 str(self.root),
@@ -292,14 +265,7 @@ class CommitStore:
         return Latest(commit=None, refusals=())
 
     def recover(self) -> Latest:
-        """Clear what a killed run left half done, and find where to go on; at a start or rewind.
-
-        Nobody may be writing a commit.
-
-        Raises:
-            CannotResume: see ``latest``.
-            CheckpointLost: see ``latest``.
-        """
+        """As ``latest``, after removing what a killed run left; nobody may be writing a commit."""
         self.clear()
         found = self.latest()
         if found.commit is not None:
@@ -312,14 +278,11 @@ class CommitStore:
         A commit counts only once every byte of it was checked in this process (or was hashed on
         its way to the disk), so that a good one never goes in favour of a damaged one.
 
-        Args:
-            keep_last: whole commits that stay, at least 1.
-            best: step of a commit that stays besides, where `best` points; None for none.
+        The last `keep_last` whole ones stay, and the commit of step `best`, where the link points.
 
         Returns:
             Steps of the removed ones, newest first.
         """
-        assert keep_last >= 1, "a job without any commit cannot be resumed"
         kept = 0
         removed = []
         if best is not None:
@@ -342,11 +305,6 @@ class CommitStore:
         durable.remove_tree(aside, SWEEP_POINT)
         self._verified.discard(step)
 
-    def _sweep(self, keep: Path | None) -> None:
-        for path in unsealed(self.root):
-            if path != keep:
-                durable.remove_tree(path, SWEEP_POINT)
-
     def _point(self, name: str, target: Path) -> None:
         link = self.root / name
         if link.is_symlink() and link.readlink() == Path(target.name):
@@ -359,7 +317,7 @@ class CommitStore:
 
 
 def unsealed(root: Path) -> list[Path]:
-    """What a run that ended in the middle of a commit has left, and its next start removes."""
+    """What a run that ended in the middle of a commit left; its next start removes it."""
     return sorted(path for path in root.iterdir() if _SWEPT.fullmatch(path.name))
 
 
@@ -372,9 +330,3 @@ def _check_listing(folder: Path, files: tuple[FileEntry, ...]) -> None:
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in listed | _LEFT_BY_A_KILLED_SEAL:
             raise DamagedCommit(f"{folder.name}/{name}", "no rank answered for this file")
-
-
-def _folders_below(folder: Path) -> Iterator[Path]:
-    """Every folder of a commit, the innermost first."""
-    for path, _, _ in os.walk(folder, topdown=False):
-        yield Path(path)

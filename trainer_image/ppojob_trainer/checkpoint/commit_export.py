@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import torch
 from pydantic import ValidationError
@@ -13,24 +12,20 @@ from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.commit import CONFIG_NAME
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
-from ppojob_trainer.checkpoint.identity import Json
-from ppojob_trainer.checkpoint.parts import read_parts
+from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.errors import ConfigError, DamagedCommit
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.fingerprint import base_of
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import Adapter, adapters_in
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
-POLICY_ROLE: Final = "actorRollout"
-
 
 def export_commit(commit: Path, target: Path) -> int:
     """Put the policy's weights together, however many ranks wrote them, and write them.
 
-    Adapters are merged into the weights of the model that training began from.
-
-    The commit's own configuration names the model that training began from, whose config, tokenizer
-    and template go along.
+    The commit's own configuration names the model that training began from: adapters are merged
+    into its weights, and its config, tokenizer and template go along.
 
     Returns:
         The commit's step.
@@ -45,7 +40,7 @@ def export_commit(commit: Path, target: Path) -> int:
     settings = identity.settings_of(found, commit)
     model = _model(settings, commit)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
-    entries = files_of_all_ranks(found.files, POLICY_ROLE, MODEL_FILE, commit.name)
+    entries = files_of_all_ranks(found.files, "actorRollout", MODEL_FILE, commit.name)
     tensors = read_parts(commit, entries, {}, rank=0)
     adapters: dict[str, Adapter] = {}
     if model.lora is not None:
@@ -65,7 +60,6 @@ def export_commit(commit: Path, target: Path) -> int:
 
 
 def _model(settings: Mapping[str, Json], commit: Path) -> ModelSpec:
-    """What the job says of its model."""
     spec = settings.get("spec")
     try:
         return ModelSpec.model_validate(spec.get("model") if isinstance(spec, dict) else None)

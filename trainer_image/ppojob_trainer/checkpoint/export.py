@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import Join, accompany_writer, join, write_tensors
+from ppojob_trainer.checkpoint.tensors import Join, give_parts, join, stored_dtype, write_tensors
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.lora import Adapter
 
@@ -24,10 +24,6 @@ CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
 MAX_FILE_BYTES: Final = 5 << 30
 ADAPTER_FOLDER: Final = "adapter"
 """Folder of the adapters in an export, where a job has trained such."""
-_ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
-_ADAPTER_CONFIG: Final = "adapter_config.json"
-_ADAPTER_PREFIX: Final = "base_model.model."
-
 _NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
 
 _TOKENIZER_FILES: Final = (
@@ -44,7 +40,7 @@ _MODEL_FILES: Final = ("generation_config.json", "*.py", "LICENSE*", "NOTICE*")
 
 
 def export_model(
-    target: Path,
+    target: Path | None,
     tensors: Iterable[tuple[str, Tensor]],
     *,
     model_folder: Path,
@@ -54,12 +50,14 @@ def export_model(
     max_file_bytes: int = MAX_FILE_BYTES,
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
 ) -> None:
-    """Write a model folder; with adapters their weights are merged, and they lie beside them.
+    """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
+
+    Where the model is cut over ranks all of them call this, and weights are put together one at a
+    time; one rank writes.
 
     Args:
-        target: the folder, replaced as a whole.
-        tensors: Hugging Face names and tensors; tied ones once. Those of a model that is cut over
-            ranks are put together one at a time; the other ranks call `accompany_export`.
+        target: the folder, replaced as a whole; None for a rank that gives its parts only.
+        tensors: Hugging Face names and tensors; tied ones once.
         model_folder: where training began: its config and generation config are taken over.
         dtype: of the stored weights; floating tensors are converted one at a time.
         tokenizer_folder: where the tokenizer lies, if not in ``model_folder``.
@@ -71,6 +69,12 @@ def export_model(
         StorageError: the disk refused; an older export stands.
         ConfigError: ``model_folder`` has no readable config.json.
     """
+    named, join = dict(tensors), _merging(adapters)
+    if target is None:
+        for names in plan_files(named, dtype, max_file_bytes):
+            give_parts({name: named[name] for name in names}, dtype=dtype, join=join)
+        give_parts(_peft_named(adapters))
+        return
     aside = target.with_name(f".{target.name}.aside")
     durable.remove_tree(aside, CLEAR_POINT)
     durable.make_folder(aside, parents=True)
@@ -79,7 +83,7 @@ def export_model(
     _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
     if chat_template is not None:
         durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
-    _write_weights(aside, dict(tensors), dtype, max_file_bytes, _merging(adapters))
+    _write_weights(aside, named, dtype, max_file_bytes, join)
     if adapters:
         _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder))
     old = target.with_name(f".{target.name}.old")
@@ -90,28 +94,10 @@ def export_model(
     durable.remove_tree(old, CLEAR_POINT)
 
 
-def accompany_export(
-    tensors: Iterable[tuple[str, Tensor]],
-    *,
-    dtype: torch.dtype,
-    max_file_bytes: int = MAX_FILE_BYTES,
-    adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
-) -> None:
-    """Give this rank's parts to the rank that calls `export_model` with the same arguments."""
-    named, join = dict(tensors), _merging(adapters)
-    for names in plan_files(named, dtype, max_file_bytes):
-        accompany_writer({name: named[name] for name in names}, dtype=dtype, join=join)
-    if adapters:
-        accompany_writer(_peft_named(adapters))
-
-
 def plan_files(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, max_file_bytes: int
 ) -> list[list[str]]:
-    """Split weights into files, in the order of their names; names of each.
-
-    A tensor above the limit of a file gets one of its own. Floating tensors are stored as `dtype`.
-    """
+    """The names in each file, in order; a tensor above the limit gets a file of its own."""
     files: list[list[str]] = [[]]
     room = max_file_bytes
     for name in sorted(tensors):
@@ -149,7 +135,7 @@ def _write_weights(
 
 
 def _stored_bytes(tensor: Tensor, dtype: torch.dtype) -> int:
-    return tensor.numel() * (dtype if tensor.is_floating_point() else tensor.dtype).itemsize
+    return tensor.numel() * stored_dtype(tensor, dtype).itemsize
 
 
 def _config(model_folder: Path, dtype: torch.dtype) -> bytes:
@@ -177,7 +163,7 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 
 def _merging(adapters: Mapping[str, Adapter]) -> Join:
-    """What stores weights with their adapters merged, in float32, and others as they are."""
+    """Stores weights with their adapters merged in float32, and other weights as they are."""
 
     def merged(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if name not in adapters:
@@ -193,7 +179,8 @@ def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str) ->
     Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
     """
     durable.make_folder(folder)
-    write_tensors(folder / _ADAPTER_WEIGHTS, _peft_named(adapters), metadata={"format": "pt"})
+    weights = folder / "adapter_model.safetensors"
+    write_tensors(weights, _peft_named(adapters), metadata={"format": "pt"})
     one = next(iter(adapters.values()))
     config = {
         "base_model_name_or_path": base,
@@ -211,14 +198,14 @@ def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str) ->
         "use_rslora": False,
     }
     text = json.dumps(config, indent=2, ensure_ascii=False)
-    durable.write_file(folder / _ADAPTER_CONFIG, text.encode() + b"\n", FILE_POINT)
+    durable.write_file(folder / "adapter_config.json", text.encode() + b"\n", FILE_POINT)
 
 
 def _peft_named(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
     """The matrices by PEFT's names."""
     found = {}
     for name, adapter in adapters.items():
-        layer = _ADAPTER_PREFIX + name.removesuffix(".weight")
+        layer = "base_model.model." + name.removesuffix(".weight")
         found[f"{layer}.lora_A.weight"] = adapter.a
         found[f"{layer}.lora_B.weight"] = adapter.b
     return found

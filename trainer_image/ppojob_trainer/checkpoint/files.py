@@ -16,14 +16,10 @@ MODEL_FILE: Final = "model.safetensors"
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the manifest says of one file.
+    """What the manifest says of one file, which the rank of a role wrote and reads back.
 
-    Attributes:
-        path: relative to the commit's folder, with slashes (``actor_rollout/rank-00000/rng``).
-        size_bytes: exact length.
-        sha256: of the bytes, in hex.
-        role: whose state it is.
-        rank: which rank of the role wrote it and reads it back.
+    Its path is relative to the commit's folder (``actor_rollout/rank-00000/rng``), the digest is
+    in hex.
     """
 
     path: str
@@ -36,11 +32,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def files_of_all_ranks(
     entries: Iterable[FileEntry], role: str, name: str, commit: str
 ) -> list[FileEntry]:
-    """The files of one kind that the ranks of a role have written.
-
-    Raises:
-        DamagedCommit: a rank's is missing, or all are.
-    """
+    """The files of one kind that the ranks of a role have written, or DamagedCommit."""
     found = [e for e in entries if e.role == role and PurePosixPath(e.path).name == name]
     if sorted(entry.rank for entry in found) != list(range(max(1, len(found)))):
         raise DamagedCommit(
@@ -53,27 +45,15 @@ def files_of_all_ranks(
 def sha256_of(path: Path) -> tuple[int, str]:
     """Size in bytes and sha256 in hex of a file, read through one small buffer.
 
-    Read, not mapped: a bad sector answers with an error here, and with SIGBUS in a mapping.
-
-    Raises:
-        OSError: the file is absent or cannot be read.
+    Read, not mapped: a bad sector answers with an OSError here, and with SIGBUS in a mapping.
     """
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    size_bytes = 0
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            size_bytes += count
-    return size_bytes, digest.hexdigest()
+        digest = hashlib.file_digest(file, "sha256")
+        return file.tell(), digest.hexdigest()
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
-    """Check that a file of a commit is there and as long as it should be; cheap.
-
-    Raises:
-        DamagedCommit: names the file and what is wrong.
-    """
+    """Check that a file of a commit is there and as long as it should be, else DamagedCommit."""
     name = f"{folder.name}/{entry.path}"
     try:
         found = (folder / entry.path).lstat()
@@ -86,11 +66,7 @@ def check_size(folder: Path, entry: FileEntry) -> None:
 
 
 def check_content(folder: Path, entry: FileEntry) -> None:
-    """Check every byte of a file of a commit against its sha256.
-
-    Raises:
-        DamagedCommit: names the file and what is wrong.
-    """
+    """Check every byte of a file of a commit against its sha256, else DamagedCommit."""
     check_size(folder, entry)
     name = f"{folder.name}/{entry.path}"
     try:

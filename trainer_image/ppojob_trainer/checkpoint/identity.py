@@ -13,8 +13,7 @@ from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.manifest import Manifest
 from ppojob_trainer.errors import CannotResume, DamagedCommit
-
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+from ppojob_trainer.json_value import Json
 
 _ABSENT: Final = "(absent)"
 _SHOWN_DIGITS: Final = 12
@@ -51,11 +50,10 @@ class Identity:
     """Who owns the commits of a folder.
 
     Attributes:
-        job_uid: identity of the job.
         config: canonical JSON of the settings that decide the trajectory: an object `spec`, in
-            which commits must agree, and an object `layout`, in which they may not.
-        files: path -> SHA-256 of the reward functions' files, which may differ too: whoever goes on
-            has often mended one. They are kept beside the configuration, as its object `files`.
+            which commits must agree, and an object `layout`, in which they may differ.
+        files: path -> SHA-256 of the reward functions' files, which may differ too: users often
+            mend one before they go on. Kept beside the configuration, as its object `files`.
         base: fingerprint of the model that the adapters of a commit belong to; None where commits
             hold all weights, or where it is not known.
     """
@@ -66,7 +64,7 @@ class Identity:
     base: str | None = None
 
     def document(self) -> bytes:
-        """What a commit keeps of it."""
+        """The bytes that a commit keeps."""
         whole = json.loads(self.config) | ({"files": dict(self.files)} if self.files else {})
         if self.base is not None:
             whole["base"] = self.base
@@ -74,12 +72,7 @@ class Identity:
 
 
 def check(owner: Identity, found: Manifest, folder: Path) -> None:
-    """Refuse a commit of another job or of other settings.
-
-    Raises:
-        CannotResume: names what differs, a line each.
-        DamagedCommit: the commit's own configuration cannot be read.
-    """
+    """Refuse a commit of another job or other settings by CannotResume, a line for each."""
     if found.job_uid != owner.job_uid:
         raise CannotResume(
             f"{folder}: got uid {found.job_uid}: this job is {owner.job_uid}; "
@@ -97,11 +90,7 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
 
 
 def check_base(theirs: Mapping[str, Json], base: str | None, folder: Path) -> None:
-    """Refuse adapters of another model than this job's, whose fingerprint is `base`.
-
-    Raises:
-        CannotResume: the commit was made with other weights below its adapters.
-    """
+    """Refuse adapters of another model than the one of fingerprint `base` by CannotResume."""
     known = theirs.get("base", base)
     if isinstance(known, str) and base is not None and known != base:
         raise CannotResume(
@@ -112,34 +101,21 @@ def check_base(theirs: Mapping[str, Json], base: str | None, folder: Path) -> No
 
 
 def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
-    """In what the ranks and threads of this job differ from those that wrote a commit.
-
-    Returns:
-        The first setting, with both values; None where the layout is the same.
-    """
-    theirs = settings_of(found, folder)
-    ours = json.loads(owner.config)
+    """The first setting of ranks and threads that differs, with both values; None without one."""
+    theirs, ours = settings_of(found, folder), json.loads(owner.config)
     difference = next(_differences(theirs.get("layout"), ours.get("layout"), "spec"), None)
     return None if difference is None else "{}: {} -> {}".format(*difference)
 
 
 def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
-    """Reward files that are not what they were when a commit was made.
-
-    Returns:
-        Their paths; a file that one of the two has not seen is not among them.
-    """
+    """Paths of reward files, known then and now, that changed since a commit was made."""
     theirs = settings_of(found, folder).get("files")
     known = theirs if isinstance(theirs, dict) else {}
     return [path for path, digest in owner.files.items() if known.get(path, digest) != digest]
 
 
 def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
-    """The settings that a commit was made with: what `Identity.document` was then.
-
-    Raises:
-        DamagedCommit: they are absent, or not what the manifest says.
-    """
+    """The settings that a commit was made with: what `Identity.document` was, or DamagedCommit."""
     entry = next((file for file in found.files if file.sha256 == found.config_sha256), None)
     if entry is None:
         raise DamagedCommit(
@@ -151,11 +127,7 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
 
 
 def changed_settings(old: Json, new: Json) -> list[Difference]:
-    """The settings in which two runs differ, as their author would name them.
-
-    Returns:
-        In the order of the keys. What follows from another setting that differs is left out.
-    """
+    """The settings in which two runs differ, without those that follow from others of them."""
     found = list(_differences(old, new, "spec"))
     paths = {where for where, _, _ in found}
     return [

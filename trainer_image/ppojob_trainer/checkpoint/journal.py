@@ -25,11 +25,9 @@ JOURNAL_POINT: Final = durable.point("journal", *durable.LINE_ACTS)
 class _Event(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event"
 ):
-    """What all events have.
+    """What all events have: the time in unix seconds, for people.
 
-    Attributes:
-        time: unix seconds, for people; only that of the first event decides anything, the date in
-            chat templates.
+    Only that of the first event decides anything, the date in chat templates.
     """
 
     time: float
@@ -75,9 +73,7 @@ class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
 class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
     """A step is over and its metrics are on the disk.
 
-    Attributes:
-        progress: all scalar state behind it: what a controller that comes back goes on from,
-            beside ranks that live.
+    A controller that comes back, while the ranks live, goes on from this state.
     """
 
     progress: Progress
@@ -86,9 +82,8 @@ class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
 class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
     """A step has trained the models, and the validation behind it failed: the run ends in it.
 
-    Attributes:
-        progress: all scalar state behind the step; a commit of it follows.
-        metrics: of the step, which has no line until a later controller has validated.
+    A commit of the state follows. The step has no line of metrics until a later controller has
+    validated.
     """
 
     progress: Progress
@@ -146,31 +141,18 @@ Event = (
 
 
 class Journal:
-    """One run's journal; only the controller appends.
-
-    Args:
-        path: the file; made by the first event.
-    """
+    """One run's journal; only the controller appends. The first event makes the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
     def append(self, event: Event) -> None:
-        """Write an event; when this returns it is on the disk.
-
-        Raises:
-            StorageError: the disk refused; the journal is as before.
-        """
+        """Write an event; when this returns it is on the disk."""
         durable.append_line(self.path, msgspec.json.encode(event), JOURNAL_POINT)
 
     def began(self) -> float:
-        """When the run began, in unix seconds: the same for every controller that asks.
-
-        Raises:
-            DamagedCommit: see ``read``.
-            StorageError: the run begins now, and the disk refused.
-        """
+        """When the run began, in unix seconds: the same for every controller that asks."""
         events = self.read()
         if not events:
             events = [RunBegan(time=time.time())]
@@ -178,11 +160,7 @@ class Journal:
         return events[0].time
 
     def read(self) -> list[Event]:
-        """All events, oldest first; empty where there is no journal.
-
-        Raises:
-            DamagedCommit: names the line that is no event.
-        """
+        """All events, oldest first; DamagedCommit names a line that is no event."""
         events = []
         for number, line in enumerate(durable.read_lines(self.path), start=1):
             try:

@@ -51,10 +51,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         step: steps done; 0 is the untrained model.
         policy_version: version of the weights that the rollout engine holds.
-        kl_coefficient: None where the job has no KL controller; so is that of the entropy.
+        kl_coefficient: None where the job has no KL controller; likewise `entropy_coefficient`.
         metrics_lines: lines of metrics.jsonl up to this step; fewer than that is a gap.
         tokens: prompt and response tokens of all steps so far.
-        seconds: wall time of all steps so far, without what was thrown away.
+        seconds: wall time of all steps so far, without steps that were thrown away.
     """
 
     step: int
@@ -71,9 +71,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that a commit says of itself.
 
-    Attributes:
-        config_sha256: digest of the resolved configuration (which is one of the files).
-        files: every file but the manifest, sorted by path.
+    The resolved configuration is one of the files, which are all but the manifest, by path.
     """
 
     job_uid: str
@@ -91,17 +89,11 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def encode(manifest: Manifest) -> bytes:
     """Canonical bytes of a manifest file."""
-    body = msgspec.json.encode(manifest, order="sorted")
-    return _encode_envelope(FORMAT, body)
+    return _encode_envelope(FORMAT, msgspec.json.encode(manifest, order="sorted"))
 
 
 def read(folder: Path) -> Manifest:
-    """Read the manifest of a commit.
-
-    Raises:
-        DamagedCommit: it is absent, or was cut or changed.
-        CannotResume: it is whole, and of a newer format.
-    """
+    """Read the manifest of a commit; refuses as `decode` does, and where it is absent."""
     name = f"{folder.name}/{MANIFEST_NAME}"
     try:
         data = (folder / MANIFEST_NAME).read_bytes()
@@ -119,16 +111,13 @@ def decode(data: bytes, name: str) -> Manifest:
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedCommit(name, f"not a manifest: {error}") from error
-    if data != _encode_envelope(envelope.format, bytes(envelope.manifest)):
-        raise DamagedCommit(name, "its own sha256 does not fit; it was changed")
-    if envelope.format != FORMAT:
-        raise CannotResume(
-            f"{name}: got format {envelope.format}: this program reads format {FORMAT}; "
-            "resume with the version that wrote it"
-        )
-    try:
+        if data != _encode_envelope(envelope.format, bytes(envelope.manifest)):
+            raise DamagedCommit(name, "its own sha256 does not fit; it was changed")
+        if envelope.format != FORMAT:
+            raise CannotResume(
+                f"{name}: got format {envelope.format}: this program reads format {FORMAT}; "
+                "resume with the version that wrote it"
+            )
         return msgspec.json.decode(envelope.manifest, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedCommit(name, f"not a manifest: {error}") from error

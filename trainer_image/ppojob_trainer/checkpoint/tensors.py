@@ -13,7 +13,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
 from ppojob_trainer.errors import DamagedCommit
-from ppojob_trainer.parallel.boxes import box_of, local_part, whole
+from ppojob_trainer.parallel.boxes import Box, box_of, local_part, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
 SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")
@@ -53,7 +54,7 @@ _DTYPE_NAMES: Final = {
 
 
 def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The `Join` of a tensor that is stored as it is: its parts, converted before they travel."""
+    """The `Join` of a tensor that is stored as it is: its parts, converted before they are sent."""
     return whole(tensor.detach().to(dtype))
 
 
@@ -62,16 +63,7 @@ def write_shard(
 ) -> FileEntry:
     """Write one file of a commit; when this returns it is on the disk.
 
-    Args:
-        folder: the pending commit's folder.
-        path: of the file, relative to it, with slashes.
-        tensors: any shapes and devices; they are not changed. Of one that is cut over ranks, this
-            rank's part is written.
-        role: whose state it is.
-        rank: who writes it.
-
-    Returns:
-        The entry for the manifest.
+    Tensors may be on any device. Of one that is cut over ranks, this rank's part is written.
 
     Raises:
         StorageError: the disk refused.
@@ -97,21 +89,14 @@ def write_tensors(
 ) -> tuple[int, str]:
     """Write a safetensors file in place, with fsync; nobody may read it before its commit.
 
-    Args:
-        path: made or cut to nothing first; its folder exists.
-        tensors: name to tensor; one that is cut over ranks is put together when its turn comes,
-            and the other ranks take part by `accompany_writer`.
-        dtype: floating tensors are converted to it, one at a time; None keeps theirs.
-        metadata: strings for the header.
-        join: gives what is stored of a tensor, of the same shape.
+    A tensor that is cut over ranks is put together by `join` when its turn comes, and the other
+    ranks take part by `give_parts`. Floating tensors are converted to `dtype`, one at a time; None
+    keeps theirs.
 
     Returns:
         Size in bytes and sha256 in hex of the file.
-
-    Raises:
-        StorageError: the disk refused.
     """
-    stored = {name: _stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
+    stored = {name: stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
     order = _order(stored)
     header = _encode_header(order, tensors, stored, metadata or {})
     file = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -126,46 +111,129 @@ def write_tensors(
     return size_bytes, sha256
 
 
-def accompany_writer(
+def give_parts(
     tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join = join
 ) -> None:
     """Give this rank's parts to the rank that calls `write_tensors` with the same arguments."""
-    stored = {name: _stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
+    stored = {name: stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
     for name in _order(stored):
         join(name, tensors[name], stored[name])
 
 
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
-    """Verify one file of a commit and map its tensors.
+    """Verify one file of a commit, else DamagedCommit, and map its tensors.
 
-    Returns:
-        Tensors on the CPU over a private mapping: writing to one changes no file and copies its
-        pages; copy them out and drop them to give the memory back.
-
-    Raises:
-        DamagedCommit: names the file.
+    They lie on the CPU over a private mapping: writing to one changes no file and copies its
+    pages; copy them out and drop them to give the memory back.
     """
     check_content(folder, entry)
     return read_tensors(folder / entry.path, name=f"{folder.name}/{entry.path}")
 
 
 def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
-    """Map the tensors of a safetensors file, unverified.
-
-    Raises:
-        DamagedCommit: it is not a safetensors file, or cannot be read.
-    """
-    with opened(path, name or str(path)) as file:
+    """Map the tensors of a safetensors file, unverified; else DamagedCommit."""
+    with _opened(path, name or str(path)) as file:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
 
 
-@contextlib.contextmanager
-def opened(path: Path, name: str) -> Iterator[Any]:
-    """A safetensors file, mapped by the library: a `safe_open`, whose methods have no types.
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A mapped tensor of a file, and the box that says which part of a tensor it is."""
 
-    Raises:
-        DamagedCommit: it is not a safetensors file, or cannot be read.
+    entry: FileEntry
+    box: Box
+    tensor: Tensor
+
+
+def read_parts(
+    folder: Path, entries: Iterable[FileEntry], wanted: Mapping[str, Box], *, rank: int
+) -> dict[str, Tensor]:
+    """Map a rank's part of every tensor, whatever layout wrote the files.
+
+    Only the files that it needs are read, and those are verified: under the layout that wrote the
+    commit that is the rank's own.
+
+    Args:
+        folder: the commit's folder.
+        entries: the files that all ranks of a role wrote of the same tensors (their weights).
+        wanted: the part of each tensor; all of one that is not named.
+        rank: who reads; its own file comes first, for what stands in several.
+
+    Returns:
+        Tensors on the CPU, by name; see `read_shard`, which refuses the same.
     """
+    ordered = sorted(entries, key=lambda entry: (entry.rank != rank, entry.rank))
+    pieces: dict[str, list[_Piece]] = {}
+    for entry in ordered:
+        for name, piece in _pieces(folder, entry):
+            pieces.setdefault(name, []).append(piece)
+    verified: set[str] = set()
+    parts = {}
+    for name, found in pieces.items():
+        box = wanted.get(name) or Box.whole(found[0].box.shape)
+        needed = _needed(found, box, f"{folder.name}: {name}")
+        for piece in needed:
+            if piece.entry.path not in verified:
+                check_content(folder, piece.entry)
+                verified.add(piece.entry.path)
+        parts[name] = _join(needed, box)
+    return parts
+
+
+def _pieces(folder: Path, entry: FileEntry) -> Iterable[tuple[str, _Piece]]:
+    path, name = folder / entry.path, f"{folder.name}/{entry.path}"
+    boxes = _read_boxes(path, name)
+    for key, tensor in read_tensors(path, name=name).items():
+        box = boxes.get(key, Box.whole(tuple(tensor.shape)))
+        if box.local_shape != tuple(tensor.shape):
+            raise DamagedCommit(name, f"got {key} of shape {tuple(tensor.shape)}: its box is {box}")
+        yield key, _Piece(entry, box, tensor)
+
+
+def _read_boxes(path: Path, name: str) -> dict[str, Box]:
+    """The boxes of the tensors of a file that are parts of others."""
+    with _opened(path, name) as file:
+        metadata = file.metadata() or {}
+    try:
+        return msgspec.json.decode(metadata.get(BOXES, "{}"), type=dict[str, Box])
+    except msgspec.DecodeError as error:
+        raise DamagedCommit(name, f"its boxes do not parse: {error}") from error
+
+
+def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:
+    """The pieces that hold a part, each place of it once; a part without elements needs one."""
+    by_box: dict[Box, _Piece] = {}
+    for piece in found:
+        if piece.box.shape != wanted.shape:
+            raise DamagedCommit(name, f"got a part of {piece.box.shape}: {wanted.shape} is needed")
+        by_box.setdefault(piece.box, piece)
+    overlaps = [(piece, piece.box.intersect(wanted)) for piece in by_box.values()]
+    held = sum(box.numel for _, box in overlaps if box is not None)
+    if held != wanted.numel:
+        raise DamagedCommit(
+            name, f"got {held} of its {wanted.numel} elements: {wanted} is needed; all ranks' files"
+        )
+    return [piece for piece, box in overlaps if box is not None] or found[:1]
+
+
+def _join(pieces: list[_Piece], wanted: Box) -> Tensor:
+    """The wanted part, without a copy where one piece holds it."""
+    first = pieces[0]
+    if wanted.numel == 0 and wanted.shape:
+        return first.tensor.new_empty(wanted.local_shape)
+    if len(pieces) == 1:
+        return first.tensor[wanted.seen_from(first.box)]
+    part = torch.empty(wanted.local_shape, dtype=first.tensor.dtype)
+    for piece in pieces:
+        shared = piece.box.intersect(wanted)
+        assert shared is not None, "only pieces that overlap are joined"
+        part[shared.seen_from(wanted)] = piece.tensor[shared.seen_from(piece.box)]
+    return part
+
+
+@contextlib.contextmanager
+def _opened(path: Path, name: str) -> Iterator[Any]:
+    """A safetensors file, mapped by the library: a `safe_open`, whose methods have no types."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -178,7 +246,8 @@ def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
     return sorted(stored, key=lambda name: (-stored[name].itemsize, name))
 
 
-def _stored_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+def stored_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The type that a tensor is stored in: `dtype` if it is a floating one, else its own."""
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 

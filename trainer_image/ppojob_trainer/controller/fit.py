@@ -23,7 +23,7 @@ import msgspec
 from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
-from ppojob_trainer.algorithms.kl_controller import KlController
+from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
@@ -314,9 +314,10 @@ class Loop:
         kl, measured = self.spec.algorithm.kl, result.advantaged.kl
         if progress.kl_coefficient is None or measured is None or kl.controller == "fixed":
             return progress.kl_coefficient
-        controller = KlController(progress.kl_coefficient, target=kl.target, horizon=kl.horizon)
-        controller.update(measured, result.batch.num_rows)
-        return controller.coefficient
+        num_rows = result.batch.num_rows
+        return next_kl_coefficient(
+            progress.kl_coefficient, measured, num_rows, target=kl.target, horizon=kl.horizon
+        )
 
     def _record(self, outcome: "Outcome") -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""

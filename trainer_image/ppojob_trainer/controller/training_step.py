@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.algorithms.entropy_controller import EntropyController
+from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.batch_source import BatchSource, Draw

@@ -10,7 +10,7 @@ from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.algorithms.entropy_controller import EntropyController
+from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal

@@ -17,7 +17,6 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum
-from ppojob_trainer.algorithms.off_policy_mask import off_policy
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
@@ -25,6 +24,7 @@ from ppojob_trainer.algorithms.rollout_diagnostics import (
     token_diagnostic_names,
     token_diagnostics,
 )
+from ppojob_trainer.algorithms.token_masks import off_policy
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.rows.experience import Experience

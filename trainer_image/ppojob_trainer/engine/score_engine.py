@@ -12,7 +12,7 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.value_head import ValueHead
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
-from ppojob_trainer.models.config_checks import context_tokens
+from ppojob_trainer.models.folder_checks import context_tokens
 from ppojob_trainer.models.tokenizer_fit import check_score_fit
 from ppojob_trainer.parallel.collectives import refused_together
 from ppojob_trainer.parallel.world import World

@@ -51,11 +51,11 @@ class ValueObjective:
         assert rows.values is not None, "values come before the update"
         assert rows.returns is not None, "returns come before the update"
         (values,) = outputs
-        token_loss = clipped_value_loss(
+        token_loss, is_clipped = clipped_value_loss(
             values, rows.values, rows.returns, value_clip=self.value_clip, mask=rows.mask
         )
-        loss = self.aggregation(token_loss.loss, rows, denominators)
-        diagnostics = (token_loss.clipped.float(), values.detach())
+        loss = self.aggregation(token_loss, rows, denominators)
+        diagnostics = (is_clipped.float(), values.detach())
         return LossParts(
             loss=loss,
             terms={"critic/vf_loss": loss.item()},

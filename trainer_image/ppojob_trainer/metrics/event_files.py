@@ -20,10 +20,8 @@ class TensorBoard:
     """TensorBoard event files in one folder.
 
     Nothing is taken out of a file once written: after a cut the next file begins with a session
-    start, at which TensorBoard itself drops all points from that step on.
-
-    Args:
-        folder: made where it is absent; files are numbered, since TensorBoard reads them by name.
+    start, at which TensorBoard itself drops all points from that step on. The files are numbered,
+    since TensorBoard reads them in the order of their names.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -33,11 +31,7 @@ class TensorBoard:
         self._first_step: int | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the finite metrics as scalars.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Write the finite metrics as scalars."""
         values = [
             Summary.Value(tag=name, simple_value=value)
             for name, value in sorted(metrics.items())

@@ -19,18 +19,19 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from ppojob_trainer.metrics.names import METRICS, find
-from ppojob_trainer.metrics.page_server import PageServer
-from ppojob_trainer.metrics.series import (
+from ppojob_trainer.metrics.names import (
     COMMITTED_STEP,
     CONTROLLER_SERIES,
     JOB_LABEL,
     LAST_COMMIT,
     LAST_PROGRESS,
+    METRICS,
     STEPS,
     Kind,
     Series,
+    find,
 )
+from ppojob_trainer.metrics.page_server import PageServer
 
 # From a stage of a toy model to a step of hours.
 DURATION_BUCKETS: Final = (
@@ -49,15 +50,9 @@ _MAKERS: Final[Mapping[Kind, Callable[..., Instrument]]] = {
 class Prometheus:
     """Serves the metrics of a job under `/metrics`; begins to listen when it is made.
 
-    Gauges hold what the last step said. Counters and histograms count work, also that which is
-    done again after a loss, and begin at 0 with the process, as Prometheus expects.
-
-    Args:
-        job: name of the job, the label ``ppojob`` of every series.
-        port: port to bind; 0 takes a free one.
-
-    Raises:
-        OSError: address and port cannot be bound.
+    Gauges hold the values of the last step. Counters and histograms count work, also work that is
+    done again after a loss, and begin at 0 with the process, as Prometheus expects. Port 0 takes a
+    free one; an OSError says that address and port cannot be bound.
     """
 
     def __init__(
@@ -99,7 +94,7 @@ class Prometheus:
         self._take(LAST_COMMIT, self._clock())
 
     def cut_after(self, step: int) -> None:
-        """Nothing: what was shown was so, and gauges follow with the step that is done again."""
+        """Does nothing: gauges follow with the step that is done again."""
 
     def close(self) -> None:
         """Stop answering."""

@@ -12,20 +12,43 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Literal, cast
 
-from ppojob_trainer.metrics.series import (
-    CONTROLLER_SERIES,
-    JOB_LABEL,
-    POD_SERIES,
-    Kind,
-    Series,
-    series_of,
-)
+Kind = Literal["gauge", "counter", "histogram"]
 
-# Two runs with one seed agree in every key but these.
-UNREPEATABLE_KEYS: Final = frozenset({"time"})
+JOB_LABEL: Final = "ppojob"
+"""The label of every series: the job's name. The namespace is the scraped target's."""
+
 UNREPEATABLE_PREFIXES: Final = ("timing", "perf/", "rpc/")
+"""Two runs with one seed agree in every key but `time` and those that begin so."""
+
+# Unit of the table -> base unit, as the suffix of a name, and how many of it one of the table's is.
+_BASE_UNITS: Final = {
+    "s": ("seconds", 1.0),
+    "ms": ("seconds", 1e-3),
+    "bytes": ("bytes", 1.0),
+    "tokens": ("tokens", 1.0),
+    "tokens/s": ("tokens_per_second", 1.0),
+    "share": ("ratio", 1.0),
+}
+_PLACEHOLDER = re.compile(r"<([a-z ]+)>")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What Prometheus knows of a metric.
+
+    Attributes:
+        name: begins with ``ppojob_`` and ends in its base unit; a counter's in ``_total``.
+        labels: besides ``ppojob``.
+        scale: what a value of the table is multiplied by.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +67,19 @@ class Metric:
 
     @property
     def series(self) -> Series:
-        """What Prometheus is told of it."""
-        return series_of(self.name, self.unit, self.meaning, self.exported)
+        """Its series: placeholders of the name become labels.
+
+        Without ``exported`` it is a gauge of the same name, with the base unit behind it unless it
+        is there already.
+        """
+        suffix, scale = _BASE_UNITS.get(self.unit, ("", 1.0))
+        labels = tuple(label.replace(" ", "_") for label in _PLACEHOLDER.findall(self.name))
+        if self.exported is not None:
+            return Series(*self.exported, self.meaning, labels, scale)
+        words = re.sub(r"[^a-z0-9]+", "_", _PLACEHOLDER.sub("", self.name)).strip("_")
+        if suffix and not words.endswith(suffix):
+            words = f"{words}_{suffix}"
+        return Series(f"ppojob_{words}", "gauge", self.meaning, labels, scale)
 
     def matches(self, key: str) -> bool:
         """Whether a key of metrics.jsonl is this metric."""
@@ -234,19 +268,45 @@ val-aux/<data source>/<variable>/maj@<n>/<moment> | - | mean or std over bootstr
 )
 
 
+STEPS: Final = Series(
+    "ppojob_steps_total", "counter", "steps finished; a repeated step counts again"
+)
+LAST_PROGRESS: Final = Series(
+    "ppojob_last_progress_timestamp_seconds",
+    "gauge",
+    "unix seconds when the last step ended; before the first, when the controller began",
+)
+LAST_COMMIT: Final = Series(
+    "ppojob_last_commit_timestamp_seconds",
+    "gauge",
+    "unix seconds of the last commit; before the first, when the controller began",
+)
+COMMITTED_STEP: Final = Series(
+    "ppojob_committed_step", "gauge", "step of the last commit: a restart goes on from there"
+)
+CONTROLLER_SERIES: Final = (STEPS, LAST_PROGRESS, LAST_COMMIT, COMMITTED_STEP)
+
+_POD: Final = ("role", "index")
+_RANK: Final = ("role", "rank")
+POD_EPOCH: Final = Series("ppojob_pod_epoch", "gauge", "attempt of the role that it runs", _POD)
+POD_RESTARTS: Final = Series(
+    "ppojob_pod_restarts_total", "counter", "how often the pod's ranks were started again", _POD
+)
+RANK_READY: Final = Series(
+    "ppojob_rank_ready", "gauge", "1 where a rank answers, 0 where it starts, ended or hangs", _RANK
+)
+RANK_MEMORY: Final = Series(
+    "ppojob_rank_resident_memory_bytes", "gauge", "main memory that a rank holds", _RANK
+)
+RANK_CPU: Final = Series(
+    "ppojob_rank_cpu_seconds_total", "counter", "processor time of a rank, in this attempt", _RANK
+)
+POD_SERIES: Final = (POD_EPOCH, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)
+
+
 def find(key: str) -> Metric | None:
     """The table's row of a key; None for a key that nobody has named."""
     return next((metric for metric in METRICS if metric.matches(key)), None)
-
-
-def is_repeatable(key: str) -> bool:
-    """Whether two runs with one seed must agree in a key of metrics.jsonl."""
-    return key not in UNREPEATABLE_KEYS and not key.startswith(UNREPEATABLE_PREFIXES)
-
-
-def all_series() -> tuple[Series, ...]:
-    """Everything that the pods of a job tell Prometheus."""
-    return (*(metric.series for metric in METRICS), *CONTROLLER_SERIES, *POD_SERIES)
 
 
 def render() -> str:

@@ -9,17 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class PageServer(ThreadingHTTPServer):
     """Answers each connection on a thread of its own; listens from the time it is made.
 
-    Args:
-        port: port to bind; 0 takes a free one.
-
-    Attributes:
-        idle_seconds: a connection that says or takes nothing for this long is closed.
-
-    Raises:
-        OSError: address and port cannot be bound.
+    Port 0 takes a free one; an OSError says that address and port cannot be bound.
     """
 
     idle_seconds = 10.0
+    """A connection that sends or takes nothing for this long is closed."""
 
     def __init__(self, address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__((address, port), handler)
@@ -41,7 +35,7 @@ class PageServer(ThreadingHTTPServer):
         self._thread.join()
 
     def server_bind(self) -> None:
-        """Bind; its parent asks a name server about the address, and waits for one that is down."""
+        """Bind, without asking a name server as the parent class does: one may be down."""
         socketserver.TCPServer.server_bind(self)
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""What passes of a model over rows measure, and the one number a metric that a step tells of it."""
+"""What passes of a model over rows measure, and the metrics that a step makes of it."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ class PassStatistics(msgspec.Struct, frozen=True):
     Sums and counts, not means: passes of a step compute different numbers of tokens, some none.
 
     Attributes:
-        values: of the pass as a whole; a step tells their mean over its passes.
-        state: as the pass has left it; a step tells that of its last.
-        token_sums: sums over the trained tokens that were computed; a step tells means a token.
+        values: of the whole pass; a step's metric is their mean over its passes.
+        state: at the end of the pass; a step's metric is that of its last pass.
+        token_sums: sums over the trained tokens that were computed; a step's metric is the mean.
         tokens: how many tokens those are.
     """
 
@@ -25,11 +25,7 @@ class PassStatistics(msgspec.Struct, frozen=True):
 
 
 def step_statistics(passes: Sequence[PassStatistics]) -> dict[str, float]:
-    """The metrics of a step's passes of one kind; a mean of no token at all is NaN.
-
-    Args:
-        passes: in the order in which they were done, at least one; all with the same names.
-    """
+    """The metrics of a step's passes of one kind, at least one; a mean of no token is NaN."""
     tokens = sum(one.tokens for one in passes)
     values = {
         name: sum(one.values[name] for one in passes) / len(passes) for name in passes[0].values

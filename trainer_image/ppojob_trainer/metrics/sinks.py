@@ -47,21 +47,12 @@ class JsonLines:
         self._clock = clock
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a step's line.
-
-        Raises:
-            StorageError: the disk refused; the file is as before.
-        """
+        """Append a step's line; where the disk refuses (StorageError) the file is as before."""
         line = encode_line(step, self._clock(), metrics)
         durable.append_line(self.path, line, METRICS_POINT)
 
     def cut_after(self, step: int) -> None:
-        """Drop the lines of all later steps, durably.
-
-        Raises:
-            DamagedCommit: a line is no metrics line.
-            StorageError: the disk refused.
-        """
+        """Drop the lines of all later steps, durably; DamagedCommit names a line that is none."""
         kept_bytes = sum(len(line) + 1 for line, at in self._lines() if at <= step)
         if self.path.exists() and self.path.stat().st_size != kept_bytes:
             durable.truncate(self.path, kept_bytes, METRICS_CUT_POINT)
@@ -73,14 +64,15 @@ class JsonLines:
         found = []
         last = -1
         for number, line in enumerate(durable.read_lines(self.path), start=1):
+            where = f"{self.path.name}:{number}"
             try:
                 step = msgspec.json.decode(line, type=_Line).step
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                reason = f"no metrics line: {error}"
-                raise DamagedCommit(f"{self.path.name}:{number}", reason) from error
+                raise DamagedCommit(where, f"no metrics line: {error}") from error
             if step < last:
-                reason = f"got step {step} after step {last}: the file was changed"
-                raise DamagedCommit(f"{self.path.name}:{number}", reason)
+                raise DamagedCommit(
+                    where, f"got step {step} after step {last}: the file was changed"
+                )
             last = step
             found.append((line, step))
         return found

@@ -46,12 +46,11 @@ class Spread(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a row of several turns was, besides its tokens; its scorers are told in `extra_info`.
+    """Turns and calls of a row with several turns; its scorers get them in `extra_info`.
 
     Attributes:
         num_turns: of the model and of what answered it, and the prompt; as verl counts.
-        tool_calls: calls that were made.
-        tool_failures: calls that failed, and answers of the user that did.
+        tool_failures: calls that failed, and failed answers of the user.
         tool_rewards: what tools gave for the calls, in order.
         given_tokens: tokens of the row that the model did not write.
         turn_scores: what the user gave for the turns that it answered, in order; absent where the
@@ -150,12 +149,7 @@ def _turn_metrics(rows: StepRows) -> dict[str, float]:
 
 
 def balance_metrics(given: Sequence[int], balanced: Sequence[int]) -> dict[str, float]:
-    """How evenly the tokens lie on the data-parallel ranks.
-
-    Args:
-        given: (ranks,) tokens a rank, in the order in which rows came.
-        balanced: (ranks,) tokens a rank as they are computed.
-    """
+    """How evenly the tokens are spread over ranks: as rows came, and as they are computed."""
     return {
         "global_seqlen/min": float(min(given)),
         "global_seqlen/max": float(max(given)),
@@ -171,11 +165,8 @@ def speed_metrics(
 ) -> dict[str, float]:
     """Tokens a second, milliseconds a token, and the time of a row's calls.
 
-    Args:
-        rows: of the step.
-        stage_seconds: time of each stage, by its short name (``gen``).
-        step_seconds: time of the whole step.
-        num_devices: GPUs of the job, or ranks with a model where there is none.
+    Stages go by their short names (``gen``). Devices are the GPUs of the job, or the ranks with a
+    model where there is none.
     """
     response_tokens = sum(rows.response_tokens)
     tokens_of_stage = dict.fromkeys(_STAGES_OVER_ALL_TOKENS, rows.total_tokens)

@@ -9,12 +9,8 @@ from dataclasses import dataclass
 class StepTimer:
     """Times the stages of one step; the step begins when this is made.
 
-    Stages do not nest: else a second would count twice and the rest could not be told. A stage
-    that comes again adds up.
-
-    Args:
-        clock: seconds, never falling.
-        on_stage: told the name of each stage as it begins.
+    Stages do not nest: a second would count twice, and the rest could not be computed. The times
+    of a stage that comes again add up. `on_stage` is called with each stage's name at its start.
     """
 
     def __init__(

@@ -25,15 +25,10 @@ _CORE_STATISTICS: Final = ("mean@", "best@", "maj@")
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow:
-    """One scored sample.
+    """One scored sample of a prompt, with what else the reward function gave.
 
-    Attributes:
-        data_source: of the prompt.
-        prompt_id: which prompt; its samples share it.
-        score: what the reward function gave.
-        extras: what else it gave: numbers become variables of their own; ``acc`` is among them,
-            the function's or else its score, and ``pred`` (a string) is the answer that the
-            majority is taken of.
+    Numbers of `extras` become variables of their own; ``acc`` is among them, the function's or else
+    its score, and ``pred`` (a string) is the answer that the majority is taken of.
     """
 
     data_source: str
@@ -58,11 +53,8 @@ def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
     Departs from verl: ``acc`` exists for every data source, and ``mean@1`` also for N > 1 (the
     expected value of one sample, which is mean@N).
 
-    Args:
-        rows: samples of one prompt in the order of their sample index.
-
-    Returns:
-        ``val-core/<data source>/<variable>/<statistic>`` to value, sorted.
+    The samples of a prompt are in the order of their sample index. The result is sorted:
+    ``val-core/<data source>/<variable>/<statistic>`` to value.
     """
     sources: dict[str, dict[int, list[ValidationRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -81,15 +73,11 @@ def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
 def prompt_statistics(
     values: Sequence[float], winners: Mapping[int, NDArray[np.int64]] | None
 ) -> dict[str, float]:
-    """Statistics of one prompt's samples.
+    """Statistics of one variable of a prompt's samples: (N,) values.
 
-    Args:
-        values: (N,) of one variable.
-        winners: of the answers, by `majority_samples`; None leaves out maj@n.
-
-    Returns:
-        ``mean@N``, ``mean@1``, and for N > 1 ``std@N`` (of the population) and, for n of 2, 4, ...
-        and N, ``best@n``, ``worst@n`` and ``maj@n`` with ``/mean`` and ``/std`` over bootstraps.
+    ``mean@N``, ``mean@1``, and for N > 1 ``std@N`` (of the population) and, for n of 2, 4, ... and
+    N, ``best@n``, ``worst@n`` and ``maj@n`` with ``/mean`` and ``/std`` over bootstraps. Winners
+    are those of `majority_samples`; None leaves out maj@n.
     """
     num_samples = len(values)
     array = np.asarray(values, dtype=np.float64)
@@ -110,10 +98,7 @@ def prompt_statistics(
 
 
 def majority_samples(votes: Sequence[str]) -> dict[int, NDArray[np.int64]]:
-    """Who speaks for the majority of each bootstrap.
-
-    Args:
-        votes: (N,) answers of one prompt's samples.
+    """The sample that has the majority's answer in each bootstrap, from (N,) answers of a prompt.
 
     Returns:
         n -> (1000,) the sample of the first draw that has the most common answer; of equally common
@@ -174,12 +159,9 @@ def _draws(num_samples: int, size: int) -> NDArray[np.int64]:
 def _majority(
     codes: NDArray[np.int64], answers: int, drawn: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """(bootstraps,) samples that speak for the majority.
+    """(bootstraps,) samples with the majority's answer.
 
-    Args:
-        codes: (N,) answers of the samples, as numbers below `answers`.
-        answers: how many different ones there are.
-        drawn: (bootstraps, n) sample indices.
+    The answers of the samples are (N,) numbers below `answers`; (bootstraps, n) samples are drawn.
     """
     winners = []
     bootstraps = max(1, _COUNTED_AT_ONCE // max(answers, drawn.shape[1]))

@@ -4,14 +4,17 @@ The packed forward pass and its attention are tested with these; another family 
 that no error would tell (windows, biases, scaled embeddings), so it is refused by its name.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
+from ppojob_api.suggestions import NEAR
+from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.problems import ModelReason
+from ppojob_trainer.models.problems import ModelReason, read_object
 
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """`model_type` of the models whose packed forward is tested; SmolLM2 is a llama."""
@@ -37,14 +40,13 @@ class Sizes:
     """What config.json says of a model's sizes.
 
     Attributes:
-        model_type: one of `ARCHITECTURES`.
         vocabulary: rows of the embedding.
-        hidden: width of the stream.
+        hidden: width of the residual stream.
         inner: width within a feed-forward block.
         key_heads: key and value heads.
         is_tied: whether the embedding is the output layer too.
         attention_bias: whether llama's and qwen3's projections have biases.
-        mlp_bias: whether llama's feed-forward blocks have.
+        mlp_bias: whether llama's feed-forward blocks have biases.
     """
 
     model_type: str
@@ -145,3 +147,43 @@ def _biased(sizes: Sizes) -> set[str]:
 def _count(value: Json) -> int | None:
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIZE
     return value if is_count and isinstance(value, int) else None
+
+
+def check_targets(model: ModelSpec) -> Iterator[Problem]:
+    """Targets that no layer of the model is called; nothing where its folder is wrong."""
+    if model.lora is None or (sizes := _sizes(model)) is None:
+        return
+    names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
+    for index, target in enumerate(model.lora.target_modules or ()):
+        if target not in names:
+            near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
+            meant = f", did you mean {near[0]}" if near else ""
+            yield Problem(
+                f"spec.model.lora.targetModules[{index}]",
+                shown(target),
+                f"no linear layer of the model is called so{meant}",
+                f"{', '.join(sorted(names))}; without the field all of them",
+                ReasonCode.NOT_ONE_OF,
+            )
+
+
+def count_adapters(model: ModelSpec) -> int:
+    """Numbers in all adapters of a model; 0 without, or where its config.json cannot be read."""
+    lora = model.lora
+    if lora is None or (sizes := _sizes(model)) is None:
+        return 0
+    of_a_layer = sum(
+        lora.rank * sum(shape)
+        for name, shape in linear_layers(sizes).items()
+        if lora.target_modules is None or name.rpartition(".")[2] in lora.target_modules
+    )
+    return sizes.layers * of_a_layer
+
+
+def _sizes(model: ModelSpec) -> Sizes | None:
+    path = Path(model.path) / "config.json"
+    config = read_object(path, ModelReason.BAD_CONFIG)
+    if isinstance(config, Problem) or config.get("model_type") not in ARCHITECTURES:
+        return None
+    sizes = read_sizes(config, path)
+    return sizes if isinstance(sizes, Sizes) else None

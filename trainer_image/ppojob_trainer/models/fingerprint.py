@@ -1,8 +1,8 @@
 """Whether two folders hold the same model, told without reading all of it.
 
-Of weights, sizes, headers and the beginning of every tensor count: training changes nearly every
-number of a model, so another one is noticed, in seconds also where all of it takes minutes. That a
-file is damaged in the middle is not.
+Of weights the file sizes, headers and the beginning of every tensor are compared. Training changes
+nearly every number of a model, so another model is noticed, in seconds where reading all of it
+takes minutes. A file that is damaged in the middle is not noticed.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.v1alpha1.training import ModelSpec
-from ppojob_trainer.models.safetensors_header import BadHeader, read_header
+from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 _SMALL: Final = (".json", ".jinja", ".model", ".txt", ".py")
 _WEIGHTS: Final = ".safetensors"
@@ -31,11 +31,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def base_of(model: ModelSpec) -> str | None:
-    """The same of the weights alone that a job's adapters belong to.
-
-    Returns:
-        None where all weights are trained, or where they cannot be read here.
-    """
+    """The fingerprint of the weights below a job's adapters; None without, or if unreadable."""
     if model.lora is None:
         return None
     try:
@@ -51,13 +47,13 @@ def _digest(folder: Path, suffixes: tuple[str, ...]) -> str:
             continue
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         if path.suffix == _WEIGHTS:
-            _take_weights(digest, path)
+            _add_weights(digest, path)
         else:
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _take_weights(digest: "hashlib._Hash", path: Path) -> None:
+def _add_weights(digest: "hashlib._Hash", path: Path) -> None:
     read_header(path)  # which refuses what is no whole file
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

@@ -25,7 +25,7 @@ class ModelKind:
         where: field of the resource that names the folder.
         classes: parts of the names of the classes that config.json may name.
         why: what is wrong with other classes.
-        wanted: what will do, for people.
+        wanted: which model is allowed, for people.
         head: tensors that must be there beside the backbone's.
         optional: tensors that may be there, and then have these shapes.
     """

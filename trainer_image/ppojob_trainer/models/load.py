@@ -1,31 +1,35 @@
-"""Models out of Hugging Face folders."""
+"""Models out of Hugging Face folders, whole or cut over ranks while they are loaded."""
 
 from collections.abc import Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    PretrainedConfig,
     PreTrainedModel,
 )
 
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.config_checks import check_config
-from ppojob_trainer.models.json_objects import read_object
+from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
-from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.sharded_load import load_sharded
-from ppojob_trainer.models.weight_values import check_values
-from ppojob_trainer.parallel.fsdp import fill
+from ppojob_trainer.models.problems import ModelReason, read_object
+from ppojob_trainer.models.weight_files import listed, read_weights
+from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
+from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.fsdp import fill, shard_model
 from ppojob_trainer.parallel.world import World
+
+_MAY_BE_ZERO: Final = (".bias", ".o_proj.weight", ".down_proj.weight", "score.weight")
+"""Biases, a block that was put in as the identity, and a head that begins at zero."""
 
 
 def load_model(
@@ -37,7 +41,7 @@ def load_model(
     lora: LoraSpec | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """Load a causal language model.
+    """Load a causal language model, in evaluation mode.
 
     Args:
         folder: with config.json and the weights; nothing is fetched.
@@ -47,23 +51,19 @@ def load_model(
         lora: adapters beside its weights, which are frozen then; None for none.
         seed: of what adapters begin with.
 
-    Returns:
-        The model in evaluation mode.
-
     Raises:
-        ConfigError: if the folder holds no model, one that cannot be trained here, or not all of
-            its weights.
+        ConfigError: the folder holds no model, one that cannot be trained here, not all of its
+            weights, or values that no model has.
     """
-    model, missing = load_pretrained(
+    model, _ = _load(
         AutoModelForCausalLM,
+        POLICY,
         Path(folder),
         dtype,
-        kind=POLICY,
-        world=world,
+        world,
         trust_remote_code=trust_remote_code,
         lora=lora,
     )
-    _refuse_missing(missing, POLICY, folder)
     draw_adapters(model, seed)
     return model
 
@@ -79,16 +79,15 @@ def load_reward_model(
 
     As `load_model`, without gradients: it is never trained. `score` is its head.
     """
-    model, missing = load_pretrained(
+    model, _ = _load(
         AutoModelForSequenceClassification,
+        REWARD,
         Path(folder),
         dtype,
-        kind=REWARD,
-        world=world,
+        world,
         trust_remote_code=trust_remote_code,
         num_labels=1,
     )
-    _refuse_missing(missing, REWARD, folder)
     return model.requires_grad_(False)
 
 
@@ -109,95 +108,74 @@ def load_value_model(
     rewards. Departs from verl, which draws as transformers does: on SmolLM2 that gives values of
     1.0 ± 0.5, and the critic first has to unlearn them.
 
-    A sequence classifier with one label (a reward model) gives its weights and the bias starts at
+    A sequence classifier with one label (a reward model) gives its weights, and the bias starts at
     0. Dropout on the head is off, as in verl: the values of an update and those that it is clipped
-    to are of one function.
+    to come from the same function.
 
     Otherwise as `load_model`; `score` is its head.
     """
-    model, missing = load_pretrained(
+    model, missing = _load(
         AutoModelForTokenClassification,
+        CRITIC,
         Path(folder),
         dtype,
-        world=world,
-        kind=CRITIC,
+        world,
         trust_remote_code=trust_remote_code,
+        may_lack={SCORE_WEIGHT, SCORE_BIAS},
         num_labels=1,
         classifier_dropout=0.0,
     )
-    _refuse_missing(missing - {SCORE_WEIGHT, SCORE_BIAS}, CRITIC, folder)
     parameters = dict(model.named_parameters())
-    if SCORE_WEIGHT in missing:
-        fill(parameters[SCORE_WEIGHT], torch.zeros(1, model.config.hidden_size))
-    if SCORE_BIAS in missing:
-        fill(parameters[SCORE_BIAS], torch.zeros(1))
+    for name in sorted(missing):
+        fill(parameters[name], torch.zeros(parameters[name].shape))
     return model
 
 
-def load_pretrained(
+def _load(
     auto_class: Any,
+    kind: ModelKind,
     folder: Path,
     dtype: torch.dtype,
+    world: World | None,
     *,
-    kind: ModelKind,
-    world: World | None = None,
-    trust_remote_code: bool = False,
+    trust_remote_code: bool,
     lora: LoraSpec | None = None,
+    may_lack: Set[str] = frozenset(),
     **changes: object,
-) -> tuple[PreTrainedModel, frozenset[str]]:
-    """Load a model of any kind from config.json and safetensors.
+) -> tuple[PreTrainedModel, Set[str]]:
+    """Load a model of one of transformers' AutoModel... classes; adapters have no values yet.
 
-    Args:
-        auto_class: the kind, an AutoModel... of transformers.
-        folder: with config.json and the weights; nothing is fetched.
-        dtype: of the weights.
-        kind: what it is to be used as.
-        world: the ranks over which it is cut, and their device; None for this one on the CPU.
-        trust_remote_code: run code that lies in the folder.
-        lora: adapters to put in, without their values; None for none.
-        changes: of the configuration, by its own names.
+    `changes` are made to its configuration. The folder need not hold the weights of `may_lack`.
 
     Returns:
-        The model in evaluation mode, and the names of weights that the folder does not hold:
-        their values have no meaning.
-
-    Raises:
-        ConfigError: if the folder holds no model, one that cannot be used so, weights of other
-            shapes, or values that no model has.
+        The model in evaluation mode, and those of `may_lack` that the folder does not hold: their
+        values have no meaning.
     """
-    where = kind.where
     _refuse_config(folder, kind, trust_remote_code=trust_remote_code)
     world = world or World.alone()
-    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(folder, **options)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
         for name, value in changes.items():
             setattr(config, name, value)
-        model, missing = (_load_whole if world.size == 1 else load_sharded)(
-            auto_class,
-            config,
-            folder,
-            dtype,
-            world,
-            trust_remote_code=trust_remote_code,
-            lora=lora,
-        )
+        options |= {"config": config, "dtype": dtype}
+        load = _load_whole if world.size == 1 else _load_sharded
+        model, missing = load(auto_class, folder, world, lora, options)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{where}: got {folder}: the model cannot be loaded: {reason}; "
+            f"{kind.where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
     adapters = {name for name, _ in model.named_parameters() if is_adapter(name)}
-    check_values(model, folder, where, world, missing | adapters)
-    return model.eval(), missing - adapters
-
-
-def _refuse_missing(missing: Set[str], kind: ModelKind, folder: Path | str) -> None:
-    if missing:
+    _check_values(model, folder, kind.where, world, missing | adapters)
+    missing -= adapters
+    if missing - may_lack:
+        name = min(missing - may_lack)
         raise ConfigError(
-            f"{kind.where}: got {folder}: it holds no {min(missing)}; all weights of the model"
+            f"{kind.where}: got {folder}: it holds no {name}; all weights of the model"
         )
+    return model.eval(), missing
 
 
 def _refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> None:
@@ -214,28 +192,116 @@ def _refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) ->
 
 
 def _load_whole(
-    auto_class: Any,
-    config: PretrainedConfig,
-    folder: Path,
-    dtype: torch.dtype,
-    world: World,
-    *,
-    trust_remote_code: bool,
-    lora: LoraSpec | None = None,
-) -> tuple[PreTrainedModel, frozenset[str]]:
-    """As `load_sharded`, for a world of one."""
+    auto_class: Any, folder: Path, world: World, lora: LoraSpec | None, options: dict[str, Any]
+) -> tuple[PreTrainedModel, set[str]]:
+    """As `_load_sharded`, for a world of one."""
     model, info = auto_class.from_pretrained(
         folder,
-        config=config,
-        dtype=dtype,
         use_safetensors=True,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         local_files_only=True,
-        trust_remote_code=trust_remote_code,
+        **options,
     )
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
     if lora is not None:
         add_adapters(model, lora)
-    return model.to(world.device), frozenset(info["missing_keys"])
+    return model.to(world.device), set(info["missing_keys"])
+
+
+def _load_sharded(
+    auto_class: Any, folder: Path, world: World, lora: LoraSpec | None, options: dict[str, Any]
+) -> tuple[PreTrainedModel, set[str]]:
+    """Build a model without weights, cut it, and read this rank's part of each weight.
+
+    So no rank ever holds all of it. `options` are those of the AutoModel.
+
+    Returns:
+        The model, and the names of weights that the folder does not hold: those are zero.
+
+    Raises:
+        ValueError: a weight has another shape, or a file cannot be read.
+    """
+    with torch.device("meta"):
+        model = auto_class.from_config(**options)
+    if lora is not None:
+        add_adapters(model, lora)
+    shard_model(model, world)
+    weights = read_weights(folder)
+    if weights.problems:
+        raise ValueError("; ".join(str(problem) for problem in weights.problems))
+    parameters = dict(model.named_parameters())
+    state = {}
+    for name, parameter in parameters.items():
+        box = box_of(parameter)
+        path = weights.files.get(name)
+        part = torch.zeros(box.local_shape) if path is None else _read_part(path, name, box)
+        state[name] = nn.Parameter(cut_like(parameter, part.to(world.device, parameter.dtype)))
+    model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    _restore_buffers(model, world.device)
+    return model, parameters.keys() - weights.files.keys()
+
+
+def _read_part(path: Path, name: str, box: Box) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        stored = file.get_slice(name)
+        shape = tuple(stored.get_shape())
+        if shape != box.shape:
+            raise ValueError(f"{name} has shape {shape}: the model needs {box.shape}")
+        if box.numel == 0:
+            return torch.empty(box.local_shape)
+        part: Tensor = stored[box.slices]
+        return part
+
+
+def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Compute the rotary frequencies: no folder holds them, and the meta device has no values."""
+    base = model.base_model
+    base.rotary_emb = type(base.rotary_emb)(config=model.config).to(device)
+    left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    assert not left, f"{left[0]}: nobody computes this buffer"
+
+
+def _check_values(
+    model: PreTrainedModel, folder: Path, where: str, world: World, absent: Set[str]
+) -> None:
+    """Refuse weights that are not finite, or were never filled; a collective of all ranks.
+
+    A folder can be whole to the last byte and useless: a run that diverged and was saved, a file
+    whose space was reserved and never written. `absent` weights have no meaning yet.
+    """
+    # The first of the ranks that hold the same weight looks at it.
+    parts = {
+        name: local_part(weight.detach()) if is_first_holder(weight) else torch.empty(0)
+        for name, weight in model.named_parameters()
+        if name not in absent
+    }
+    # A rank's part of an embedding may be rows that no token has, all of them zero.
+    counts = sum_over_ranks(
+        world,
+        [
+            *(float((~part.isfinite()).sum()) for part in parts.values()),
+            *(float(part.count_nonzero()) for part in parts.values()),
+        ],
+    )
+    broken, filled = counts[: len(parts)], counts[len(parts) :]
+    bad = {name: int(count) for name, count in zip(parts, broken, strict=True) if count}
+    empty = [
+        name
+        for name, count in zip(parts, filled, strict=True)
+        if not count and not name.endswith(_MAY_BE_ZERO)
+    ]
+    found = []
+    if bad:
+        got = f"{sum(bad.values())} values that are NaN or infinite"
+        found.append((got, list(bad), "nothing can be computed with them"))
+    if empty:
+        found.append(("nothing but zeros", empty, "the file was never filled"))
+    if found:
+        raise ConfigError(
+            f"{where}: got {got} in {listed(names)} of {folder}: {why}; "
+            "the weights as they were trained"
+            for got, names, why in found
+        )

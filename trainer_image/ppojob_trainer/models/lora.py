@@ -38,11 +38,7 @@ class LoraLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         """`W x + (alpha / rank) B (A x)`, and within `adapters_off` the first term alone.
 
-        Args:
-            input: x, (..., in).
-
-        Returns:
-            (..., out), in the type that the layer without an adapter gives.
+        (..., in) -> (..., out), in the type that the layer without an adapter gives.
         """
         output = super().forward(input)
         if not self.is_adapted:
@@ -56,12 +52,9 @@ class LoraLinear(nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The adapter of one weight.
+    """The adapter of one weight: A (rank, in) and B (out, rank), float32, cut where the model is.
 
-    Attributes:
-        a: (rank, in) float32; cut over the ranks where the model is.
-        b: (out, rank) float32, likewise.
-        alpha: its scale is alpha / rank.
+    Its scale is alpha / rank.
     """
 
     a: Tensor
@@ -74,11 +67,7 @@ class Adapter:
         return self.a.shape[0]
 
     def merged(self, weight: Tensor) -> Tensor:
-        """`W + (alpha / rank) B A`, float32, whole; a collective where the model is cut.
-
-        Args:
-            weight: (out, in), cut or not; it stays as it is.
-        """
+        """`W + (alpha / rank) B A`, float32, whole; a collective where the model is cut."""
         change = whole(self.b) @ whole(self.a)
         return torch.add(whole(weight).float(), change, alpha=self.alpha / self.rank)
 
@@ -86,11 +75,8 @@ class Adapter:
 def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
     """Freeze a model and put adapters into it, whose values `draw_adapters` sets.
 
-    Args:
-        model: of transformers, with `base_model.layers`; on the meta device, or with weights. It is
-            not cut yet.
-        lora: size and places. Without targets all linear layers of the decoder layers are taken:
-            neither the embedding nor the head.
+    The model is one of transformers, not cut yet, on the meta device or with weights. Without
+    targets all linear layers of the decoder layers get one: neither the embedding nor the head.
     """
     model.requires_grad_(False)
     base: Any = model.base_model
@@ -118,10 +104,6 @@ def draw_adapters(model: nn.Module, seed: int) -> None:
     """Set adapters to their beginning: A Kaiming-uniform with a = √5, as in PEFT, B zero.
 
     Each A has a random stream of its own, so it is the same over any number of ranks.
-
-    Args:
-        model: with adapters; cut or not.
-        seed: of the job.
     """
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
@@ -149,12 +131,7 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
 
 
 def adapters_in(tensors: Mapping[str, Tensor], alpha: float) -> dict[str, Adapter]:
-    """The same out of named tensors, such as those of a commit.
-
-    Args:
-        tensors: `<layer>.lora_a` and `<layer>.lora_b` of each layer.
-        alpha: of the job.
-    """
+    """The same from tensors by name (`<layer>.lora_a`, `<layer>.lora_b`), as a commit has them."""
     layers = [name.removesuffix(f".{A}") for name in sorted(tensors) if name.endswith(A)]
     return {
         f"{layer}.weight": Adapter(tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"], alpha)
@@ -164,7 +141,7 @@ def adapters_in(tensors: Mapping[str, Tensor], alpha: float) -> dict[str, Adapte
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Let a model compute as it was before training: its frozen weights alone."""
+    """Compute with the frozen weights alone: the model as it was before training."""
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
     for layer in layers:
         layer.is_adapted = False

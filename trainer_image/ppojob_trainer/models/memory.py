@@ -11,8 +11,7 @@ from typing import Final
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.models.adapter_sizes import count_adapters
-from ppojob_trainer.models.architectures import HEAD
+from ppojob_trainer.models.architectures import HEAD, count_adapters
 from ppojob_trainer.models.weight_files import read_weights
 
 GIB: Final = 2**30
@@ -50,7 +49,7 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
 def held_by_rank(
     config: RunConfig, role: RoleName, parameters: Mapping[str, int]
 ) -> dict[str, int]:
-    """Bytes that one rank of a role cannot do without, by what they are for.
+    """Bytes that one rank of a role needs at the least, by what they are for.
 
     Parameters are as `count_parameters` gives them; a role without pods of its own holds nothing.
     """

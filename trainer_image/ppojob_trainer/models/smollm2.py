@@ -52,16 +52,13 @@ _CONTROL = 3
 
 
 def build_demo_model(target_folder: Path) -> Path:
-    """Write the demo model to `target_folder`, unless it is there.
+    """Write the demo model to `target_folder`, unless it is there; answers the folder.
 
     The folder appears at once and complete, by a rename; one of another version is replaced.
 
-    Returns:
-        `target_folder`.
-
     Raises:
-        ConfigError: If `target_folder` holds something else, or the package that carries the
-            model is not installed.
+        ConfigError: `target_folder` holds something else, or the package that carries the model
+            is not installed.
     """
     source = target_folder / _SOURCE_FILE
     if source.is_file() and json.loads(source.read_bytes())["source"] == SOURCE:

@@ -9,7 +9,7 @@ from ppojob_trainer.parallel.boxes import box_of, local_part, whole
 
 
 def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every weight once, detached, in the model's own order; cut over the ranks where it is.
+    """Every weight once, detached, in the model's own order; cut over the ranks where the model is.
 
     A tied weight comes under its first name only (the embedding's), as safetensors folders have it.
     Buffers that a folder does not hold (rotary frequencies) are left out, and so are adapters: the
@@ -43,11 +43,7 @@ def named_full_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:
-    """Copy tensors that `trained_tensors` gave into a model, in place.
-
-    Args:
-        model: of any number of ranks.
-        parts: this rank's part of each tensor.
+    """Copy this rank's parts of `trained_tensors` into a model of any number of ranks, in place.
 
     Raises:
         ValueError: a weight is missing, unknown, or of another shape.

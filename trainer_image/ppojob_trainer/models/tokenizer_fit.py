@@ -11,22 +11,12 @@ from ppojob_trainer.models.problems import ModelReason
 def check_tokenizer_fit(
     chat: ChatTokenizer, vocabulary: int | None, folder: Path, stop_token_ids: Sequence[int]
 ) -> Iterator[Problem]:
-    """Hold a tokenizer against the model that is to read its numbers.
+    """Check that a tokenizer fits the model, whose embedding has `vocabulary` rows, if known.
 
-    Args:
-        chat: the tokenizer.
-        vocabulary: rows of the model's embedding; None where they are not known.
-        folder: of the tokenizer.
-        stop_token_ids: `spec.rollout.stopTokenIds`.
+    `folder` is the tokenizer's; `stop_token_ids` are `spec.rollout.stopTokenIds`.
     """
-    if vocabulary is not None and chat.largest_token_id >= vocabulary:
-        yield Problem(
-            str(folder / "tokenizer.json"),
-            f"token ids up to {chat.largest_token_id}",
-            f"the model's embedding has {vocabulary} rows",
-            "the tokenizer that the model was made with",
-            ModelReason.VOCABULARY,
-        )
+    where = str(folder / "tokenizer.json")
+    yield from _check_vocabulary(where, chat.largest_token_id, vocabulary, "model")
     if not chat.eos_token_ids and not stop_token_ids:
         yield Problem(
             str(folder / "tokenizer_config.json"),
@@ -53,13 +43,10 @@ def check_score_fit(
     largest_token_id: int,
     vocabulary: int | None,
 ) -> Iterator[Problem]:
-    """Hold the settings of a reward model against the model.
+    """Check that the settings of a reward model fit it; what is None is not known.
 
-    Args:
-        max_tokens: `spec.rewardModel.maxTokens`.
-        context_tokens: that the model was made for; None for no known limit.
-        largest_token_id: of its tokenizer.
-        vocabulary: rows of its embedding; None where they are not known.
+    `max_tokens` is `spec.rewardModel.maxTokens`, `context_tokens` the length that the model was
+    made for, `vocabulary` the rows of its embedding.
     """
     if max_tokens is not None and context_tokens is not None and max_tokens > context_tokens:
         yield Problem(
@@ -69,11 +56,18 @@ def check_score_fit(
             f"at most {context_tokens}, or remove it",
             ReasonCode.OUT_OF_RANGE,
         )
-    if vocabulary is not None and largest_token_id >= vocabulary:
+    where = "spec.rewardModel.tokenizerPath"
+    yield from _check_vocabulary(where, largest_token_id, vocabulary, "reward model")
+
+
+def _check_vocabulary(
+    where: str, largest: int, vocabulary: int | None, name: str
+) -> Iterator[Problem]:
+    if vocabulary is not None and largest >= vocabulary:
         yield Problem(
-            "spec.rewardModel.tokenizerPath",
-            f"token ids up to {largest_token_id}",
-            f"the reward model's embedding has {vocabulary} rows",
+            where,
+            f"token ids up to {largest}",
+            f"the {name}'s embedding has {vocabulary} rows",
             "the tokenizer that the model was made with",
             ModelReason.VOCABULARY,
         )

@@ -1,20 +1,24 @@
 """Which files of a model's folder hold its weights, and whether together they are whole."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final
 
-from ppojob_api.problem import ABSENT, Problem, shown
+from safetensors import SafetensorError, safe_open
+
+from ppojob_api.problem import ABSENT, Problem, printable, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.json_objects import read_object
-from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.safetensors_header import BadHeader, StoredTensor, read_header
+from ppojob_trainer.models.problems import ModelReason, read_object, unreadable
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
+FLOATS: Final = ("F16", "BF16", "F32", "F64")
+"""Types that weights are trained from, in the words of the format."""
 
 _LISTED: Final = 5
+_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 _CONVERT: Final = (
     "safetensors, written once where you trust the file: "
@@ -22,15 +26,55 @@ _CONVERT: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a file; its type in the words of the format (`BF16`)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class BadHeader(Exception):  # noqa: N818  the header is bad
+    """A file is no safetensors file, or not a whole one."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(str(problem))
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors that a safetensors file says it holds, by name, or BadHeader."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_POINTER)) == _POINTER
+    except OSError as error:
+        raise BadHeader(unreadable(path, error)) from None
+    if is_pointer:
+        got, why = "a pointer file", "Git LFS left it in place of the weights"
+        allowed = "the weights themselves: fetch the content (git lfs pull)"
+        raise BadHeader(Problem(str(path), got, why, allowed, ModelReason.POINTER_FILE))
+    try:
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
+            return {
+                name: StoredTensor(stored.get_dtype(), tuple(stored.get_shape()))
+                for name, stored in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        got, why = "no whole file", printable(str(error))
+        allowed = "a whole safetensors file; fetch or write it again"
+        bad = Problem(str(path), got, why, allowed, ModelReason.BAD_SAFETENSORS)
+        raise BadHeader(bad) from None
+
+
 @dataclass(slots=True)
 class Weights:
-    """What the files say, and what is wrong with them.
-
-    Attributes:
-        tensors: by name, of all files that could be read.
-        files: where each tensor lies.
-        problems: nothing can be loaded while there are any.
-    """
+    """What the files say, by names of tensors, and what is wrong with them."""
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)

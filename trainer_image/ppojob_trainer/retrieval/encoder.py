@@ -19,7 +19,7 @@ from torch import Tensor
 from ppojob_api.problem import printable
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.fingerprint import fingerprint
-from ppojob_trainer.models.safetensors_header import BadHeader
+from ppojob_trainer.models.weight_files import BadHeader
 from ppojob_trainer.retrieval.manifest import EncoderSettings
 
 Pooling = Literal["mean", "cls"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ppojob_trainer.models.fingerprint import fingerprint
-from ppojob_trainer.models.safetensors_header import BadHeader
+from ppojob_trainer.models.weight_files import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.rpc.identity import PodIdentity, code_digest, config_digest

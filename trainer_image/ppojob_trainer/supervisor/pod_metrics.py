@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from ppojob_trainer.metrics.series import (
+from ppojob_trainer.metrics.names import (
     JOB_LABEL,
     POD_EPOCH,
     POD_RESTARTS,

@@ -6,7 +6,7 @@ python -m ppojob_trainer.trackers wandb runs/addition-grpo
 import sys
 from pathlib import Path
 
-from ppojob_trainer.trackers.follower import Follower
+from ppojob_trainer.trackers.child import Follower
 from ppojob_trainer.trackers.messages import kept_run
 
 

@@ -2,49 +2,34 @@
 
 import importlib.util
 import os
-from dataclasses import dataclass
 from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """What a tracker's library needs.
-
-    Attributes:
-        modules: that it is imported from.
-        prefixes: of the environment variables that are its own, keys among them.
-    """
-
-    modules: tuple[str, ...]
-    prefixes: tuple[str, ...]
-
-
 LIBRARIES: Final = {
-    "wandb": Library(("wandb",), ("WANDB_",)),
+    "wandb": ("wandb",),
     # Without a server it keeps its runs in a file of SQLite, by SQLAlchemy.
-    "mlflow": Library(("mlflow", "sqlalchemy", "alembic"), ("MLFLOW_", "DATABRICKS_")),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
 }
-"""By the word of `spec.loggers`."""
+"""The modules that must be installed, by the word of `spec.loggers`."""
 
+_PREFIXES: Final = {"wandb": ("WANDB_",), "mlflow": ("MLFLOW_", "DATABRICKS_")}
+"""Of the environment variables that are a tracker's own, keys among them."""
 _OF_ALL: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
                   "NETRC", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
                   "CURL_CA_BUNDLE")  # fmt: skip
 
 
 def missing_modules() -> dict[str, str]:
-    """By tracker the first module that is not installed; trackers that have all are left out."""
-    missing: dict[str, str] = {}
-    for tracker, library in LIBRARIES.items():
-        for module in library.modules:
-            if not _is_there(module):
-                missing.setdefault(tracker, module)
-    return missing
+    """The first module that is not installed, by tracker; trackers that have all are left out."""
+    found = {
+        tracker: [module for module in modules if not _is_there(module)]
+        for tracker, modules in LIBRARIES.items()
+    }
+    return {tracker: missing[0] for tracker, missing in found.items() if missing}
 
 
 def variables(tracker: str) -> tuple[str, ...]:
     """Names of the environment variables that its process may see besides the few of all."""
-    prefixes = LIBRARIES[tracker].prefixes
-    return (*_OF_ALL, *(name for name in os.environ if name.startswith(prefixes)))
+    return (*_OF_ALL, *(name for name in os.environ if name.startswith(_PREFIXES[tracker])))
 
 
 def _is_there(module: str) -> bool:

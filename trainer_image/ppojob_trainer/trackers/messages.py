@@ -12,12 +12,9 @@ Phase = Literal["Succeeded", "Interrupted", "Failed"]
 
 
 class TrackedRun(msgspec.Struct, frozen=True):
-    """A job as a tracker knows it.
+    """A job as a tracker knows it, which is a word of `spec.loggers`; the run folder is absolute.
 
-    Attributes:
-        tracker: the word of `spec.loggers`.
-        id: the same at every start of this run, and of no other.
-        folder: run folder, absolute.
+    The id is the same at every start of this run, and of no other.
     """
 
     tracker: str
@@ -28,13 +25,9 @@ class TrackedRun(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, tracker: str, config: RunConfig, run_folder: Path, began: float) -> "TrackedRun":
-        """The run of a job in a folder.
+        """The run of a job in a folder, which began when its journal says.
 
-        Args:
-            tracker: the word of `spec.loggers`.
-            config: of the run.
-            run_folder: where it is.
-            began: when it began, by its journal: on one machine jobs of one name share a uid.
+        Jobs of one name on one machine share a uid, so the time is part of the id.
         """
         text = f"{config.uid} {began!r}"
         told = config.model_dump(mode="json", include={"name", "namespace", "uid", "facts"})
@@ -65,13 +58,10 @@ Request = Open | Send | Finish
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a request.
+    """The result of a request: the last step that the tracker has, -1 for none, and more.
 
-    Attributes:
-        last_step: that the tracker was given; -1 for none.
-        is_behind: whether metrics.jsonl has more.
-        told: where people find the run.
-        failure: what went wrong, in a line; empty where nothing did.
+    `is_behind` says that metrics.jsonl has more steps, `told` where people find the run, `failure`
+    what went wrong, in a line.
     """
 
     last_step: int = -1
@@ -81,7 +71,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def keep(run: TrackedRun) -> None:
-    """Write down in the run folder how the tracker calls the run, for whoever sends it by hand."""
+    """Save the run in its folder, for whoever sends it to the tracker by hand."""
     _file(run.tracker, Path(run.folder)).write_bytes(msgspec.json.encode(run))
 
 

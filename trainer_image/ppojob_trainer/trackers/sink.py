@@ -23,12 +23,8 @@ _log = logging.getLogger(__name__)
 _MODULE: Final = "ppojob_trainer.trackers.child"
 
 
-class _Line(msgspec.Struct):
-    step: int
-
-
 class _Failed(Exception):  # noqa: N818  it says what happened
-    """The library raised; reads on from "the tracker"."""
+    """The library raised; the text goes on from the tracker's name."""
 
 
 class TrackerSink:
@@ -41,9 +37,6 @@ class TrackerSink:
         answer_seconds: for opening a run, or for some steps, before its process is replaced.
         pause_seconds: from the end of a process to the start of the next one.
         end_seconds: for all that it has not sent yet, once the job has ended.
-
-    Attributes:
-        last_step: that the tracker was given; -1 for none yet.
     """
 
     def __init__(
@@ -61,7 +54,7 @@ class TrackerSink:
         self._changed = threading.Event()
         self._closing = threading.Event()
         self._child: BoundedProcess | None = None
-        self.last_step = -1
+        self.last_step = -1  # that the tracker was given
         self._is_finished = False
         self._is_over = False
         self._problem = ""
@@ -78,7 +71,7 @@ class TrackerSink:
         self._changed.set()
 
     def cut_after(self, step: int) -> None:
-        """Nothing: no tracker takes a step back, and one that comes again is the same step."""
+        """Does nothing: no tracker takes a step back, and a repeated step is the same step."""
 
     def close(self) -> None:
         """Give the tracker some seconds to finish, then end its process."""
@@ -134,9 +127,9 @@ class TrackerSink:
         return answer
 
     def _tell(self, problem: Exception) -> None:
-        """Say what went wrong, once: a server that is away is tried again and again."""
+        """Log what went wrong, once: a server that is away is tried again and again."""
         if self._is_over:
-            return  # it was ended; how far it got is about to be said
+            return  # `close` ended it, and logs how far it got
         text = str(problem) or f"no answer within {self._answer_seconds:g} s"
         if text != self._problem:
             _log.warning(
@@ -150,7 +143,7 @@ class TrackerSink:
 
     def _unfinished(self) -> str:
         lines = durable.read_lines(Path(self._run.folder) / METRICS_FILE)
-        steps = [msgspec.json.decode(line, type=_Line).step for line in lines]
+        steps = [msgspec.json.decode(line)["step"] for line in lines]
         unsent = sum(step > self.last_step for step in steps)
         return (
             f"not finished: it took {len(steps) - unsent} of {len(steps)} steps; all are in "

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.checkpoint.export import accompany_export, export_model
+from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.models.lora import adapters_of
@@ -206,11 +206,8 @@ class ActorRolloutWorker:
         dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
         trained = self.policy.learner.model
         tensors, adapters = hf_named_tensors(trained), adapters_of(trained)
-        if self.rank != 0:
-            accompany_export(tensors, dtype=dtype, adapters=adapters)
-            return Nothing()
         export_model(
-            self.run_folder / request.folder,
+            self.run_folder / request.folder if self.rank == 0 else None,
             tensors,
             model_folder=Path(model.path),
             dtype=dtype,

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES, Advantages
-from ppojob_trainer.algorithms.entropy_mask import high_entropy
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
@@ -21,6 +20,7 @@ from ppojob_trainer.algorithms.resampling import drawn, resampling_weights
 from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, correct
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
+from ppojob_trainer.algorithms.token_masks import high_entropy
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.data.order import uniform_draws
 from ppojob_trainer.metrics.step_metrics import Spread

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_trainer.checkpoint.files import MODEL_FILE, FileEntry, files_of_all_ranks
-from ppojob_trainer.checkpoint.parts import read_parts
-from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
+from ppojob_trainer.checkpoint.tensors import read_parts, read_shard, write_shard
 from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.lora import adapters_of, draw_adapters

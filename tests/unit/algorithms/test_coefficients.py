@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_trainer.algorithms.entropy_controller import EntropyController
+from ppojob_trainer.algorithms.coefficients import EntropyController, next_kl_coefficient
 
 CONTROLLER = EntropyController(target=0.2, step=0.005, low=0.0, high=0.011)
 
@@ -42,14 +42,6 @@ def test_by_hand(entropy: float, bonus: float, following: float):
     assert CONTROLLER.after(0.004, entropy) == pytest.approx(following, abs=1e-15)
 
 
-def test_it_rises_to_its_bound_and_falls_to_the_other():
-    coefficient, seen = 0.0, []
-    for entropy in [0.1] * 4 + [0.4] * 4:
-        coefficient = CONTROLLER.after(coefficient, entropy)
-        seen.append(coefficient)
-    assert seen == pytest.approx([0.005, 0.01, 0.011, 0.011, 0.006, 0.001, 0.0, 0.0])
-
-
 @given(st.lists(st.floats(), max_size=50))
 def test_it_stays_within_bounds_and_moves_a_step_at_most(entropies: list[float]):
     coefficient = 0.006
@@ -58,3 +50,30 @@ def test_it_stays_within_bounds_and_moves_a_step_at_most(entropies: list[float])
         assert 0.0 <= coefficient <= 0.011
         assert abs(coefficient - before) <= 0.005 + 1e-12
         assert CONTROLLER.bonus(coefficient, entropy) in (0.0, coefficient)
+
+
+@pytest.mark.parametrize(
+    ("measured", "responses", "factor"),
+    [
+        # target 0.1, horizon 1000
+        (0.1, 50, 1.0),
+        (0.11, 50, 1 + 0.1 * 50 / 1000),
+        # an error of 4 counts as 0.2, one of -1 as -0.2
+        (0.5, 50, 1 + 0.2 * 50 / 1000),
+        (0.0, 50, 1 - 0.2 * 50 / 1000),
+        (0.01, 8192, 0.8),  # more responses than the horizon count as the horizon
+        (math.nan, 50, 1.0),
+        (math.inf, 50, 1.0),
+    ],
+)
+def test_kl_coefficient_by_hand(measured: float, responses: int, factor: float):
+    following = next_kl_coefficient(0.2, measured, responses, target=0.1, horizon=1000)
+    assert following == pytest.approx(0.2 * factor, rel=1e-12)
+
+
+@given(st.floats(), st.integers(1, 10**6), st.integers(1, 10**4))
+def test_a_step_changes_the_kl_coefficient_by_a_fifth_at_most(
+    measured: float, responses: int, horizon: int
+):
+    following = next_kl_coefficient(1e-3, measured, responses, target=0.1, horizon=horizon)
+    assert 0.8e-3 <= following <= 1.2e-3
