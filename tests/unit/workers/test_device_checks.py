@@ -10,7 +10,7 @@ from tiny_models import save_model
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.workers.device_checks import DeviceFacts, check_device, device_facts
+from ppojob_trainer.workers.rank_start import DeviceFacts, check_device, device_facts
 
 TURING = DeviceFacts("Tesla T4", None, (7, 5))
 
@@ -50,4 +50,3 @@ def test_a_gpu_without_bfloat16_is_refused_for_each_field(config: RunConfig) -> 
 def test_a_newer_gpu_and_the_cpu_know_bfloat16(config: RunConfig) -> None:
     check_device(config, "actorRollout", DeviceFacts("H200", None, (9, 0)))
     check_device(config, "actorRollout", device_facts(torch.device("cpu"), 1))
-    assert torch.ones(2, dtype=torch.bfloat16).sum() == 2

@@ -75,14 +75,10 @@ _TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segme
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What the loop has to know of rows that are read back, in row order.
+    """What the loop has to know of rows that are read back, in row order; (rows,) each.
 
-    Attributes:
-        lengths: (rows,) response tokens.
-        truncated: (rows,) whether the response ran into the limit.
-        scores: (rows,).
-        values: (rows,) JSON objects.
-        figures: (rows,) JSON of each row's figures; empty for rows of one turn.
+    `lengths` are of responses, `values` and `figures` are JSON; the latter are empty for rows of
+    one turn.
     """
 
     lengths: list[int]
