@@ -35,11 +35,7 @@ Endpoint = tuple[str, int]
 
 
 class Channel(Link):
-    """A link to another role, opened by `open_channel`.
-
-    Attributes:
-        key: what the channel is called in the store.
-    """
+    """A link to another role, opened by `open_channel`; the key is its name in the store."""
 
     def __init__(
         self,
@@ -107,12 +103,11 @@ def open_channel(
         store: of the first role's world.
         key: names both epochs and the attempt; never used twice, since the store keeps the
             addresses of an attempt that failed.
-        member: number of this rank among those of both roles.
-        size: ranks of both roles.
+        member: number of this rank among the ranks of both roles.
+        size: how many those are.
         address: IP address of this pod.
         device: `cpu` (gloo) or `cuda` (nccl).
-        timeout_seconds: limit of opening and of each operation; the last resort, for a node that
-            is gone without a word.
+        timeout_seconds: limit of opening and of each operation, for a node that fails silently.
 
     Raises:
         ChannelLost: not all members came.

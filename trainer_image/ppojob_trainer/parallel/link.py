@@ -17,9 +17,7 @@ BUCKET_BYTES = 64 * 2**20
 class Link:
     """A link over a process group: gloo for `cpu`, nccl for `cuda`.
 
-    Attributes:
-        member: number of this process among the members; 0 without a group.
-        size: number of members; 1 without a group.
+    Without a group this process is its only member.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ def sample_seed(
 ) -> int:
     """Return the seed of a segment: ``H(job seed, purpose, step, prompt id, segment) + sample``.
 
-    It depends on what is sampled alone, on no clock, order of arrival or rank, so that a resumed, a
-    re-sharded and an undisturbed run draw the same tokens.
+    It is in ``[0, 2**63)``, and depends on what is sampled alone, on no clock, order of arrival or
+    rank, so that a resumed, a re-sharded and an undisturbed run draw the same tokens.
 
     The index is added after the hash, not hashed: torch's CPU generator keeps the low 32 bits of a
     seed only, and consecutive numbers stay distinct there, so the samples of one prompt never share
@@ -44,9 +44,6 @@ def sample_seed(
         sample_index: The sample's number within its prompt, from 0.
         purpose: Keeps training and validation apart where their step and prompt ids coincide.
         segment: How many segments of the row the policy has drawn before; the first is not hashed.
-
-    Returns:
-        A seed in ``[0, 2**63)``.
     """
     text = f"ppojob/{job_seed}/{purpose}/{step}/{prompt_id}" + (f"/{segment}" if segment else "")
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -135,10 +135,7 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
 
 
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
-    """The columns of rows `[first, last)` that a rank owns them by, in row order.
-
-    Returns:
-        `truncated`, `response_ids`, `rollout_logprobs` and `segments`, a list of entries each.
+    """Rows `[first, last)` in order: `truncated`, `response_ids`, `rollout_logprobs`, `segments`.
 
     Raises:
         OSError, pyarrow.ArrowException: a part cannot be read.

@@ -58,10 +58,9 @@ def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
 
 
 def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> list[MadeRows]:
-    """Receive the rows that this rank is to own, from makers of which the first has a number.
+    """Receive the rows that this rank is to own, by batch as in the request, if there are any.
 
-    Returns:
-        By batch, as in the request; none where this rank is to own nothing.
+    The first maker is the member `makers_from`.
 
     Raises:
         ChannelLost: a maker is gone.

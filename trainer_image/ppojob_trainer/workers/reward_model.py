@@ -21,14 +21,11 @@ from ppojob_trainer.workers.text_inbox import TextInbox
 
 
 class RewardModelStages:
-    """Answers the stages of the reward model on one of its ranks.
-
-    The chat is the engine's tokenizer, which must be told when the run began.
-    """
+    """Answers the stages of the reward model on one of its ranks."""
 
     def __init__(self, engine: ScoreEngine, chat: ChatTokenizer) -> None:
         self._engine = engine
-        self._chat = chat
+        self._chat = chat  # the engine's tokenizer, which must be told when the run began
         self._inbox = TextInbox()
 
     def routes(self) -> list[Route]:

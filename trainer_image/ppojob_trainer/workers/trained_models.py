@@ -27,14 +27,11 @@ from ppojob_trainer.workers.reference import Reference
 
 
 class Policy:
-    """The model that is trained.
-
-    Attributes:
-        reference: what updates compare it with over the whole vocabulary; None where they do not.
-    """
+    """The model that is trained."""
 
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
         self.learner = learner
+        # What updates compare it with over the whole vocabulary; None where they do not.
         self.reference: Reference | None = None
         self._spec = spec
 
