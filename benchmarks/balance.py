@@ -16,8 +16,7 @@ import random
 import statistics
 import time
 
-from ppojob_trainer.rows.assignment import assign
-from ppojob_trainer.rows.group_cost import group_cost
+from ppojob_trainer.rows.assignment import assign, group_cost
 
 LINEAR_COST = 24576
 PROMPT_TOKENS = 256

@@ -1,15 +1,12 @@
 """The real vLLM, in processes of its own (`vllm_facts.py`): what it promises, measured there."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from tiny_models import save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -42,19 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             eos_token_id=2,
             pad_token_id=2,
         )
-    save_with_more(folder / "tied", folder / "with more")
     return folder
-
-
-def save_with_more(source: Path, folder: Path) -> None:
-    """Copy a model; beside its weights lies what others leave behind."""
-    shutil.copytree(source, folder)
-    tensors = load_file(source / "model.safetensors")
-    more = ("v_head.summary.weight", "model.layers.0.self_attn.rotary_emb.cos_cached")
-    others = {name: torch.zeros(1) for name in more}
-    save_file({**tensors, **others}, folder / "model.safetensors", {"format": "pt"})
-    index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def run_together(models: Path, output: Path, commands: list[list[str]]) -> list[Facts]:
@@ -88,9 +73,7 @@ def behaviour(facts: Facts) -> Facts:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
-    "moment", ["start", "text", "update 1", "update 2", "update 3", "updated text"]
-)
+@pytest.mark.parametrize("moment", ["start", "update 1", "update 2", "update 3"])
 def test_logprobs_are_those_of_the_trainer(facts: Facts, variant: str, moment: str) -> None:
     largest, mean = LIMITS[variant.split()[1]]
     found = facts[variant][moment]
@@ -131,34 +114,21 @@ def test_the_engine_keeps_no_hold_of_the_trainers_memory(facts: Facts, variant: 
     assert not facts[variant]["aliased"]
 
 
-def test_what_lies_beside_the_weights_is_no_concern_of_the_engine(facts: Facts) -> None:
-    assert facts["with more"] == facts["tied float32"]["rows"]
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_requests_again_give_the_same_bits(facts: Facts, variant: str) -> None:
     assert facts[variant]["again"]
 
 
-def test_another_process_with_other_global_seeds_and_a_world_gives_the_same_bits(
-    facts: Facts, models: Path, tmp_path: Path
-) -> None:
-    (other,) = run_together(
-        models, tmp_path, [["--noise", "7", "--world", "1", "--store", str(tmp_path / "store")]]
-    )
-    for dtype in ("float32", "bfloat16"):
-        assert other[dtype] == facts[f"tied {dtype}"]["rows"]
-    assert other["world after close"]
-    assert not facts["world after close"]
-
-
 def test_two_ranks_each_hold_an_engine_inside_the_world_of_their_role(facts, models, tmp_path):
+    """With other global seeds, and the same bits."""
     world = ["--world", "2", "--store", str(tmp_path / "store")]
-    commands = [["--noise", str(rank), "--rank", str(rank), *world] for rank in range(2)]
+    commands = [["--noise", str(7 + rank), "--rank", str(rank), *world] for rank in range(2)]
     for rank in run_together(models, tmp_path, commands):
         assert rank["float32"] == facts["tied float32"]["rows"]
         assert rank["bfloat16"] == facts["tied bfloat16"]["rows"]
         assert rank["sum over the world"] == 2.0
+        assert rank["world after close"]
+    assert not facts["world after close"]
 
 
 def test_the_process_stays_as_it_was(facts: Facts, behaviour: Facts) -> None:
@@ -197,11 +167,6 @@ def test_a_text_ends_a_response_with_the_token_that_completes_it(behaviour: Fact
     assert found["at the limit"][0][2] == "stop"
 
 
-def test_a_phase_that_fails_leaves_an_idle_engine(behaviour: Facts) -> None:
-    assert behaviour["failed"] == "ValueError: request '0': the id is already in use"
-    assert behaviour["drained"]
-
-
 def test_what_does_not_fit_the_state_is_refused(behaviour: Facts) -> None:
     load, reset, generate, submit = behaviour["busy"]
     assert load == "RolloutError: load_weights: requests are in flight; finish or abort them first"
@@ -214,8 +179,7 @@ def test_what_does_not_fit_the_state_is_refused(behaviour: Facts) -> None:
 
 
 def test_requests_that_do_not_fit_are_refused(behaviour: Facts) -> None:
-    empty, token, length = behaviour["refused"]
-    assert empty.startswith("ValueError: request '0': got an empty prompt")
+    token, length = behaviour["refused"]
     assert "got token 512: not in the model's vocabulary; allowed 0 to 511" in token
     assert "got 128 prompt tokens and up to 20 response tokens" in length
 

@@ -17,7 +17,7 @@ import torch
 from ppojob_api import contract
 from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.dims import WITHIN, ParallelDims
-from ppojob_trainer.parallel.link import GroupLink
+from ppojob_trainer.parallel.link import Link
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
@@ -71,8 +71,8 @@ def told(rows: Experience, *columns: str) -> dict[str, Any]:
 
 
 def rows_at(world: World, index: BatchIndex, mine: Experience) -> BatchRows:
-    within = GroupLink(world.along(*WITHIN), CPU)
-    return BatchRows(index, mine, GroupLink(world.group, CPU), COSTS, world.dims, within)
+    within = Link(world.along(*WITHIN), CPU)
+    return BatchRows(index, mine, Link(world.group, CPU), COSTS, world.dims, within)
 
 
 def channels_of(world: World, address: str, role: str) -> RowChannels:

@@ -26,9 +26,8 @@ ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
 def all_points() -> list[str]:
     """Names of all failpoints of the controller and of every role's ranks."""
     code = (
-        "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
-        "ppojob_trainer.workers.standalone_models, ppojob_trainer.workers.reward, "
-        "ppojob_trainer.workers.tools\n"
+        "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout, "
+        "ppojob_trainer.workers.reward, ppojob_trainer.workers.tools\n"
         "from ppojob_trainer import failpoints\n"
         "print('\\n'.join(failpoints.all_points()))"
     )

@@ -20,8 +20,8 @@ import torch.distributed as dist  # noqa: TID251  the world that a link is teste
 
 from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.parallel.channel import Channel, open_channel
-from ppojob_trainer.parallel.gloo import POD_GLOO, gloo_options
-from ppojob_trainer.parallel.link import GroupLink, Link
+from ppojob_trainer.parallel.link import Link
+from ppojob_trainer.parallel.world import POD_GLOO, gloo_options
 
 CPU = torch.device("cpu")
 
@@ -68,7 +68,7 @@ class Member:
         dist.init_process_group(
             POD_GLOO, store=store, rank=member, world_size=size, pg_options=options
         )
-        link = GroupLink(dist.group.WORLD, CPU, bucket_bytes=1000)
+        link = Link(dist.group.WORLD, CPU, bucket_bytes=1000)
         try:
             return exchange(link, [m for m in range(size) if m != member], num_bytes)
         finally:

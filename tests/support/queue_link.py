@@ -1,7 +1,7 @@
 """A link between threads of a test: a queue for each pair of members."""
 
 import queue
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,11 +21,13 @@ class Queues:
     Attributes:
         size: members.
         largest_bytes: of what went over in one exchange.
+        moved_bytes: of all that went over, from a member to another.
         dead: members that take nothing and send nothing.
     """
 
     size: int
     largest_bytes: int = 0
+    moved_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
     dead: frozenset[int] = frozenset()
     pairs: dict[tuple[int, int], queue.SimpleQueue[bytes]] = field(
         default_factory=lambda: defaultdict(queue.SimpleQueue)
@@ -46,8 +48,11 @@ class QueueLink:
     ) -> dict[int, Tensor]:
         if self.shared.dead & {*outgoing, *incoming}:
             raise ChannelLost("key", "a peer is gone")
+        assert self.member not in outgoing
         for member, payload in outgoing.items():
+            assert payload.dtype == torch.uint8
             self.shared.largest_bytes = max(self.shared.largest_bytes, payload.numel())
+            self.shared.moved_bytes[self.member, member] += payload.numel()
             self.shared.pairs[self.member, member].put(payload.numpy().tobytes())
         return {
             member: self._letter(self.shared.pairs[member, self.member].get(timeout=SECONDS), size)
@@ -65,4 +70,6 @@ def all_at_once(shared: Queues, *acts: Callable[[QueueLink], object]) -> list[ob
     with ThreadPoolExecutor(len(acts)) as threads:
         links = [QueueLink(shared, member) for member in range(len(acts))]
         futures = [threads.submit(act, link) for act, link in zip(acts, links, strict=True)]
-        return [future.result() for future in futures]
+        results = [future.result() for future in futures]
+    assert all(pair.empty() for pair in shared.pairs.values()), "all that was sent was expected"
+    return results

@@ -33,8 +33,7 @@ _LOADED = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "ppojob_trainer.workers.main",
-    "ppojob_trainer.workers.actor_rollout_start",
-    "ppojob_trainer.workers.standalone_models",
+    "ppojob_trainer.workers.actor_rollout",
     "ppojob_trainer.controller.main",
 )
 """Not vLLM: it starts threads, and reads variables of one job."""

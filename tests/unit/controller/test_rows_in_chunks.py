@@ -25,8 +25,7 @@ from ppojob_trainer.rpc.messages.saving import Saved
 from ppojob_trainer.rpc.messages.scoring import RowScore
 from ppojob_trainer.rpc.methods import WRITE_ROWS
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.workers.row_store import OwnedRows, own_rows
-from ppojob_trainer.workers.rows_file import rows_table, trajectories
+from ppojob_trainer.workers.row_store import OwnedRows, own_rows, rows_table, trajectories
 
 SAMPLES = 2
 TRUTHS: list[Json] = ["0", None, {"two": [2]}, "3", 4]

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from ppojob_trainer.engine.objective import Denominators
@@ -16,6 +19,29 @@ FAMILIES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3
 
 MakeModel = Callable[..., PreTrainedModel]
 MakeRows = Callable[..., Experience]
+
+
+class PeakBytes(TorchDispatchMode):
+    """The most bytes that tensors made in its scope held at a time; counted, not measured."""
+
+    def __init__(self):
+        super().__init__()
+        self.peak = 0
+        self._held = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for storage in (x.untyped_storage() for x in tree_leaves(result) if torch.is_tensor(x)):
+            alive = StorageWeakRef(storage)
+            self._held[alive.cdata] = alive, storage.nbytes()
+        self._held = {at: held for at, held in self._held.items() if not held[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._held.values()))
+        return result
+
+
+@pytest.fixture
+def peak_bytes() -> type[PeakBytes]:
+    return PeakBytes
 
 
 @pytest.fixture

@@ -83,23 +83,31 @@ def close(ours: Tensor, theirs: list[float]) -> None:
         assert abs(one - other) <= 1e-6 * max(1.0, abs(other)), (one, other)
 
 
-def test_rejected_tokens_have_no_gradient_and_count_below_it():
+def bypassed(batch: dict[str, Any], *, has_old: bool = True, form: str = "clip", **correction: Any):
+    """Log-probabilities, rows, the loss of a bypass under a correction, and its gradient."""
     spec = AlgorithmSpec.model_validate(
         {
             "type": "grpo",
             "promptsPerStep": 1,
             "samplesPerPrompt": 2,
-            "policyLoss": {"type": "bypass"},
-            "rolloutCorrection": {"rejection": [{"mode": "token_k2", "high": 0.3}]},
+            "policyLoss": {"type": "bypass", "bypass": {"form": form}},
+            "rolloutCorrection": correction,
         }
     )
+    logprobs, rows = stored(batch, torch.float64)
+    if not has_old:
+        rows.old_logprobs = None
+    outputs = (logprobs, torch.zeros_like(logprobs))
+    parts = PolicyObjective.of(spec)(outputs, rows, Denominators.of(rows))
+    return logprobs.detach(), rows, parts, torch.autograd.grad(parts.loss, logprobs)[0]
+
+
+def test_rejected_tokens_have_no_gradient_and_count_below_it():
     for batch in BATCHES:
-        logprobs, rows = stored(batch, torch.float64)
-        parts = PolicyObjective.of(spec)(
-            (logprobs, torch.zeros_like(logprobs)), rows, Denominators.of(rows)
+        logprobs, rows, parts, gradient = bypassed(
+            batch, rejection=[{"mode": "token_k2", "high": 0.3}]
         )
-        (gradient,) = torch.autograd.grad(parts.loss, logprobs)
-        far = 0.5 * (logprobs.detach() - rows.rollout_logprobs).square() > 0.3
+        far = 0.5 * (logprobs - rows.rollout_logprobs).square() > 0.3
         assert (far & rows.mask).any()
         assert not gradient[far].any()
         rejected = parts.token_sums["rollout_corr/rollout_rs_token_k2_masked_fraction"]
@@ -108,24 +116,10 @@ def test_rejected_tokens_have_no_gradient_and_count_below_it():
 
 
 def test_bypass_needs_no_old_policy():
-    spec = AlgorithmSpec.model_validate(
-        {
-            "type": "grpo",
-            "promptsPerStep": 1,
-            "samplesPerPrompt": 2,
-            "policyLoss": {"type": "bypass", "bypass": {"form": "reinforce"}},
-            "rolloutCorrection": {"weights": "sequence"},
-        }
-    )
     for batch in BATCHES:
-        results = []
-        for has_old in (True, False):
-            logprobs, rows = stored(batch, torch.float64)
-            if not has_old:
-                rows.old_logprobs = None
-            parts = PolicyObjective.of(spec)(
-                (logprobs, torch.zeros_like(logprobs)), rows, Denominators.of(rows)
-            )
-            (gradient,) = torch.autograd.grad(parts.loss, logprobs)
-            results.append((parts.loss.item(), gradient.tolist()))
-        assert results[0] == results[1]
+        (_, _, with_old, one), (_, _, without, other) = (
+            bypassed(batch, has_old=has_old, form="reinforce", weights="sequence")
+            for has_old in (True, False)
+        )
+        assert with_old.loss == without.loss
+        assert torch.equal(one, other)

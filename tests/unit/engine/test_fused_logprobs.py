@@ -1,7 +1,6 @@
 import pytest
 import torch
 from padded_reference import token_logprobs
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppojob_trainer.engine import fused_logprobs as module
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
@@ -26,52 +25,42 @@ def test_equals_the_definition_with_gradients(case, chunk, block, temperature, m
     factors = torch.randn(2, TOKENS, dtype=torch.float64)
     expected = token_logprobs(hidden @ weight.T, targets, temperature)
     got = fused_logprobs(hidden, weight, targets, LogprobSettings(temperature, chunk, "gradient"))
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-    results = [
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    ours, theirs = (
         torch.autograd.grad((factors[0] * a + factors[1] * b).sum(), (hidden, weight))
         for a, b in (got, expected)
-    ]
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-def test_entropy_as_a_value_changes_no_gradient(case):
-    hidden, weight, targets = case
-    (plain,) = fused_logprobs(hidden, weight, targets, LogprobSettings())
-    valued, entropy = fused_logprobs(hidden, weight, targets, LogprobSettings(entropy="value"))
-    assert not entropy.requires_grad
-    torch.testing.assert_close(entropy, token_logprobs(hidden @ weight.T, targets)[1].detach())
-    for ours, theirs in zip(
-        torch.autograd.grad(plain.sum(), (hidden, weight)),
-        torch.autograd.grad(valued.sum(), (hidden, weight)),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100, 0])
 @pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
 def test_squares_equal_the_definition_and_change_nothing_else(case, chunk, entropy):
     hidden, weight, targets = case
-    *plain, squares = fused_logprobs(
-        hidden, weight, targets, LogprobSettings(0.7, chunk, entropy, squares=True)
-    )
+
+    def both(squares):
+        settings = LogprobSettings(0.7, chunk, entropy, squares)
+        outputs = fused_logprobs(hidden, weight, targets, settings)
+        total = sum(values.sum() for values in outputs if values.requires_grad)
+        return outputs, torch.autograd.grad(total, (hidden, weight))
+
+    (*plain, squares), gradients = both(True)
     expected = torch.softmax(hidden @ weight.T / 0.7, dim=1).square().sum(1)
     torch.testing.assert_close(squares, expected.detach(), rtol=1e-10, atol=1e-12)
+    assert [values.requires_grad for values in plain] == [True, entropy == "gradient"][: len(plain)]
     assert not squares.requires_grad
-    without = fused_logprobs(hidden, weight, targets, LogprobSettings(0.7, chunk, entropy))
-    for ours, theirs in zip(plain, without, strict=True):
+    without, expected = both(False)
+    for ours, theirs in zip((*plain, *gradients), (*without, *expected), strict=True):
         assert torch.equal(ours, theirs)
-        assert ours.requires_grad == theirs.requires_grad
-    total = sum(values.sum() for values in plain if values.requires_grad)
-    expected = sum(values.sum() for values in without if values.requires_grad)
-    for ours, theirs in zip(
-        torch.autograd.grad(total, (hidden, weight)),
-        torch.autograd.grad(expected, (hidden, weight)),
-        strict=True,
-    ):
-        assert torch.equal(ours, theirs)
+
+
+def test_entropy_as_a_value_changes_no_gradient(case):
+    hidden, weight, targets = case
+    (plain,) = fused_logprobs(hidden, weight, targets, LogprobSettings())
+    valued, entropy = fused_logprobs(hidden, weight, targets, LogprobSettings(entropy="value"))
+    torch.testing.assert_close(entropy, token_logprobs(hidden @ weight.T, targets)[1].detach())
+    one, other = (torch.autograd.grad(x.sum(), (hidden, weight)) for x in (plain, valued))
+    torch.testing.assert_close(one, other)
 
 
 def test_large_logits_stay_finite():
@@ -102,25 +91,11 @@ def test_autocast_is_close_and_returns_float32(case):
         assert (a - b).norm() / b.norm() < 0.02
 
 
-class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest floating-point result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and out.is_floating_point():
-            self.elements = max(self.elements, out.numel())
-        return out
-
-
-def test_the_full_logits_never_exist():
+def test_the_full_logits_never_exist(peak_bytes):
     hidden = torch.randn(400, 4, requires_grad=True)
     weight = torch.randn(300, 4, requires_grad=True)
     settings = LogprobSettings(chunk_tokens=10, entropy="gradient")
-    with LargestTensor() as largest:
+    with peak_bytes() as memory:
         logprobs, entropy = fused_logprobs(hidden, weight, torch.zeros(400).long(), settings)
         (logprobs.sum() + entropy.sum()).backward()
-    assert largest.elements <= 10 * 300
+    assert memory.peak < 400 * 300 * 4 / 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
-from ppojob_trainer.engine.optimizer import build_optimizer, clip_gradients, learning_rate
+from ppojob_trainer.engine.optimizer import clip_gradients, learning_rate
 from ppojob_trainer.parallel.world import World
 
 VERL = json.loads(
@@ -74,17 +74,3 @@ def test_the_global_norm_is_clipped(limit, factor):
     assert clip_gradients(parameters, limit, World.alone()) == 5.0
     assert parameters[0].grad[0] == pytest.approx(3.0 * factor, rel=1e-5)
     assert parameters[1].grad[0] == pytest.approx(4.0 * factor, rel=1e-5)
-
-
-@pytest.mark.parametrize(("dtype", "moves"), [(torch.float32, True), (torch.bfloat16, False)])
-def test_which_weights_bfloat16_leaves_as_they_are(dtype, moves):
-    """What the warning of `spec.model.dtype` says: those of more than 512 learning rates."""
-    rate = 1e-6
-    model = torch.nn.Linear(2, 1, bias=False).to(dtype)
-    model.weight.data = torch.tensor([[700 * rate, 100 * rate]], dtype=dtype)
-    before = model.weight.detach().clone()
-    optimizer = build_optimizer(model, OptimizerSpec(learning_rate=rate))
-    for _ in range(20):
-        model.weight.grad = torch.full_like(model.weight, 1e-3)
-        optimizer.step()
-    assert (model.weight != before).tolist() == [[moves, True]]

@@ -3,7 +3,7 @@ import torch
 from padded_reference import gradients, padded_logprobs, relative_difference
 
 from ppojob_trainer.engine.attention import use_packed_attention
-from ppojob_trainer.engine.forward import packed_outputs
+from ppojob_trainer.engine.forward_engine import packed_outputs
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.layout import pack_rows
@@ -36,32 +36,6 @@ def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tie
     assert relative_difference(got[2], expected[2]) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_shared_prompts_change_no_gradient_in_float32(make_model, make_rows, family):
-    model, rows = make_model(family), make_rows(groups=4, samples=5)
-    use_packed_attention(model)
-    results = [
-        gradients(
-            model,
-            packed_outputs(model, LOGPROBS, rows, share_prompts=share)[0].square().sum(),
-        )
-        for share in (True, False)
-    ]
-    assert relative_difference(*results) < 1e-5
-
-
-def test_autocast_stays_close(make_model, make_rows):
-    model, rows = make_model(initializer_range=0.05), make_rows()
-    use_packed_attention(model)
-    exact = packed_outputs(model, LOGPROBS, rows)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = packed_outputs(model, LOGPROBS, rows)[0]
-    assert cast.dtype == torch.float32
-    assert 0 < (cast - exact).abs().max() < 0.05
-    difference = relative_difference(gradients(model, cast.sum()), gradients(model, exact.sum()))
-    assert difference < 0.05
-
-
 def test_a_shared_prompt_lies_once_and_what_predicts_nothing_not_at_all(make_rows):
     rows = make_rows(groups=2, samples=3)
     rows.mask[:] = True
@@ -71,20 +45,6 @@ def test_a_shared_prompt_lies_once_and_what_predicts_nothing_not_at_all(make_row
     prompts, responses = int(rows.prompt_lengths.sum()), rows.num_tokens - rows.num_rows - 3
     assert shared.input_ids.numel() == prompts + responses
     assert alone.input_ids.numel() == 3 * prompts + responses
-
-
-@pytest.mark.parametrize("share", [True, False])
-def test_predictors_stand_right_before_their_targets(make_rows, share):
-    rows = make_rows(groups=2, samples=2)
-    packed = pack_rows(rows, share_prompts=share)
-    assert torch.equal(packed.targets, rows.response_tokens[rows.mask])
-    assert 0 < rows.mask.sum() < rows.num_tokens
-    for place, token in zip(packed.predictors, rows.mask.nonzero()[:, 0], strict=True):
-        row = int(rows.token_rows[token])
-        prompt, t = rows.prompts[int(rows.row_groups[row])], int(token - rows.offsets[row])
-        before = prompt[-1] if t == 0 else rows.response_tokens[token - 1]
-        assert packed.input_ids[place] == before
-        assert packed.position_ids[place] == prompt.numel() + t - 1
 
 
 def test_a_head_meets_the_trained_tokens_alone(make_model, make_rows):

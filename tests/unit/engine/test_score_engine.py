@@ -50,18 +50,16 @@ def make_folder(folder, family: str = "llama", *, pad: str | None = "<|pad|>", *
     return folder
 
 
-def our_scores(
-    folder, answers=ANSWERS, *, dtype=torch.float32, max_tokens=None, **training
-) -> list[float]:
-    model = load_reward_model(folder, dtype)
+def our_scores(folder, answers=ANSWERS, *, max_tokens=None, **training) -> list[float]:
+    model = load_reward_model(folder, torch.float32)
     with ChatTokenizer(folder) as chat:
         engine = ScoreEngine(model, chat, TrainingSpec(**training), max_tokens=max_tokens)
         return engine.scores(answers)
 
 
-def their_scores(folder, answers=ANSWERS, *, dtype=torch.float32, last: int = 10**6) -> list[float]:
+def their_scores(folder, answers=ANSWERS, *, last: int = 10**6) -> list[float]:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     scores = []
     for answer in answers:
         if isinstance(answer.prompt, str):
@@ -82,14 +80,7 @@ def test_scores_are_those_of_transformers(tmp_path, family):
     for budget in (1, 50, 32768):
         got = our_scores(folder, micro_batch_tokens=budget)
         assert got == pytest.approx(expected, abs=1e-5)
-
-
-def test_bfloat16_is_close(tmp_path):
-    folder = make_folder(tmp_path, initializer_range=0.1)
-    expected = their_scores(folder)
-    got = our_scores(folder, dtype=torch.bfloat16)
-    assert got == pytest.approx(expected, abs=0.05)
-    assert got != expected
+    assert our_scores(folder, []) == []
 
 
 @pytest.mark.parametrize("pad", ["<|pad|>", "<|im_end|>", None])
@@ -114,28 +105,12 @@ def test_the_model_s_own_length_is_the_limit_where_none_is_given(tmp_path):
         our_scores(folder, max_tokens=17)
 
 
-def test_the_same_answers_give_the_same_bits(tmp_path):
-    folder = make_folder(tmp_path)
-    assert our_scores(folder) == our_scores(folder)
-    assert our_scores(folder, []) == []
-
-
 def test_what_the_template_refuses_is_told(tmp_path):
     folder = make_folder(tmp_path)
     with pytest.raises(BadChatTemplate, match="no tools"):
         our_scores(folder, [Answer([{"role": "tool", "content": "5"}], "6")])
     with pytest.raises(ConfigError, match=r"^rewardModel: answer 0: "):
         our_scores(folder, [Answer("", "")])
-
-
-def test_a_missing_template_is_blamed_on_its_own_field(tmp_path):
-    folder = make_folder(tmp_path)
-    (folder / "chat_template.jinja").unlink()
-    with (
-        ChatTokenizer(folder, setting="spec.rewardModel.chatTemplate") as chat,
-        pytest.raises(BadChatTemplate, match=r"spec.rewardModel.chatTemplate"),
-    ):
-        ScoreEngine(load_reward_model(folder), chat, TrainingSpec()).scores(ANSWERS)
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):

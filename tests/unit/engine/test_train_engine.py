@@ -4,7 +4,6 @@ from padded_reference import padded_logprobs, relative_difference
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.optimizer import learning_rate
@@ -224,12 +223,3 @@ def test_autocast_keeps_weights_and_moments_in_float32(make_model, make_rows):
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     state = engine.state_tensors()
     assert state["model.embed_tokens.weight/exp_avg"].dtype == torch.float32
-
-
-def test_a_frozen_model_can_be_asked(make_model, make_rows):
-    rows = make_rows()
-    frozen = make_model().requires_grad_(False)
-    spec = TrainingSpec(autocast="none", logprob_chunk_tokens=8)
-    engine = ForwardEngine(frozen, PolicyHead(LogprobSettings(chunk_tokens=8)), spec)
-    (logprobs,) = engine.predict(rows)
-    assert torch.equal(logprobs, build(make_model()).predict(rows)[0])

@@ -81,21 +81,6 @@ def test_the_boxes_of_first_holders_cover_a_tensor_once(
     assert torch.equal(counts, torch.ones(shape))
 
 
-@pytest.mark.parametrize(("size", "runs"), [(2, [(0, 3), (3, 5)]), (4, [(0, 2), (2, 4), (4, 5)])])
-def test_fsdp_cuts_equal_runs_and_the_last_are_shorter(
-    size: int, runs: list[tuple[int, int]]
-) -> None:
-    for rank in range(size):
-        with pretended(rank, size):
-            mesh = init_device_mesh("cpu", (size,))
-            tensor = DTensor.from_local(
-                torch.empty(0), mesh, (Shard(0),), run_check=False, shape=torch.Size((5, 7)),
-                stride=(7, 1),
-            )  # fmt: skip
-            start, stop = runs[rank] if rank < len(runs) else (5, 5)
-            assert box_of(tensor) == Box((5, 7), (start, 0), (stop, 7))
-
-
 @pytest.mark.parametrize(("rank", "norm"), [(0, 5.0), (1, 3.0)])
 def test_a_gradient_that_two_ranks_hold_counts_at_the_first(rank: int, norm: float) -> None:
     """Each rank's own share of the norm: that of the cut one, and of the other at rank 0 alone."""

@@ -1,10 +1,9 @@
 import os
 import socket
-import threading
 
 import pytest
 
-from ppojob_trainer.parallel.connections import listeners_of, shut_down_connections
+from ppojob_trainer.parallel.channel import shut_down_connections
 
 
 @pytest.fixture
@@ -24,29 +23,11 @@ def connected():
         each.close()
 
 
-def test_new_listeners_are_found_and_nothing_else(connected):
-    connected()
-    listener, found = listeners_of(lambda: socket.create_server(("127.0.1.9", 0)))
-    with listener:
-        assert found == [listener.getsockname()]
-
-
 def test_looking_for_sockets_leaves_no_descriptor_open(connected):
     endpoint, _, _ = connected()
     before = len(os.listdir("/proc/self/fd"))
     shut_down_connections([endpoint])
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.parametrize("end", ["near", "far"])
-def test_who_waits_on_a_connection_is_released_at_once(connected, end):
-    endpoint, near, far = connected()
-    waiting = {"near": near, "far": far}[end]
-    thread = threading.Timer(0.2, shut_down_connections, [{endpoint}])
-    thread.start()
-    waiting.settimeout(60)
-    assert waiting.recv(1) == b""
-    thread.join()
 
 
 def test_listeners_and_the_connections_of_others_live_on(connected):

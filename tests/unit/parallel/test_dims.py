@@ -1,49 +1,43 @@
 import itertools
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.roles import TrainingParallelism
-from ppojob_trainer.parallel.dims import WITHIN, Coordinate, ParallelDims
+from ppojob_trainer.parallel.dims import WITHIN, ParallelDims
 
 LAYOUTS = st.builds(ParallelDims, *[st.integers(1, 3)] * 5).filter(lambda dims: dims.size <= 54)
 
 
-@given(LAYOUTS)
-def test_every_rank_has_a_place_of_its_own_and_the_last_dimension_runs_fastest(dims):
-    sizes = (dims.pipeline, dims.replicate, dims.shard, dims.sequence, dims.tensor)
-    places = list(itertools.product(*map(range, sizes)))
-    assert [tuple(dims.coordinate(rank)) for rank in range(dims.size)] == places
-    assert [dims.rank_of(Coordinate(*place)) for place in places] == list(range(dims.size))
+def places(dims: ParallelDims) -> list[dict[str, int]]:
+    """Where each rank stands: the last dimension runs fastest."""
+    sizes = asdict(dims)
+    found = itertools.product(*map(range, sizes.values()))
+    return [dict(zip(sizes, place, strict=True)) for place in found]
 
 
 @given(LAYOUTS)
 def test_a_leader_is_the_first_of_those_that_compute_the_same_rows(dims):
-    coordinates = dims.groups(*WITHIN)
-    assert len(coordinates) == dims.data_size == len(dims.leaders)
-    for ranks in coordinates:
-        (number,) = {dims.data_coordinate(rank) for rank in ranks}
-        assert dims.leaders[number] == min(ranks) == ranks[0]
-        assert {dims.leader_of(rank) for rank in ranks} == {ranks[0]}
+    for rank, at in enumerate(places(dims)):
+        number = at["replicate"] * dims.shard + at["shard"]
+        same = {**at, **dict.fromkeys(WITHIN, 0)}
+        assert dims.data_coordinate(rank) == number
+        assert dims.leader_of(rank) == dims.leaders[number] == places(dims).index(same)
+        assert places(dims)[dims.in_first_copy(rank)] == {**at, "replicate": 0}
+    assert len(dims.leaders) == dims.data_size
 
 
-@given(LAYOUTS, st.sets(st.sampled_from(Coordinate._fields)))
+@given(LAYOUTS, st.sets(st.sampled_from(list(asdict(ParallelDims())))))
 def test_groups_part_the_ranks_and_differ_in_their_dimensions_alone(dims, names):
     groups = dims.groups(*names)
     assert sorted(rank for ranks in groups for rank in ranks) == list(range(dims.size))
-    still = [name for name in Coordinate._fields if name not in names]
-    for ranks in groups:
-        places = [dims.coordinate(rank) for rank in ranks]
-        assert len({tuple(getattr(place, name) for name in still) for place in places}) == 1
-        assert all(dims.along(rank, *names) == ranks for rank in ranks)
-
-
-@given(LAYOUTS)
-def test_what_copies_hold_is_held_by_the_first_one(dims):
-    for rank in range(dims.size):
-        first = dims.in_first_copy(rank)
-        assert dims.coordinate(first) == dims.coordinate(rank)._replace(replicate=0)
+    assert groups == sorted(groups)
+    for rank, at in enumerate(places(dims)):
+        fixed = {name: place for name, place in at.items() if name not in names}
+        expected = [r for r, other in enumerate(places(dims)) if fixed.items() <= other.items()]
+        assert list(dims.along(rank, *names)) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,18 +55,7 @@ def test_what_shards_and_tensor_ranks_leave_are_copies(layout, ranks, expected):
     assert ParallelDims.of(TrainingParallelism(**layout), ranks) == expected
 
 
-def test_today_a_rank_is_a_coordinate():
-    """With shards and copies alone, as long as nothing else can be asked for."""
-    dims = ParallelDims(replicate=2, shard=3)
-    assert dims.leaders == tuple(range(6))
-
-
 @pytest.mark.parametrize(("layout", "ranks"), [({"data_shard": 3}, 4), ({"data_shard": 4}, 2)])
 def test_ranks_that_do_not_fill_a_layout_are_refused(layout, ranks):
     with pytest.raises(ValueError, match=f"dims: got {ranks} ranks: .*; as many ranks as places"):
         ParallelDims.of(TrainingParallelism(**layout), ranks)
-
-
-def test_a_dimension_without_ranks_is_refused():
-    with pytest.raises(ValueError, match=r"dims: got .*shard=0.*all at least 1"):
-        ParallelDims(shard=0)

@@ -140,37 +140,21 @@ def test_a_restored_world_goes_on_bit_for_bit(folder, layout, name):
     assert_equal(under(found, "restored/"), under(found, "went_on/"))
 
 
-def restored(folder: Path, layout: str, name: str) -> dict[str, Tensor]:
-    """What one rank takes up of a commit."""
-    commit, case = folder / f"commit-of-{layout}-{name}", CASES[name]
-    engine = training_ranks.restored_engine(commit, folder, World.alone(), case)
-    return training_ranks.state_of(engine)
-
-
 @pytest.mark.parametrize("layout", WORLDS)
 @pytest.mark.parametrize("name", COMMITTED)
-def test_another_layout_takes_up_a_commit(folder, layout, name):
-    found = results(folder, layout, f"foreign_commit-{name}")
+def test_another_layout_and_one_rank_take_up_a_commit(folder, layout, name):
+    """Each layout takes up a commit of the one before; the first of them that of one rank."""
+
+    def taken_up_alone(of: str) -> dict[str, Tensor]:
+        commit, case = folder / f"commit-of-{of}-{name}", CASES[name]
+        engine = training_ranks.restored_engine(commit, folder, World.alone(), case)
+        return training_ranks.state_of(engine)
+
     before = ["1", *WORLDS][WORLDS.index(layout)]
-    if before == "1":
-        assert_equal(found, restored(folder, "1", name))
-    else:
-        assert_equal(found, under(results(folder, before, f"commit-{name}"), "commit/"))
-
-
-@pytest.mark.parametrize("layout", WORLDS)
-@pytest.mark.parametrize("name", COMMITTED)
-def test_one_rank_takes_up_a_commit(folder, layout, name):
+    found = results(folder, layout, f"foreign_commit-{name}")
+    assert_equal(found, taken_up_alone(before))
     expected = under(results(folder, layout, f"commit-{name}"), "commit/")
-    assert_equal(restored(folder, layout, name), expected)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_commit_holds_what_is_trained(folder, layout):
-    parts = read_tensors(
-        folder / f"commit-of-{layout}-adapters" / "actorRollout" / "rank-00000" / "model"
-    )
-    assert {name.rpartition(".")[2] for name in parts} == {"lora_a", "lora_b"}
+    assert_equal(taken_up_alone(layout), expected)
 
 
 def test_ranks_write_their_parts_only(folder):

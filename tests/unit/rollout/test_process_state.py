@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
+from ppojob_trainer.rollout.process_state import process_state_kept
 
 
 @pytest.mark.parametrize(("more_threads", "fails"), [(1, False), (0, True)])
@@ -37,12 +37,3 @@ def test_a_rude_guest_leaves_no_mark(more_threads, fails, monkeypatch) -> None:
     assert (np.random.get_state()[1] == draws[2]).all()
     assert os.environ.pop("GUEST_WORD") == "stays"
     assert dict(os.environ) == environment
-
-
-def test_draws_inside_do_not_move_the_generator_outside() -> None:
-    torch.manual_seed(0)
-    expected = torch.rand(2)
-    torch.manual_seed(0)
-    with random_state_kept():
-        torch.rand(17)
-    assert torch.equal(torch.rand(2), expected)

@@ -1,8 +1,8 @@
 import pytest
 
 from ppojob_trainer.models.architectures import Sizes
+from ppojob_trainer.rows.assignment import group_costs, linear_cost
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rows.group_cost import group_cost, group_costs, linear_cost
 
 
 def sizes(**changed: object) -> Sizes:
@@ -29,12 +29,6 @@ def test_the_linear_cost_is_verls_for_its_model_and_grows_by_the_output_layer():
     assert more == pytest.approx(vocabulary / (2 * layers), abs=1)
 
 
-def test_a_tied_output_layer_multiplies_as_well():
-    assert linear_cost(sizes(vocabulary=32000, is_tied=True)) == linear_cost(
-        sizes(vocabulary=32000)
-    )
-
-
 def literal_cost(prompt: int, lengths: tuple[int, ...], linear: int, *, share: bool) -> int:
     """Pair by pair: a token costs `linear`, and each position it is multiplied with costs 1."""
     total = 0
@@ -56,7 +50,3 @@ def test_a_group_costs_what_its_tokens_and_pairs_cost(share):
         literal_cost(3, (1, 1, 4), 10, share=share),
     ]
     assert group_costs(index, 10, share_prompts=share) == expected
-
-
-def test_a_shared_prompt_makes_no_difference_to_one_row():
-    assert group_cost(7, [5], 10) == group_cost(7, [5], 10, share_prompts=False)

@@ -20,6 +20,19 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture
+def copies() -> Callable[..., dict[str, torch.Tensor]]:
+    return lambda tensors: {name: tensor.clone() for name, tensor in dict(tensors).items()}
+
+
+@pytest.fixture
+def is_equal() -> Callable[..., bool]:
+    """Whether two sets of named tensors have the same names and bits."""
+    return lambda one, other: (
+        one.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in one.items())
+    )
+
+
+@pytest.fixture
 def make_learner(tmp_path: Path) -> Callable[..., Learner]:
     """A rank that trains the tiny policy, or adapters of it, by itself."""
     training_ranks.save_models(tmp_path)

@@ -4,7 +4,6 @@ from typing import Any
 
 import coordinate_ranks
 import pytest
-import torch
 from coordinate_ranks import CONSUMERS, COSTS, INDEX, MINI_BATCH, batch, groups, said_of, told
 
 from ppojob_trainer.parallel.dims import ParallelDims
@@ -68,10 +67,3 @@ def test_rows_of_another_role_go_to_leaders_and_from_there_to_their_coordinate(r
     for rank, answer in enumerate(answers["owner"]):
         expected = said_of(groups(INDEX.owned_by(rank))) + 1.0
         assert answer["mine"]["values"] == expected.tolist()
-
-
-def test_both_layouts_share_the_rows_alike():
-    """Who computes what is a matter of coordinates, not of ranks."""
-    assert COSTS.assigned(INDEX, NEIGHBOURS) == COSTS.assigned(INDEX, APART)
-    assert torch.unique(torch.tensor(COSTS.assigned(INDEX, NEIGHBOURS))).tolist() == [0, 1]
-    assert COSTS.leaders(INDEX, NEIGHBOURS) != COSTS.leaders(INDEX, APART)

@@ -34,9 +34,5 @@ def test_rows_of_the_chosen_prompts_in_the_order_of_the_batch():
     assert batch.mask.all()
     assert torch.equal(batch.rollout_logprobs, torch.full((27,), -0.5))
     assert batch.old_logprobs is None
-
-
-def test_a_rank_may_have_no_rows_of_the_batch():
-    batch = chosen_rows({0: round_of(0, 0, 2), 1: round_of(1, 0, 2)}, [])
-    assert (batch.num_rows, batch.num_groups, batch.num_tokens) == (0, 0, 0)
-    assert batch.mask.dtype == torch.bool
+    nothing = chosen_rows(rounds, [])
+    assert (nothing.num_rows, nothing.num_groups, nothing.num_tokens) == (0, 0, 0)

@@ -17,8 +17,7 @@ from ppojob_trainer.rpc.messages.rows import PlaceRows, RowIndex
 from ppojob_trainer.rpc.messages.saving import Restore
 from ppojob_trainer.rpc.messages.training import Advantages, Forward, Update
 from ppojob_trainer.rpc.methods import Method
-from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
-from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
+from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker, open_actor_rollout_worker
 
 pytestmark = pytest.mark.processes
 
@@ -77,20 +76,20 @@ def train(worker: ActorRolloutWorker, lengths: list[int]) -> Iterator[str]:
 def is_asleep(worker: ActorRolloutWorker) -> bool:
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=1)
     try:
-        worker.engine.submit(Request("are you awake", (4,), sampling, seed=0))
+        worker.generation.engine.submit(Request("are you awake", (4,), sampling, seed=0))
     except RolloutError as refused:
         return str(refused).endswith("the engine is asleep")
-    worker.engine.abort("are you awake")
-    worker.engine.step()
+    worker.generation.engine.abort("are you awake")
+    worker.generation.engine.step()
     return False
 
 
 def test_the_engine_sleeps_while_models_compute_and_wakes_with_new_weights(worker) -> None:
     assert is_asleep(worker)
-    restore(worker)
-    assert is_asleep(worker)
-    ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
     for _ in range(2):
+        restore(worker)
+        assert is_asleep(worker)
+        ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
         generate(worker, "validation")
         lengths = generate(worker, "train")
         seen = [(done, is_asleep(worker)) for done in train(worker, lengths)]
@@ -102,14 +101,3 @@ def test_the_engine_sleeps_while_models_compute_and_wakes_with_new_weights(worke
             ("update", True),
             ("sync_weights", False),
         ]
-
-
-def test_what_is_restored_is_generated_with_only_when_the_engine_has_it(worker) -> None:
-    restore(worker)
-    ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
-    first = generate(worker, "train")
-    restore(worker)
-    with pytest.raises(RolloutError, match="the engine is asleep"):
-        generate(worker, "train")
-    ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
-    assert generate(worker, "train") == first

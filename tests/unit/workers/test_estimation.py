@@ -4,7 +4,6 @@ import pytest
 import torch
 from lone_role import grpo_spec, rows_alone
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.training_step import needs_old_logprobs
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
@@ -38,28 +37,26 @@ def estimated(rows: BatchRows, scores: list[float]) -> Advantaged:
     return add_advantages(SPEC, rows, Advantages(scores, 0.0))
 
 
-def test_groups_of_equal_scores_give_no_signal(rows: BatchRows):
+def spec_of(*, drops: bool = False, **algorithm: object) -> PPOJobSpec:
+    """The same job with other settings, and maybe a reward function that leaves responses out."""
+    told = SPEC.model_dump(by_alias=True, exclude_unset=True)
+    told["algorithm"] = {**told["algorithm"], **algorithm}
+    if drops:
+        told["rewards"] = [{"function": "f", "source": {"path": "f.py"}, "onError": "drop"}]
+    return PPOJobSpec.model_validate(told)
+
+
+def test_groups_without_a_signal_on_trained_tokens_are_counted(rows: BatchRows):
     assert estimated(rows, [1, 0, 1, 1, 0, 0]).zero_signal_groups == 2 / 3
     assert estimated(rows, [1, 0, 1, 0, 0, 1]).zero_signal_groups == 0.0
-
-
-def test_a_group_whose_signal_lies_on_no_trained_token_gives_none(rows: BatchRows):
     rows.mine.mask[:4] = False
     assert estimated(rows, [1, 0, 1, 0, 0, 1]).zero_signal_groups == 1 / 3
-
-
-def dropping(spec: PPOJobSpec, **algorithm: object) -> PPOJobSpec:
-    """The same job with a reward function that leaves responses out, and other settings."""
-    reward = {"function": "f", "source": {"path": "f.py"}, "onError": "drop"}
-    told = spec.model_dump(by_alias=True, exclude_unset=True)
-    told["algorithm"] = {**told["algorithm"], **algorithm}
-    return PPOJobSpec.model_validate({**told, "rewards": [reward]})
 
 
 def test_a_row_that_is_left_out_is_compared_with_nothing(rows: BatchRows):
     """Its group is that of the other rows; the updates have none of its tokens."""
     left_out = Advantages([3, 7, 1, 0, 5, 5], 0.0, dropped=[1, 4, 5])
-    answer = add_advantages(dropping(SPEC), rows, left_out)
+    answer = add_advantages(spec_of(drops=True), rows, left_out)
     kept = [True] * 2 + [False] * 2 + [True] * 4 + [False] * 4
     assert rows.mine.mask.all()
     assert rows.staged([0, 1, 2], ("advantages",)).mask.tolist() == kept
@@ -76,7 +73,7 @@ def test_where_rows_may_be_left_out_every_step_says_which(rows: BatchRows):
     """The critic's ranks ask for the column in every step."""
     plain = estimated(rows, [1, 0, 1, 0, 0, 1])
     expected = rows.mine.advantages
-    assert add_advantages(dropping(SPEC), rows, Advantages([1, 0, 1, 0, 0, 1], 0.0)) == plain
+    assert add_advantages(spec_of(drops=True), rows, Advantages([1, 0, 1, 0, 0, 1], 0.0)) == plain
     assert torch.equal(rows.mine.advantages, expected)
     assert rows.mine.update_mask is not None
     assert rows.mine.update_mask.all()
@@ -93,11 +90,11 @@ def test_rows_that_are_left_out_are_no_part_of_a_correction(rows: BatchRows, wei
         "rejection": [{"mode": "token_k1", "low": 0.4, "high": 2.0}],
     }
     scores = [1, 0, 1, 0, 0, 1]
-    spec = dropping(SPEC, rolloutCorrection=correction)
+    spec = spec_of(drops=True, rolloutCorrection=correction)
     with_dropped = add_advantages(spec, rows, Advantages(scores, 0.0, dropped=[0, 5]))
     seen = rows.mine.advantages, rows.mine.loss_weights, rows.mine.update_mask
     rows.mine.mask[[0, 1, 10, 11]] = False
-    alone = add_advantages(corrected_spec(**correction), rows, Advantages(scores, 0.0))
+    alone = add_advantages(spec_of(rolloutCorrection=correction), rows, Advantages(scores, 0.0))
     assert with_dropped == alone
     own = rows.mine.advantages, rows.mine.loss_weights, rows.mine.update_mask
     for one, other in zip(seen, own, strict=True):
@@ -110,7 +107,7 @@ def test_token_baselines_leave_rows_out(rows: BatchRows, kind: str):
     rows.mine.old_logprobs = torch.linspace(-3.0, -0.5, 12)
     rows.mine.sum_pi_squared = torch.linspace(0.2, 0.9, 12)
     answer = add_advantages(
-        dropping(SPEC, type=kind), rows, Advantages([1, 0, 3, 2, 0, 1], 0.0, dropped=[0, 4, 5])
+        spec_of(drops=True, type=kind), rows, Advantages([1, 0, 3, 2, 0, 1], 0.0, dropped=[0, 4, 5])
     )
     # Alone in its group, a row is compared with nothing; a group without rows has no signal.
     assert rows.mine.advantages.tolist()[:4] == [0, 0, 0, 0]
@@ -123,7 +120,7 @@ def test_the_kl_of_a_step_is_that_of_the_rows_that_are_trained_on(rows: BatchRow
     """It leads the coefficient: rows that are left out are no zeros among the others."""
     rows.mine.old_logprobs = torch.full((12,), -1.0)
     rows.mine.ref_logprobs = torch.full((12,), -1.5)
-    spec = dropping(SPEC, kl={"in": "reward", "estimator": "k1", "coefficient": 0.1})
+    spec = spec_of(drops=True, kl={"in": "reward", "estimator": "k1", "coefficient": 0.1})
     answer = add_advantages(spec, rows, Advantages([1] * 6, 0.1, dropped=[0, 3, 5]))
     assert answer.kl == pytest.approx(0.5)
 
@@ -162,11 +159,6 @@ def test_rewards_of_turns_stand_on_their_turns(rows: BatchRows):
     assert answer.row_rewards == [6.75, 1]
 
 
-def corrected_spec(**correction: object) -> PPOJobSpec:
-    algorithm = {**SPEC.algorithm.model_dump(by_alias=True), "rolloutCorrection": correction}
-    return SPEC.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
-
-
 def test_a_correction_weighs_and_rejects_before_the_advantages(rows: BatchRows):
     """The engine gives tokens 0, 5 and 6 half and a quarter of the trainer's probability, and 4."""
     rows.mine.old_logprobs = torch.full((12,), -2.0)
@@ -178,8 +170,9 @@ def test_a_correction_weighs_and_rejects_before_the_advantages(rows: BatchRows):
     expected = rows.mine.advantages
     assert plain.told == {}
     assert rows.mine.loss_weights is None
-    rejection = ({"mode": "token_k1", "low": 0.4, "high": 3.0},)
-    spec = corrected_spec(weights="token", weight_limit=3.0, rejection=rejection)
+    rejection = [{"mode": "token_k1", "low": 0.4, "high": 3.0}]
+    correction = {"weights": "token", "weightLimit": 3.0, "rejection": rejection}
+    spec = spec_of(rolloutCorrection=correction)
     answer = add_advantages(spec, rows, Advantages(scores, 0.0))
     # Token 5 is the last of its row, which carried its score; its peers are compared with it.
     kept = torch.tensor([token not in (5, 6) for token in range(12)])
@@ -195,12 +188,13 @@ def test_a_correction_weighs_and_rejects_before_the_advantages(rows: BatchRows):
     assert answer.told["rollout_corr/rollout_is_max"] == 3.0
 
 
-def reject(rows: BatchRows, *tokens: int) -> PPOJobSpec:
+def reject(rows: BatchRows, *tokens: int, **algorithm: object) -> PPOJobSpec:
     """A job that rejects these tokens, which the engine gives ten times the probability."""
     rows.mine.old_logprobs = torch.full((12,), -3.0)
     rows.mine.rollout_logprobs = torch.full((12,), -3.0)
     rows.mine.rollout_logprobs[list(tokens)] += math.log(10.0)
-    return corrected_spec(rejection=({"mode": "token_k1", "high": 3.0},))
+    correction = {"rejection": [{"mode": "token_k1", "high": 3.0}]}
+    return spec_of(rolloutCorrection=correction, **algorithm)
 
 
 def test_what_is_rejected_is_left_out_of_updates_alone(rows: BatchRows):
@@ -222,9 +216,7 @@ def test_what_is_rejected_is_left_out_of_updates_alone(rows: BatchRows):
 
 def test_an_estimator_of_tokens_sees_what_is_kept_alone(rows: BatchRows):
     """As in verl: REINFORCE++ loses the score of a row whose last token is rejected."""
-    spec = reject(rows, 1)
-    algorithm = {**spec.algorithm.model_dump(by_alias=True), "type": "reinforce_plus_plus"}
-    spec = spec.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
+    spec = reject(rows, 1, type="reinforce_plus_plus")
     answer = add_advantages(spec, rows, Advantages([7, 0, 0, 0, 1, 0], 0.0))
     assert answer.returns.max == 1.0
     assert answer.row_rewards == [7, 0, 0, 0, 1, 0]
@@ -238,7 +230,9 @@ def test_an_estimator_of_tokens_sees_what_is_kept_alone(rows: BatchRows):
 def test_an_empty_correction_measures_alone(rows: BatchRows):
     rows.mine.old_logprobs = torch.full((12,), -2.0)
     rows.mine.rollout_logprobs = torch.full((12,), -2.5)
-    answer = add_advantages(corrected_spec(), rows, Advantages([1, 0, 1, 0, 0, 1], 0.0))
+    answer = add_advantages(
+        spec_of(rolloutCorrection={}), rows, Advantages([1, 0, 1, 0, 0, 1], 0.0)
+    )
     assert rows.mine.update_mask is None
     assert rows.mine.loss_weights is None
     assert answer.told["rollout_corr/kl"] == -0.5
@@ -249,8 +243,7 @@ def test_only_the_least_sure_tokens_have_a_loss(rows: BatchRows):
     """A fourth of ten trained tokens is two; a third has the entropy of the second."""
     rows.mine.mask[[1, 3]] = False
     rows.mine.entropies = torch.tensor([0.1, 9.0, 0.5, 9.0, 2.0, 0.3, 1.5, 1.5, 0.2, 0.0, 0.4, 0.1])
-    algorithm = {**SPEC.algorithm.model_dump(by_alias=True), "highEntropyShare": 0.25}
-    spec = SPEC.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
+    spec = spec_of(highEntropyShare=0.25)
     answer = add_advantages(spec, rows, Advantages([1, 0, 1, 0, 0, 1], 0.0))
     assert answer.told == {"actor/entropy_threshold": 1.5}
     assert rows.mine.loss_weights.tolist() == [float(token in (4, 6, 7)) for token in range(12)]
@@ -273,21 +266,13 @@ def test_only_the_least_sure_tokens_have_a_loss(rows: BatchRows):
     ],
 )
 def test_when_the_old_policy_is_asked(changes: dict[str, object], is_needed: bool):
-    algorithm = {"type": "grpo", "promptsPerStep": 3, "samplesPerPrompt": 2, **changes}
-    assert needs_old_logprobs(AlgorithmSpec.model_validate(algorithm)) is is_needed
-
-
-def resampling_spec(**settings: object) -> PPOJobSpec:
-    told = SPEC.model_dump(by_alias=True, exclude_unset=True)
-    told["algorithm"] = {**told["algorithm"], "resampling": settings}
-    return PPOJobSpec.model_validate(told)
+    assert needs_old_logprobs(spec_of(**changes).algorithm) is is_needed
 
 
 def test_updates_train_on_the_rows_that_were_drawn(rows: BatchRows):
     scores = [1.0, 0.5, 0.0, 0.5, 0.5, 0.0]
-    answer = add_advantages(
-        resampling_spec(method="max_min"), rows, Advantages(scores, 0.0, step=3)
-    )
+    spec = spec_of(resampling={"method": "max_min"})
+    answer = add_advantages(spec, rows, Advantages(scores, 0.0, step=3))
     advantages = rows.mine.advantages
     copies = rows.mine.copies[::2].tolist()
     assert sum(copies) == 6
@@ -309,7 +294,7 @@ def test_what_is_drawn_belongs_to_seed_and_step(rows: BatchRows):
     scores = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]
 
     def copies(step: int, seed: int = 0) -> list[int]:
-        spec = resampling_spec().model_copy(update={"seed": seed})
+        spec = spec_of(resampling={}).model_copy(update={"seed": seed})
         add_advantages(spec, rows, Advantages(scores, 0.0, step=step))
         return rows.mine.copies.tolist()
 
@@ -319,7 +304,7 @@ def test_what_is_drawn_belongs_to_seed_and_step(rows: BatchRows):
 
 
 def test_rows_that_are_left_out_are_not_drawn(rows: BatchRows):
-    spec = dropping(resampling_spec(method="max_random"))
+    spec = spec_of(drops=True, resampling={"method": "max_random"})
     add_advantages(spec, rows, Advantages([1.0, 9.0, 1.0, 0.0, 5.0, 5.0], 0.0, dropped=[1, 4]))
     copies = rows.mine.copies[::2].tolist()
     assert copies[1] == copies[4] == 0

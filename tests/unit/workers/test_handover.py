@@ -31,9 +31,9 @@ def made(purpose: str, first: int, last: int) -> MadeRows:
     return MadeRows(first, [prompt_of(number) for number in numbers], samples, rows)
 
 
-@pytest.mark.parametrize("makers", [1, 2, 3, 5])
+@pytest.mark.parametrize("makers", [1, 2, 5])
 @pytest.mark.parametrize("owners", [1, 2, 4])
-@pytest.mark.parametrize("prompts", [2, 5, 12])
+@pytest.mark.parametrize("prompts", [2, 12])
 def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> None:
     runs = shares(prompts, makers)
     names = [BatchName(0, 1, purpose) for purpose in SAMPLES]

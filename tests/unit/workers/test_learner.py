@@ -1,36 +1,99 @@
+"""A model in training: what of it is committed and restored, all weights or adapters alone."""
+
 import pytest
 import torch
-from training_ranks import objective, rows_of_step
+from lone_role import grpo_spec
+from safetensors.torch import load_file
+from tiny_models import save_model
+from training_ranks import CASES, make_engine, objective, rows_of_step
 
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.errors import DamagedCommit
-from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.workers.learner import Learner
+from ppojob_trainer.workers.reference import BaseReference
+
+LORA = LoraSpec(rank=4, alpha=8.0)
 
 
-def weights(learner):
-    return {name: tensor.clone() for name, tensor in hf_named_tensors(learner.model)}
+def restored(learner: Learner) -> Learner:
+    learner.restore(None, [], 10)
+    return learner
 
 
-def test_a_commit_brings_everything_back(make_learner, tmp_path):
-    first, second = make_learner(), make_learner()
-    first.restore(None, [], 10)
-    first.engine.update(rows_of_step(), objective())
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_commit_brings_everything_back(make_learner, copies, is_equal, tmp_path, lora):
+    learner = restored(make_learner(lora))
+    base = copies(hf_named_tensors(learner.model))
+    beginning = copies(trained_tensors(learner.model))
+    learner.engine.update(rows_of_step(), objective())
     commit = tmp_path / "commit"
     commit.mkdir()
-    files = first.save(commit)
+    files = learner.save(commit)
     drawn = torch.rand(3)
-    first.engine.update(rows_of_step(), objective())
+    learner.engine.update(rows_of_step(), objective())
 
+    second = make_learner(lora)
     second.restore(commit, files, 10)
     assert torch.equal(torch.rand(3), drawn)
     second.engine.update(rows_of_step(), objective())
-    expected = weights(first)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(second).items())
+    trained = copies(trained_tensors(second.model))
+    assert is_equal(trained, copies(trained_tensors(learner.model)))
+    assert not any(torch.equal(trained[name], beginning[name]) for name in trained)
+    assert is_equal(base, copies(hf_named_tensors(learner.model))) == (lora is not None)
+
+    restored(learner)
+    assert is_equal(beginning, copies(trained_tensors(learner.model)))
 
 
 def test_a_commit_without_one_of_the_files_is_refused(make_learner, tmp_path):
-    learner = make_learner()
-    learner.restore(None, [], 10)
+    learner = restored(make_learner())
     files = learner.save(tmp_path)
     for missing in files:
         with pytest.raises(DamagedCommit):
             learner.restore(tmp_path, [file for file in files if file != missing], 10)
+
+
+def test_a_commit_holds_adapters_and_their_moments_alone(tmp_path):
+    save_model(tmp_path / "model", vocab_size=2000, hidden_size=64, intermediate_size=256)
+    sizes = {}
+    for name, lora in (("all", None), ("some", LoraSpec(rank=2, target_modules=("q_proj",)))):
+        made = Learner(
+            "actorRollout",
+            World.alone(),
+            0,
+            lambda lora=lora: load_model(tmp_path / "model", lora=lora),
+            lambda model, _: make_engine(model, CASES["even"], World.alone()),
+        )
+        restored(made).engine.update(rows_of_step(), objective())
+        (tmp_path / name).mkdir()
+        files = [file for file in made.save(tmp_path / name) if "rng" not in file.path]
+        sizes[name] = sum(file.size for file in files)
+    assert sizes["some"] < 0.02 * sizes["all"]
+    found = [load_file(tmp_path / "some" / file.path).keys() for file in files]
+    layer = "model.layers.0.self_attn.q_proj"
+    trained = {f"{layer}.lora_a", f"{layer}.lora_b"}
+    moments = {f"{name}/{key}" for name in trained for key in ("exp_avg", "exp_avg_sq", "step")}
+    assert [set(names) for names in found] == [trained, moments | {"updates"}]
+
+
+def test_the_reference_is_the_policy_without_its_adapters(make_learner, tmp_path):
+    learner = restored(make_learner(LORA))
+    spec = grpo_spec(1, 1)
+    plain = load_model(tmp_path / "tied")
+    base = ForwardEngine(plain, PolicyHead.of(spec, "none"), spec.training)
+    reference = BaseReference(spec, World.alone(), learner).engine
+    learner.engine.update(rows_of_step(), objective())
+    rows = rows_of_step()
+    assert torch.equal(reference.predict(rows)[0], base.predict(rows)[0])
+    assert not torch.equal(learner.engine.predict(rows)[0], base.predict(rows)[0])
+
+    # Within an update it is asked in the middle of training.
+    learner.model.train()
+    for found, expected in zip(reference.last_states(rows), base.last_states(rows), strict=True):
+        assert torch.equal(found, expected)
+    assert learner.model.training

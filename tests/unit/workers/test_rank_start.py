@@ -1,10 +1,62 @@
+"""What a rank begins with: a device that is too small or lacks bfloat16, and its world."""
+
+from pathlib import Path
+
 import pytest
+import tiny_jobs
 import torch
 from lone_role import pod_of
 from tiny_models import save_model
 
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_cli.validate import load_job
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import RankEnvironment
-from ppojob_trainer.workers.rank_start import open_role_world
+from ppojob_trainer.workers.rank_start import (
+    DeviceFacts,
+    check_device,
+    device_facts,
+    open_role_world,
+)
+
+TURING = DeviceFacts("Tesla T4", None, (7, 5))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    save_model(tmp_path / "model")
+    changes = {"training": {"autocast": "bfloat16"}, "rollout": {"dtype": "bfloat16"}}
+    return resolve(load_job(tiny_jobs.write_manifest(tmp_path, tmp_path, **changes)))
+
+
+def refusals(config: RunConfig, facts: DeviceFacts) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as refused:
+        check_device(config, "actorRollout", facts)
+    return refused.value.problems
+
+
+def test_a_device_that_is_too_small_is_refused_before_anything_is_loaded(config: RunConfig) -> None:
+    parameters = sum(w.numel() for w in save_model(Path(config.spec.model.path)).model.parameters())
+    needed = 16 * parameters + 2 * parameters
+    check_device(config, "actorRollout", DeviceFacts("a GPU", needed))
+    assert refusals(config, DeviceFacts("a GPU", needed - 1)) == (
+        "spec.roles.actorRollout: got 1 ranks: each holds at least 0.00 GiB (policy 0.00, rollout "
+        "engine 0.00), and a GPU has 0.00 GiB for it; more ranks, larger devices, or a smaller "
+        "model",
+    )
+
+
+def test_a_gpu_without_bfloat16_is_refused_for_each_field(config: RunConfig) -> None:
+    why = 'got "bfloat16": Tesla T4 has no bfloat16, which begins with compute capability 8.0;'
+    assert refusals(config, TURING) == (
+        f"spec.training.autocast: {why} none, or a newer GPU than one of 7.5",
+        f"spec.rollout.dtype: {why} float32, or a newer GPU than one of 7.5",
+    )
+
+
+def test_a_newer_gpu_and_the_cpu_know_bfloat16(config: RunConfig) -> None:
+    check_device(config, "actorRollout", DeviceFacts("H200", None, (9, 0)))
+    check_device(config, "actorRollout", device_facts(torch.device("cpu"), 1))
 
 
 @pytest.mark.usefixtures("torch_as_it_was")

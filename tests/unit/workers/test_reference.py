@@ -31,50 +31,43 @@ def make_reference(learner, tmp_path):
     return make
 
 
-def weights(model):
-    return {name: tensor.clone() for name, tensor in hf_named_tensors(model)}
+@pytest.fixture
+def weights(copies):
+    """Of a reference or a policy."""
+    return lambda of: copies(hf_named_tensors(of.engine.model))
 
 
-def weights_of(reference):
-    return weights(reference.engine.model)
-
-
-def is_equal(one, other):
-    assert one.keys() == other.keys()
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
-def test_a_copy_is_the_policy_bit_for_bit_and_stays_behind_it(make_reference, learner):
+def test_a_copy_is_the_policy_and_stays_behind_it(make_reference, learner, weights, is_equal):
     reference = make_reference(1.0)
     learner.engine.update(rows_of_step(), objective())
-    trained = weights(learner.model)
-    assert not is_equal(weights_of(reference), trained)
+    trained = weights(learner)
+    assert not is_equal(weights(reference), trained)
     reference.refresh()
-    assert is_equal(weights_of(reference), trained)
+    assert is_equal(weights(reference), trained)
     learner.engine.update(rows_of_step(), objective())
-    assert is_equal(weights_of(reference), trained)
-    assert not is_equal(weights_of(reference), weights(learner.model))
+    assert is_equal(weights(reference), trained)
+    assert not is_equal(weights(reference), weights(learner))
 
 
-def test_a_mixture_takes_a_share_of_each_weight(make_reference, learner):
+def test_a_mixture_takes_a_share_of_each_weight(make_reference, learner, weights):
     reference = make_reference(0.6)
-    before = weights_of(reference)
+    before = weights(reference)
     learner.engine.update(rows_of_step(), objective())
-    trained = weights(learner.model)
+    trained = weights(learner)
     reference.refresh()
-    for name, found in weights_of(reference).items():
+    for name, found in weights(reference).items():
         expected = 0.6 * trained[name].double() + 0.4 * before[name].double()
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_commit_brings_the_reference_back_and_none_the_beginning(
-    make_reference, learner, tmp_path
+    make_reference, learner, weights, is_equal, tmp_path
 ):
     reference = make_reference(0.6)
-    beginning = weights_of(reference)
+    beginning = weights(reference)
     learner.engine.update(rows_of_step(), objective())
     reference.refresh()
-    kept = weights_of(reference)
+    kept = weights(reference)
     commit = tmp_path / "commit"
     commit.mkdir()
     files = reference.save(commit)
@@ -82,14 +75,14 @@ def test_a_commit_brings_the_reference_back_and_none_the_beginning(
 
     learner.engine.update(rows_of_step(), objective())
     reference.refresh()
-    assert not is_equal(weights_of(reference), kept)
+    assert not is_equal(weights(reference), kept)
     reference.restore(commit, files)
-    assert is_equal(weights_of(reference), kept)
+    assert is_equal(weights(reference), kept)
 
     other = make_reference(0.6)
     other.restore(commit, files)
-    assert is_equal(weights_of(other), kept)
+    assert is_equal(weights(other), kept)
     other.restore(None, [])
-    assert is_equal(weights_of(other), beginning)
+    assert is_equal(weights(other), beginning)
     with pytest.raises(DamagedCommit):
         other.restore(commit, [])

@@ -25,13 +25,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from ppojob_trainer.engine.dropout import Dropout, draw_seed
 from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.engine.long_rows import (
+    Dropout,
     LongRows,
     QueryKeyValue,
     attend_long_rows,
     differentiate_long_rows,
+    draw_seed,
     scaled_bmm,
 )
 
@@ -44,19 +45,12 @@ TILE_SCORES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows whose attention is computed at once; indices count (token, head) pairs.
+    """Rows whose attention is computed at once; indices count (token, head) pairs."""
 
-    Attributes:
-        queries: (R * K * G * Q,) int64 into T * H; T * H stands for padding.
-        keys: (R * K * S,) int64 into T * K; T * K stands for padding.
-        hidden: (R, 1, Q, S) bool, True where a query must not see a key.
-        shape: R, K, G, Q, S.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    hidden: Tensor
-    shape: tuple[int, int, int, int, int]
+    queries: Tensor  # (R * K * G * Q,) int64 into T * H; T * H stands for padding
+    keys: Tensor  # (R * K * S,) int64 into T * K; T * K stands for padding
+    hidden: Tensor  # (R, 1, Q, S) bool, True where a query must not see a key
+    shape: tuple[int, int, int, int, int]  # R, K, G, Q, S
 
     def to(self, device: torch.device) -> Tile:
         """The same on a device."""
@@ -67,22 +61,16 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The tiles of a packed sequence and the way back.
+    """The tiles of a packed sequence and the way back."""
 
-    Attributes:
-        tiles: together they hold every query of the short rows once.
-        long_rows: the others.
-        query_slots: (T * H,) int64, where each query lies in the tiles one after the other; right
-            behind them for queries of long rows.
-        key_slots: flat int64, where the copies of each key lie in the tiles one after the other.
-        key_offsets: (T * K,) int64, where the copies of each key begin in `key_slots`.
-    """
-
-    tiles: tuple[Tile, ...]
-    long_rows: LongRows
+    tiles: tuple[Tile, ...]  # together they hold every query of the short rows once
+    long_rows: LongRows  # the others
+    # (T * H,) int64, where each query lies in the tiles one after the other; right behind
+    # them for queries of long rows
     query_slots: Tensor
+    # flat int64, where the copies of each key lie in the tiles one after the other
     key_slots: Tensor
-    key_offsets: Tensor
+    key_offsets: Tensor  # (T * K,) int64, where the copies of each key begin in `key_slots`
 
     def to(self, device: torch.device) -> AttentionPlan:
         """The same on a device."""
@@ -173,7 +161,7 @@ def _with_heads(tokens: Tensor, heads: int, total: int) -> Tensor:
 
 
 class _PackedAttention(torch.autograd.Function):
-    """softmax(scale Q K^T) V in tiles and blocks; see the head of the file."""
+    """softmax(scale Q K^T) V in tiles and blocks; see the docstring of this file."""
 
     @staticmethod
     def forward(
@@ -286,21 +274,10 @@ def attend_packed(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention function in the form transformers calls it.
+    """Attention function in the form transformers calls it; there is no mask.
 
-    Args:
-        module: the attention layer.
-        query: (1, H, T, D), positions applied.
-        key: (1, K, T, D).
-        value: (1, K, T, D).
-        attention_mask: None.
-        attention_plan: given to the model's forward as a keyword, which hands it down.
-        scaling: factor of the scores.
-        dropout: share of the weights to drop, 0 outside of training.
-        sliding_window: None.
-
-    Returns:
-        (1, T, H, D), and no weights.
+    Queries are (1, H, T, D), keys and values (1, K, T, D), positions applied. The plan is given to
+    the model's forward as a keyword, which hands it down. Returns (1, T, H, D), and no weights.
 
     Raises:
         ValueError: if the layer has a sliding window.
@@ -319,12 +296,8 @@ def attend_packed(
     return output.unsqueeze(0), None
 
 
-def _no_mask(*_: object, **__: object) -> None:
-    """What transformers calls for a mask: the plan holds all of it."""
-
-
 def use_packed_attention(model: PreTrainedModel) -> None:
     """Let every layer of a model attend by `attend_packed`."""
     AttentionInterface.register(PACKED_ATTENTION, attend_packed)
-    AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)
+    AttentionMaskInterface.register(PACKED_ATTENTION, lambda *_, **__: None)  # it is in the plan
     model.set_attn_implementation(PACKED_ATTENTION)

@@ -1,17 +1,19 @@
-"""ForwardEngine: what one model says of rows. All that a frozen model is asked for."""
+"""ForwardEngine: packed forward passes of one model. All that a frozen model is asked for."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
-from ppojob_trainer.engine.attention import use_packed_attention
-from ppojob_trainer.engine.forward import packed_outputs
+from ppojob_trainer.engine.attention import plan_attention, use_packed_attention
 from ppojob_trainer.engine.head import Head, LastStates, TokenOutputs
+from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
-from ppojob_trainer.parallel.fsdp import release_root
+from ppojob_trainer.parallel.fsdp import as_forward, release_root
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
@@ -30,13 +32,10 @@ class ForwardEngine:
         training: TrainingSpec,
         world: World | None = None,
     ) -> None:
-        """Take over a model.
+        """Take over a model: its attention becomes the packed one.
 
-        Args:
-            model: its attention becomes the packed one; cut where the world has several ranks.
-            head: what is asked of each trained token.
-            training: micro-batches, autocast.
-            world: the ranks that compute together; None for this one alone.
+        The ranks of the world compute together, None for this one alone; the model is sharded over
+        them. The head is computed at each trained token.
         """
         self.model = model
         self._head = head
@@ -47,12 +46,8 @@ class ForwardEngine:
     def predict(self, experience: Experience, head: Head | None = None) -> TokenOutputs:
         """Compute a head's outputs without gradient or dropout; all ranks do so together.
 
-        Args:
-            experience: this rank's rows, maybe none.
-            head: what is asked; None for the engine's own.
-
-        Returns:
-            Tensors (tokens,) float32, in row order; 0 where a token is not trained.
+        The rows are this rank's, maybe none; without a head the engine's own is taken. Tensors are
+        (tokens,) float32, in row order; 0 where a token is not trained.
         """
         self.model.eval()
         outputs: TokenOutputs = ()
@@ -69,10 +64,7 @@ class ForwardEngine:
         return outputs
 
     def last_states(self, rows: Experience) -> LastStates:
-        """What a head would be given, without gradient or dropout; all ranks do so together.
-
-        Args:
-            rows: one micro-batch.
+        """What a head is given of a micro-batch, without gradient; all ranks do so together.
 
         Returns:
             Tensors on the model's device; the weight is whole until `release`.
@@ -93,11 +85,7 @@ class ForwardEngine:
         release_root(self.model)
 
     def over_ranks(self, mine: PassStatistics) -> PassStatistics:
-        """Add up what each rank has measured of its rows; all ranks do so together.
-
-        Args:
-            mine: sums of this rank, of the same names on all.
-        """
+        """Add up what each rank has measured, under the same names; all ranks do so together."""
         *sums, tokens = sum_over_data(
             self._world, [*mine.values.values(), *mine.token_sums.values(), mine.tokens]
         )
@@ -132,14 +120,56 @@ class ForwardEngine:
             )
 
 
+def packed_outputs(
+    model: PreTrainedModel, head: Head, rows: Experience, *, share_prompts: bool = True
+) -> TokenOutputs:
+    """Compute a head's outputs of every trained token; those of the others are 0.
+
+    Only hidden states that predict a trained token meet the head. The model is under
+    `use_packed_attention`. There is at least one row; rows and outputs, tensors (tokens,) float32
+    in row order, are in host memory.
+    """
+    config = model.config
+    packed = pack_rows(rows, share_prompts=share_prompts).to(model.device)
+    plan = plan_attention(
+        packed.spans,
+        heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads,
+    ).to(model.device)
+
+    def compute() -> TokenOutputs:
+        hidden = model.base_model(
+            input_ids=packed.input_ids[None],
+            position_ids=packed.position_ids[None],
+            use_cache=False,
+            attention_plan=plan,
+        ).last_hidden_state[0]
+        return head(model, hidden.index_select(0, packed.predictors), packed.targets)
+
+    return tuple(_spread(output.cpu(), rows.mask) for output in as_forward(model, compute))
+
+
+def _spread(values: Tensor, mask: Tensor) -> Tensor:
+    """Values of the trained tokens among zeros: (trained,) -> (tokens,)."""
+    return values if mask.all() else values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+
+def as_prompts(texts: Sequence[list[int]]) -> Experience:
+    """Rows whose prompts are the texts, each with one response token.
+
+    That token is never read: its outputs are those of the state before it, the whole text.
+    """
+    count = len(texts)
+    return Experience(
+        prompts=[torch.tensor(ids, dtype=torch.int64) for ids in texts],
+        row_groups=torch.arange(count),
+        response_tokens=torch.zeros(count, dtype=torch.int64),
+        lengths=torch.ones(count, dtype=torch.int64),
+        mask=torch.ones(count, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(count),
+    )
+
+
 def one_token() -> Experience:
     """The least that a forward pass can be made of, for a rank that has no rows left."""
-    one = torch.zeros(1, dtype=torch.int64)
-    return Experience(
-        prompts=[one],
-        row_groups=one,
-        response_tokens=one,
-        lengths=one + 1,
-        mask=torch.ones(1, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(1),
-    )
+    return as_prompts([[0]])

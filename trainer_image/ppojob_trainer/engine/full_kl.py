@@ -43,9 +43,7 @@ class HeadWithKl:
 def full_kl(
     hidden: Tensor, weight: Tensor, reference: LastStates, settings: LogprobSettings
 ) -> Tensor:
-    """Compute KL(π || π_ref) of each token over the whole vocabulary.
-
-    Types are those of `fused_logprobs`.
+    """Compute KL(π || π_ref) of each token over the whole vocabulary, in `fused_logprobs`' types.
 
     Args:
         hidden: (N, h) of the policy, with gradient.

@@ -23,19 +23,12 @@ Entropy = Literal["none", "value", "gradient"]
 
 @dataclass(frozen=True, slots=True)
 class LogprobSettings:
-    """How logits are made.
+    """How logits are made."""
 
-    Attributes:
-        temperature: above 0; logits are divided by it.
-        chunk_tokens: a tile holds at most this many tokens times V logits; 0 for no limit.
-        entropy: none, its value (without gradient), or with gradient.
-        squares: whether Σ p² is asked for too, without gradient.
-    """
-
-    temperature: float = 1.0
-    chunk_tokens: int = 256
-    entropy: Entropy = "none"
-    squares: bool = False
+    temperature: float = 1.0  # above 0; logits are divided by it
+    chunk_tokens: int = 256  # a tile holds at most this many tokens times V logits; 0 for no limit
+    entropy: Entropy = "none"  # none, its value (without gradient), or with gradient
+    squares: bool = False  # whether Σ p² is asked for too, without gradient
 
 
 def fused_logprobs(

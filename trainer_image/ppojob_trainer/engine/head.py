@@ -1,18 +1,20 @@
-"""What a model is asked about each trained token: heads over its hidden states."""
+"""Heads: what is computed of the hidden states at each trained token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.fused_logprobs import Entropy, LogprobSettings, fused_logprobs
 
 TokenOutputs = tuple[Tensor, ...]
-"""What a head says of each token: one or more tensors (tokens,), float32."""
+"""The outputs of a head: one or more tensors (tokens,), float32."""
 
 
 class Head(Protocol):
@@ -34,24 +36,15 @@ class Head(Protocol):
 
 
 class LastStates(NamedTuple):
-    """What a head is given, of one micro-batch.
+    """What a head is given, of one micro-batch."""
 
-    Attributes:
-        hidden: (tokens, h), the last hidden state in front of each trained token.
-        weight: (V, h) of the output layer.
-    """
-
-    hidden: Tensor
-    weight: Tensor
+    hidden: Tensor  # (tokens, h), the last hidden state in front of each trained token
+    weight: Tensor  # (V, h) of the output layer
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyHead:
-    """Outputs log pi(a_t|s_t) and what the settings ask of pi(.|s_t): entropy, squares.
-
-    Attributes:
-        settings: temperature, tile size, what is asked.
-    """
+    """Outputs log pi(a_t|s_t) and what the settings ask of pi(.|s_t): entropy, squares."""
 
     settings: LogprobSettings
 
@@ -75,3 +68,19 @@ class PolicyHead:
         """`(logprobs, entropy, squares)`, the last two where they are asked for."""
         weight = model.get_output_embeddings().weight
         return fused_logprobs(hidden, weight, targets, self.settings)
+
+
+class ValueHead:
+    """Outputs V(s_t) of a model with a `score` layer: values of a critic, scores of a reward model.
+
+    s_t is the state in which a_t is chosen, so a value knows no token that its advantage judges: it
+    comes from the same packed position as log pi(a_t|s_t). verl: `values[:, -n - 1 : -1]`.
+    """
+
+    def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
+        """`(values,)`, (tokens,), in float32 also under autocast: bfloat16 keeps three digits."""
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        weight, bias = model.score.weight.to(wide), model.score.bias
+        with torch.autocast(hidden.device.type, enabled=False):
+            values = F.linear(hidden.to(wide), weight, None if bias is None else bias.to(wide))
+        return (values.squeeze(-1),)

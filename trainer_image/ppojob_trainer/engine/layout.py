@@ -18,38 +18,24 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive packed tokens that attend to each other causally.
+    """Consecutive packed tokens that attend to each other causally."""
 
-    Attributes:
-        start: place of the first token in the packed sequence.
-        length: tokens of the span.
-        prefix_start: place of the first token of the prompt that all of the span attends to.
-        prefix_length: tokens of that prompt, 0 where the span has none before it.
-    """
-
-    start: int
+    start: int  # place of the first token in the packed sequence
     length: int
-    prefix_start: int = 0
-    prefix_length: int = 0
+    prefix_start: int = 0  # place of the prompt that all of the span attends to
+    prefix_length: int = 0  # tokens of that prompt, 0 where the span has none before it
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """The input of one packed forward pass, and where its answers are.
+    """The input of one packed forward pass, and where its answers are."""
 
-    Attributes:
-        input_ids: (packed,) int64.
-        position_ids: (packed,) int64, each token's position in its own row.
-        spans: who attends to whom; they cover the packed sequence, in order.
-        predictors: (trained,) int64, the packed token from which each trained token is predicted.
-        targets: (trained,) int64, the trained tokens themselves, in row order.
-    """
-
-    input_ids: Tensor
-    position_ids: Tensor
-    spans: tuple[Span, ...]
+    input_ids: Tensor  # (packed,) int64
+    position_ids: Tensor  # (packed,) int64, each token's position in its own row
+    spans: tuple[Span, ...]  # who attends to whom; they cover the packed sequence, in order
+    # (trained,) int64, the packed token from which each trained token is predicted
     predictors: Tensor
-    targets: Tensor
+    targets: Tensor  # (trained,) int64, the trained tokens themselves, in row order
 
     def to(self, device: torch.device) -> PackedRows:
         """The same on a device."""
@@ -66,9 +52,9 @@ class _Packer:
     """Lays pieces of rows one after the other."""
 
     def __init__(self) -> None:
-        self._ids: list[Tensor] = []
-        self._positions: list[Tensor] = []
-        self._spans: list[Span] = []
+        self.ids: list[Tensor] = []
+        self.positions: list[Tensor] = []
+        self.spans: list[Span] = []
         self.end = 0
 
     def add(self, ids: Tensor, prefix: Span | None = None) -> Span:
@@ -76,21 +62,11 @@ class _Packer:
         before = 0 if prefix is None else prefix.length
         span = Span(self.end, ids.numel(), 0 if prefix is None else prefix.start, before)
         if span.length:
-            self._ids.append(ids)
-            self._positions.append(torch.arange(before, before + span.length))
-            self._spans.append(span)
+            self.ids.append(ids)
+            self.positions.append(torch.arange(before, before + span.length))
+            self.spans.append(span)
             self.end += span.length
         return span
-
-    def finish(self, predictors: list[Tensor], targets: Tensor) -> PackedRows:
-        """Close the packed sequence."""
-        return PackedRows(
-            input_ids=torch.cat(self._ids),
-            position_ids=torch.cat(self._positions),
-            spans=tuple(self._spans),
-            predictors=torch.cat(predictors),
-            targets=targets,
-        )
 
 
 def pack_rows(experience: Experience, *, share_prompts: bool = True) -> PackedRows:
@@ -116,4 +92,10 @@ def pack_rows(experience: Experience, *, share_prompts: bool = True) -> PackedRo
             last = packer.add(torch.cat([prompt, read])).start + prompt.numel() - 1
             first = last + 1
         predictors[row] = torch.where(places == 0, last, first + places - 1)
-    return packer.finish(predictors, experience.response_tokens[experience.mask])
+    return PackedRows(
+        input_ids=torch.cat(packer.ids),
+        position_ids=torch.cat(packer.positions),
+        spans=tuple(packer.spans),
+        predictors=torch.cat(predictors),
+        targets=experience.response_tokens[experience.mask],
+    )

@@ -20,38 +20,51 @@ from math import log
 import torch
 from torch import Tensor
 
-from ppojob_trainer.engine.dropout import Dropout
 from ppojob_trainer.engine.layout import Span
 
 LOG2_E = 1.0 / log(2.0)
 
 
-@dataclass(frozen=True, slots=True)
-class LongRows:
-    """Rows that are cut into blocks.
+class Dropout:
+    """Drops a share of weights, and keeps no mask: the backward pass draws it again.
 
-    Attributes:
-        spans: each at least one token.
-        block: queries of a block, and keys of a block, at most.
+    Another one of the same seed (`draw_seed`) drops the same, call by call. A share of 0 draws
+    nothing. The device is that of the weights.
     """
 
-    spans: tuple[Span, ...]
-    block: int
+    def __init__(self, share: float, seed: int, device: torch.device) -> None:
+        self._share = share
+        self._generator = torch.Generator(device).manual_seed(seed) if share > 0.0 else None
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Multiply tensors of one shape by the same draw of 0 or 1 / (1 - share)."""
+        if self._generator is None:
+            return tensors
+        left = 1.0 - self._share
+        kept = torch.empty_like(tensors[0]).bernoulli_(left, generator=self._generator).div_(left)
+        return tuple(tensor * kept for tensor in tensors)
+
+
+def draw_seed() -> int:
+    """A seed out of torch's global generator, whose state is part of a commit."""
+    return int(torch.randint(2**62, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class LongRows:
+    """Rows that are cut into blocks."""
+
+    spans: tuple[Span, ...]  # each at least one token
+    block: int  # queries of a block, and keys of a block, at most
 
 
 @dataclass(frozen=True, slots=True)
 class QueryKeyValue:
-    """What attention reads, or the gradients of it.
+    """What attention reads, or the gradients of it."""
 
-    Attributes:
-        query: (T, H, D).
-        key: (T, K, D).
-        value: (T, K, D).
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    query: Tensor  # (T, H, D)
+    key: Tensor  # (T, K, D)
+    value: Tensor  # (T, K, D)
 
     def by_key_head(self) -> tuple[Tensor, Tensor, Tensor]:
         """(K, G, T, D), (K, T, D), (K, T, D), the same memory."""

@@ -5,9 +5,9 @@ from itertools import groupby
 
 
 def plan_micro_batches(
-    prompt_lengths: Sequence[int],
-    row_groups: Sequence[int],
-    lengths: Sequence[int],
+    prompt_lengths: Sequence[int],  # (groups,)
+    row_groups: Sequence[int],  # (rows,)
+    lengths: Sequence[int],  # (rows,) of responses
     *,
     budget: int,
     share_prompts: bool = True,
@@ -19,13 +19,8 @@ def plan_micro_batches(
     budget goes alone. Of all cuts with the fewest micro-batches in this order, the one with the
     smallest largest micro-batch is taken, so that none is left nearly empty.
 
-    Args:
-        prompt_lengths: tokens of each group's prompt.
-        row_groups: the group of each row.
-        lengths: response tokens of each row.
-        budget: tokens of a micro-batch, prompts included.
-        share_prompts: a prompt counts once for the rows of its group in a micro-batch, else once
-            a row.
+    The budget includes prompts: a shared one counts once for the rows of its group in a
+    micro-batch, else once a row.
 
     Returns:
         Row numbers of each micro-batch. Groups come in the order of their first row, rows in

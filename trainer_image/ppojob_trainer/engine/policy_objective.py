@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
-from ppojob_trainer.algorithms.masked import masked_sum
+from ppojob_trainer.algorithms.masked import masked_sum, row_count
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
@@ -38,15 +38,10 @@ SAMPLING_STATISTICS = ("actor/entropy", "training/rollout_probs_diff_mean", "rol
 
 @dataclass(frozen=True, slots=True)
 class KlTerm:
-    """KL to the reference as a term of the loss.
+    """KL to the reference as a term of the loss."""
 
-    Attributes:
-        estimator: a name in `algorithms.kl.KL`, or `FULL_KL`.
-        coefficient: β.
-    """
-
-    estimator: str
-    coefficient: float
+    estimator: str  # a name in `algorithms.kl.KL`, or `FULL_KL`
+    coefficient: float  # β
 
     @property
     def is_full(self) -> bool:
@@ -66,25 +61,17 @@ class KlTerm:
 
 @dataclass(frozen=True, slots=True)
 class PolicyObjective:
-    """The loss of an update, over the outputs of a `PolicyHead`, or a `HeadWithKl`.
+    """The loss of an update, over the outputs of a `PolicyHead`, or a `HeadWithKl`."""
 
-    Attributes:
-        policy_loss: a name in `algorithms.policy_losses.table.POLICY_LOSSES`.
-        options: its own.
-        aggregation: how all terms are added up.
-        correction: for the engine, by the policy in the update; None for none, or for one that was
-            made before the updates.
-        entropy_coefficient: c_H; 0 for no bonus.
-        kl: the KL term, or None.
-        off_policy_threshold: of `off_policy`; None where every token has its loss.
-    """
-
-    policy_loss: str
+    policy_loss: str  # a name in `algorithms.policy_losses.table.POLICY_LOSSES`, with `options`
     options: Mapping[str, float | str]
-    aggregation: Aggregation
+    aggregation: Aggregation  # how all terms are added up
+    # for the engine, by the policy in the update; None for none, or for one that was made
+    # before the updates
     correction: Correction | None = None
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0  # c_H; 0 for no bonus
     kl: KlTerm | None = None
+    # of `off_policy`; None where every token has its loss
     off_policy_threshold: float | None = None
 
     area: ClassVar = "actor"
@@ -147,8 +134,7 @@ class PolicyObjective:
         if vanishes and not self.entropy_coefficient and self.kl is None:
             assert rows.advantages is not None, "advantages come before the update"
             needed = needed & (rows.advantages != 0)
-        counts = torch.zeros(rows.num_rows).index_add_(0, rows.token_rows, needed.float())
-        return counts.nonzero()[:, 0]
+        return row_count(needed, rows.lengths).nonzero()[:, 0]
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
@@ -195,7 +181,10 @@ class PolicyObjective:
         if self.correction is not None:
             columns = (logprobs, rows.rollout_logprobs, rows.mask, rows.lengths)
             corrected = correct(self.correction, *columns)
-            mask, weights = corrected.mask, _product(weights, corrected.weights)
+            mask = corrected.mask
+            if corrected.weights is not None:
+                own = corrected.weights
+                weights = own if weights is None else weights * own
             told = token_diagnostics(self.correction, corrected)
         policy_loss = POLICY_LOSSES[self.policy_loss]
         inputs = LossInputs(
@@ -224,12 +213,6 @@ class PolicyObjective:
             loss = torch.where(is_left_out, 0.0, loss)
             told = {**told, OFF_POLICY_SHARE: is_left_out.float()}
         return {**output.metrics, **told}, self.aggregation(loss, rows, denominators, mask)
-
-
-def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one * other
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:

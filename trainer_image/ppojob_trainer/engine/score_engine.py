@@ -1,34 +1,27 @@
-"""ScoreEngine: what a reward model thinks of responses."""
+"""ScoreEngine: scores of responses by a reward model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
-from ppojob_trainer.engine.forward_engine import ForwardEngine
-from ppojob_trainer.engine.value_head import ValueHead
+from ppojob_trainer.engine.forward_engine import ForwardEngine, as_prompts
+from ppojob_trainer.engine.head import ValueHead
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
 from ppojob_trainer.models.folder_checks import context_tokens
 from ppojob_trainer.models.tokenizer_fit import check_score_fit
 from ppojob_trainer.parallel.collectives import refused_together
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rows.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is to be scored.
+    """A response of the policy, to be scored."""
 
-    Attributes:
-        prompt: chat messages, or text that the policy got as it is.
-        response: text of the policy.
-    """
-
-    prompt: str | Messages
+    prompt: str | Messages  # or text that the policy got as it is
     response: str
 
 
@@ -47,15 +40,11 @@ class ScoreEngine:
         *,
         max_tokens: int | None = None,
     ) -> None:
-        """Take over a model.
+        """Take over a model of `load_reward_model`, with its own tokenizer and template.
 
-        Args:
-            model: from `load_reward_model`; its attention becomes the packed one. It computes in
-                the dtype of its weights.
-            chat: the reward model's own tokenizer and template.
-            training: `micro_batch_tokens`, the tokens of a forward pass.
-            world: the ranks that score together; None for this one alone.
-            max_tokens: longer texts lose their beginning; None for what the model was made for.
+        Its attention becomes the packed one; it computes in the dtype of its weights. Of `training`
+        it reads `micro_batch_tokens` and `share_prompts`. Texts longer than `max_tokens`, None for
+        what the model was made for, lose their beginning.
 
         Raises:
             ConfigError: if `max_tokens` is more than the model was made for, or the tokenizer knows
@@ -92,7 +81,7 @@ class ScoreEngine:
         """
         with refused_together(self._world):
             texts = [self._trimmed(number, ids) for number, ids in enumerate(self._encode(answers))]
-        (values,) = self._engine.predict(_as_prompts(texts))
+        (values,) = self._engine.predict(as_prompts(texts))
         for number in (~values.isfinite()).nonzero()[:, 0].tolist():
             raise NonFiniteReward(f"rewardModel: answer {number}", values[number].item())
         scores: list[float] = values.tolist()
@@ -105,13 +94,15 @@ class ScoreEngine:
             for answer in answers
             if not isinstance(answer.prompt, str)
         ]
-        of_chats = iter(
-            self._chat.encode_chats(conversations, open_turn=False) if conversations else []
-        )
+        outcomes = self._chat.encode_chats(conversations, open_turn=False) if conversations else []
+        for outcome in outcomes:
+            if isinstance(outcome, BadChatTemplate):
+                raise outcome
+        of_chats = (ids for ids in outcomes if not isinstance(ids, BadChatTemplate))
         return [
             self._chat.encode(answer.prompt + answer.response)
             if isinstance(answer.prompt, str)
-            else _ids_of(next(of_chats))
+            else next(of_chats)
             for answer in answers
         ]
 
@@ -127,25 +118,3 @@ class ScoreEngine:
         while end > 1 and kept[end - 1] == self._pad:
             end -= 1
         return kept[:end]
-
-
-def _ids_of(outcome: list[int] | BadChatTemplate) -> list[int]:
-    if isinstance(outcome, BadChatTemplate):
-        raise outcome
-    return outcome
-
-
-def _as_prompts(texts: Sequence[list[int]]) -> Experience:
-    """Rows whose prompts are the texts, each with one response token.
-
-    That token is never read: its value is the one of the state before it, which is the whole text.
-    """
-    count = len(texts)
-    return Experience(
-        prompts=[torch.tensor(ids, dtype=torch.int64) for ids in texts],
-        row_groups=torch.arange(count),
-        response_tokens=torch.zeros(count, dtype=torch.int64),
-        lengths=torch.ones(count, dtype=torch.int64),
-        mask=torch.ones(count, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(count),
-    )

@@ -1,4 +1,4 @@
-"""TrainEngine: one model in training, what it says of rows, and how rows change it."""
+"""TrainEngine: forward passes and updates of one model in training."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine, one_token
 from ppojob_trainer.engine.head import Head
-from ppojob_trainer.engine.objective import Denominators, LossParts, Objective
+from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
     clip_gradients,
@@ -18,14 +18,18 @@ from ppojob_trainer.engine.optimizer import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
+from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
+Objective = PolicyObjective | ValueObjective
+
 HeadOf = Callable[[Experience], Head]
-"""Makes the head of a micro-batch, by what another model says of it."""
+"""Makes the head of a micro-batch, from what another model computes of it."""
 
 UPDATES = "updates"
 """Name of the engine's own tensor among the optimizer's: how many updates were done."""
@@ -74,19 +78,18 @@ class TrainEngine(ForwardEngine):
         A gradient that is not finite leaves weights and moments untouched and is reported as
         `<area>/skipped`; the schedule goes on.
 
-        Args:
-            experience: this rank's rows of the mini-batch, maybe none, with the columns that the
-                objective reads.
-            objective: what is minimized.
-            head_of: the head of each micro-batch; None for the engine's own. All ranks call it
-                equally often.
+        The rows are this rank's of the mini-batch, maybe none, with the columns that the objective
+        reads. `head_of` makes the head of each micro-batch, None for the engine's own; all ranks
+        call it equally often.
 
         Returns:
             What all ranks have measured. Losses are divided by the denominators; sums over tokens
             are over those that were computed.
         """
         self.model.train()
-        denominators = self._denominators(experience)
+        mine = Denominators.of(experience)
+        counts = sum_over_data(self._world, (mine.tokens, mine.sequences))
+        denominators = Denominators(*counts)
         rows = torch.arange(experience.num_rows)
         if self._training.skip_zero_gradient_groups:
             rows = objective.rows_with_gradient(experience)
@@ -99,7 +102,7 @@ class TrainEngine(ForwardEngine):
                 batch = experience.select(chosen)
                 parts.append(self._backward(batch, objective, denominators, head_of))
             else:
-                self._accompany(head_of)
+                self._backward_without_rows(head_of)
         measured = self._measured(parts, objective)
         return self._step(objective.area, measured)
 
@@ -116,10 +119,6 @@ class TrainEngine(ForwardEngine):
         self.updates = int(state.pop(UPDATES))
         load_optimizer_tensors(self.model, self._optimizer, state)
 
-    def _denominators(self, experience: Experience) -> Denominators:
-        mine = Denominators.of(experience)
-        return Denominators(*sum_over_data(self._world, (mine.tokens, mine.sequences)))
-
     def _backward(
         self,
         rows: Experience,
@@ -132,8 +131,8 @@ class TrainEngine(ForwardEngine):
         torch.autograd.backward(parts.loss)
         return parts
 
-    def _accompany(self, head_of: HeadOf | None) -> None:
-        """Forward and backward with gradients of zero, for the sake of the ranks that have rows."""
+    def _backward_without_rows(self, head_of: HeadOf | None) -> None:
+        """Forward and backward with gradients of zero: ranks that have rows need all ranks."""
         batch = one_token()
         outputs = self._forward(batch, head_of and head_of(batch))
         outputs = tuple(output for output in outputs if output.requires_grad)

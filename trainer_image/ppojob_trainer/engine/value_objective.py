@@ -18,14 +18,9 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class ValueObjective:
-    """The loss of an update, over the output of a `ValueHead`.
+    """The loss of an update, over the output of a `ValueHead`."""
 
-    Attributes:
-        value_clip: how far a value may move from the one before the update.
-        aggregation: how token losses are added up.
-    """
-
-    value_clip: float
+    value_clip: float  # how far a value may move from the one before the update
     aggregation: Aggregation
 
     area: ClassVar = "critic"

@@ -17,17 +17,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a tensor: a range of indices in each of its dimensions.
+    """A part of a tensor: a range of indices in each of its dimensions."""
 
-    Attributes:
-        shape: of the whole tensor; () for a scalar.
-        start: (dimensions,) the first index of each range.
-        stop: (dimensions,) the index behind the last.
-    """
-
-    shape: tuple[int, ...]
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole tensor; () for a scalar
+    start: tuple[int, ...]  # (dimensions,) the first index of each range
+    stop: tuple[int, ...]  # (dimensions,) the index behind the last
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:
@@ -101,11 +95,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
-    """A tensor of which every rank gives its part, cut as another one is.
+    """A tensor of which every rank gives its part, cut as one of a model is.
 
-    Args:
-        tensor: of a model.
-        part: (`box_of(tensor).local_shape`), on the same device; taken over, not copied.
+    The part is (`box_of(tensor).local_shape`), on the same device; taken over, not copied.
     """
     if not isinstance(tensor, DTensor):
         return part

@@ -5,13 +5,20 @@ one epoch of each; when either is over it is closed, and the next epochs open th
 a lost peer see docs/adr/0001-worlds-channels-and-epochs.md: a killed one is noticed at once, a
 stopped one by nobody but the supervisors, so the thread that hears of it cuts the channel under
 the thread that waits.
+
+Gloo names none of its sockets, so they are told by their addresses. Descriptors are never kept: a
+number that gloo has closed may be somebody else's a moment later.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+import os
+import socket
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,20 +27,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ppojob_trainer.errors import ChannelLost
-from ppojob_trainer.parallel.connections import Endpoint, listeners_of, shut_down_connections
-from ppojob_trainer.parallel.gloo import gloo_options
-from ppojob_trainer.parallel.link import GroupLink
+from ppojob_trainer.parallel.link import Link
+from ppojob_trainer.parallel.world import gloo_options
 
-TIMEOUT_SECONDS = 10.0
-"""Limit of every operation; the last resort, for a node that is gone without a word."""
+Endpoint = tuple[str, int]
+"""IP address and port."""
 
 
-class Channel:
-    """A link to another role, opened by `open_channel`.
-
-    Attributes:
-        key: what the channel is called in the store.
-    """
+class Channel(Link):
+    """A link to another role, opened by `open_channel`; the key is its name in the store."""
 
     def __init__(
         self,
@@ -42,22 +44,10 @@ class Channel:
         device: torch.device,
         listeners: frozenset[Endpoint],
     ) -> None:
+        super().__init__(group, device)
         self.key = key
-        self._member, self._size = group.rank(), group.size()
-        self._group: dist.ProcessGroup | None = group
-        self._device = device
         self._listeners = listeners
         self._is_cut = False
-
-    @property
-    def member(self) -> int:
-        """Number of this rank among the members of both roles."""
-        return self._member
-
-    @property
-    def size(self) -> int:
-        """Ranks of both roles."""
-        return self._size
 
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]
@@ -70,12 +60,12 @@ class Channel:
         reason = "it is closed"
         if self._group is not None:
             try:
-                received = GroupLink(self._group, self._device).exchange(outgoing, incoming)
+                received = super().exchange(outgoing, incoming)
                 # nccl's abort ends a wait without an error; what arrived is not to be used.
                 if not self._is_cut:
                     return received
             except RuntimeError as error:
-                reason = _last_words(error)
+                reason = _first_line(error)
         self.close()
         raise ChannelLost(self.key, "it was cut" if self._is_cut else reason)
 
@@ -102,7 +92,7 @@ def open_channel(
     size: int,
     address: str,
     device: torch.device,
-    timeout_seconds: float = TIMEOUT_SECONDS,
+    timeout_seconds: float,
 ) -> Channel:
     """Meet the other members under a key; all of them have to come within the time limit.
 
@@ -113,11 +103,11 @@ def open_channel(
         store: of the first role's world.
         key: names both epochs and the attempt; never used twice, since the store keeps the
             addresses of an attempt that failed.
-        member: number of this rank.
-        size: ranks of both roles.
+        member: number of this rank among the ranks of both roles.
+        size: how many those are.
         address: IP address of this pod.
         device: `cpu` (gloo) or `cuda` (nccl).
-        timeout_seconds: limit of opening and of each operation.
+        timeout_seconds: limit of opening and of each operation, for a node that fails silently.
 
     Raises:
         ChannelLost: not all members came.
@@ -128,14 +118,16 @@ def open_channel(
             return _open_nccl(under_key, key, member, size, device, timeout_seconds)
         return _open_gloo(under_key, key, member, size, address, timeout_seconds)
     except RuntimeError as error:
-        reason = _last_words(error)
+        reason = _first_line(error)
     raise ChannelLost(key, f"not opened: {reason}")
 
 
 def _open_gloo(
     store: Store, key: str, member: int, size: int, address: str, timeout_seconds: float
 ) -> Channel:
-    options, listeners = listeners_of(lambda: gloo_options(address, timeout_seconds))
+    before = listening()
+    options = gloo_options(address, timeout_seconds)
+    listeners = sorted(listening() - before)
     assert listeners, "gloo listens as soon as it has its options; without that nothing can be cut"
     store.set(f"listeners/{member}", json.dumps(listeners))
     backend = dist.ProcessGroupGloo(store, member, size, options)
@@ -171,6 +163,47 @@ def _group_of(backend: Any, kind: Any, store: Store, device: torch.device) -> di
     return group
 
 
-def _last_words(error: RuntimeError) -> str:
+def _first_line(error: RuntimeError) -> str:
     """The first line of the message, without the place in the library's source."""
     return str(error).split("] ", 1)[-1].split(". This", 1)[0].partition("\n")[0]
+
+
+def shut_down_connections(listeners: Collection[Endpoint]) -> None:
+    """End every connection of this process that has one of these listeners at either end.
+
+    Who waits on such a connection in another thread gets an error at once. The listeners are left
+    alone: gloo ends the process when its own is shut down.
+    """
+    for connection in _sockets():
+        with connection, suppress(OSError):  # not connected, or closed since it was found
+            remote = connection.getpeername()
+            ends = (connection.getsockname()[:2], remote[:2])
+            if any(end in listeners for end in ends):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def listening() -> set[Endpoint]:
+    """Where this process listens."""
+    endpoints = set()
+    for found in _sockets():
+        with found, suppress(OSError):
+            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                endpoints.add(found.getsockname()[:2])
+    return endpoints
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """A handle of its own on each TCP socket of this process; whoever takes it closes it."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            descriptor = os.dup(int(name))
+        except OSError:
+            continue  # closed since it was listed
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            continue
+        found = socket.socket(fileno=descriptor)
+        if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+            yield found
+        else:
+            found.close()

@@ -14,35 +14,26 @@ from ppojob_trainer.errors import JobFailed, PPOJobError
 from ppojob_trainer.parallel.world import World
 
 
-def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:
-    """Add up each value over all ranks, in float64 and in the order of ranks.
+def sum_over_ranks(
+    world: World, values: Sequence[float], ranks: Sequence[int] | None = None
+) -> list[float]:
+    """Add up each value over all ranks, or some, in float64 and in the order of ranks.
 
-    So the sum has the same bits everywhere and every time.
-
-    Args:
-        world: whose ranks.
-        values: as many on every rank.
-    """
-    if world.size == 1:
-        return list(values)
-    columns = _gather(world, torch.tensor(values, dtype=torch.float64)).T.tolist()
-    return [sum(column) for column in columns]
-
-
-def sum_over_data(world: World, values: Sequence[float]) -> list[float]:
-    """Add up what ranks say of their rows, in float64 and in the order of ranks.
-
-    Ranks of one data-parallel coordinate have the same rows: what its leader says counts.
-
-    Args:
-        world: whose ranks.
-        values: as many on every rank.
+    So the sum has the same bits everywhere and every time. Each rank gives as many values.
     """
     if world.size == 1:
         return list(values)
     of_ranks = _gather(world, torch.tensor(values, dtype=torch.float64))
-    columns = of_ranks[list(world.dims.leaders)].T.tolist()
+    columns = of_ranks[list(range(world.size) if ranks is None else ranks)].T.tolist()
     return [sum(column) for column in columns]
+
+
+def sum_over_data(world: World, values: Sequence[float]) -> list[float]:
+    """Add up what ranks say of their rows, as `sum_over_ranks`.
+
+    Ranks of one data-parallel coordinate have the same rows, so that its leader's values count.
+    """
+    return sum_over_ranks(world, values, world.dims.leaders)
 
 
 def largest_over_ranks(world: World, value: int) -> int:
@@ -58,9 +49,6 @@ def refused_together(world: World) -> Iterator[None]:
 
     For work of each rank's own before a collective, in which the others would wait in vain.
 
-    Args:
-        world: whose ranks.
-
     Raises:
         JobFailed: another rank refused; with its words.
     """
@@ -69,24 +57,14 @@ def refused_together(world: World) -> Iterator[None]:
         yield
     except PPOJobError as problem:
         mine = problem
-    told = _texts(world, "" if mine is None else str(mine))
+    told: list[str | None] = [None]
+    if world.size > 1:
+        told *= world.size
+        dist.all_gather_object(told, mine and str(mine), group=world.group)
     if mine is not None:
         raise mine
     for message in filter(None, told):
         raise JobFailed(message)
-
-
-def _texts(world: World, text: str) -> list[str]:
-    """A text of every rank, mostly empty."""
-    if world.size == 1:
-        return [text]
-    words = torch.tensor(list(text.encode(errors="replace")), dtype=torch.uint8)
-    longest = largest_over_ranks(world, len(words))
-    if longest == 0:
-        return [""] * world.size
-    padded = words.new_zeros(longest)
-    padded[: len(words)] = words
-    return [bytes(row).rstrip(b"\0").decode() for row in _gather(world, padded).tolist()]
 
 
 def _gather(world: World, values: Tensor) -> Tensor:

@@ -28,22 +28,15 @@ _ROOT_METHOD = "_compute_as_forward"
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Copy this rank's part of `values` into a tensor of a model, in place.
-
-    Args:
-        tensor: cut or not.
-        values: all of them, the same on every rank.
-    """
+    """Copy this rank's part of `values`, the same on every rank, into a tensor of a model."""
     with torch.no_grad():
         local_part(tensor).copy_(values[box_of(tensor).slices])
 
 
 def shard_model(model: nn.Module, world: World) -> None:
-    """Cut a model over the ranks, layer by layer; where it is on the meta device, without weights.
+    """Cut a model of transformers over the ranks, which are several, layer by layer.
 
-    Args:
-        model: of transformers, with `base_model.layers`.
-        world: of more than one rank.
+    Where it is on the meta device it has no weights yet.
     """
     mesh = _mesh(world)
     base: Any = model.base_model
@@ -52,7 +45,7 @@ def shard_model(model: nn.Module, world: World) -> None:
         # Without the first, gloo is asked for a multiplication that it does not know.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
-    setattr(model, _ROOT_METHOD, MethodType(_compute, model))
+    setattr(model, _ROOT_METHOD, MethodType(lambda _, compute: compute(), model))
     register_fsdp_forward_method(model, _ROOT_METHOD)
 
 
@@ -95,7 +88,3 @@ def _mesh(world: World) -> DeviceMesh:
         mesh=ranks.view(world.dims.replicate, world.dims.shard),
         mesh_dim_names=names,
     )
-
-
-def _compute(_model: nn.Module, compute: Callable[[], Result]) -> Result:
-    return compute()

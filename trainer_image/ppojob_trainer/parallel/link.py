@@ -5,7 +5,6 @@ expects; both ends know the sizes beforehand, so nothing else travels.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,41 +14,10 @@ BUCKET_BYTES = 64 * 2**20
 """What one operation moves at most, so that its time limit does not depend on the payload."""
 
 
-class Link(Protocol):
-    """A way for bytes between the members of a group."""
+class Link:
+    """A link over a process group: gloo for `cpu`, nccl for `cuda`.
 
-    @property
-    def member(self) -> int:
-        """Number of this process among the members."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of members."""
-        ...
-
-    def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]
-    ) -> dict[int, Tensor]:
-        """Send and receive; every member calls this, those with nothing to move as well.
-
-        Args:
-            outgoing: member -> (bytes,) uint8 in host memory; never this member.
-            incoming: member -> how many bytes it sends here; what that member names as outgoing.
-
-        Returns:
-            Member -> (bytes,) uint8 in host memory, for each entry of `incoming`.
-        """
-        ...
-
-
-class GroupLink:
-    """A link over a process group: the world of a role, or the group of a channel.
-
-    Args:
-        group: gloo for `cpu`, nccl for `cuda`; None where this process is the only member.
-        device: through which bytes are staged.
-        bucket_bytes: size of an operation.
+    Without a group this process is its only member.
     """
 
     def __init__(
@@ -59,27 +27,25 @@ class GroupLink:
         *,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
+        self.member, self.size = (0, 1) if group is None else (group.rank(), group.size())
         self._group = group
         self._device = device
         self._bucket_bytes = bucket_bytes
 
-    @property
-    def member(self) -> int:
-        """Rank in the group."""
-        return 0 if self._group is None else self._group.rank()
-
-    @property
-    def size(self) -> int:
-        """Ranks of the group."""
-        return 1 if self._group is None else self._group.size()
-
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]
     ) -> dict[int, Tensor]:
-        """See `Link`.
+        """Send and receive; every member calls this, those with nothing to move as well.
 
         Bucket `i` of every pair travels in round `i`. Within a round all receives and sends are
         posted before any is waited for, so no order of members can lock them.
+
+        Args:
+            outgoing: member -> (bytes,) uint8 in host memory; never this member.
+            incoming: member -> how many bytes it sends here; what that member names as outgoing.
+
+        Returns:
+            Member -> (bytes,) uint8 in host memory, for each entry of `incoming`.
 
         Raises:
             RuntimeError: if the group could not move a bucket within its time limit.
@@ -121,15 +87,10 @@ def _post(
 def exchange_messages(
     link: Link, outgoing: Mapping[int, bytes], senders: Collection[int]
 ) -> dict[int, bytes]:
-    """Send and receive what only its senders know the size of: sizes first, eight bytes each.
+    """Send and receive messages of a byte at least: their sizes first, in eight bytes each.
 
-    Args:
-        link: every member of it that has something to send or to receive calls this.
-        outgoing: member -> message, of a byte at least.
-        senders: members of whom a message is expected.
-
-    Returns:
-        Member -> message, for each of `senders`.
+    Every member that has something to send or to receive calls this. Returns the message of each
+    of the senders.
     """
 
     def as_tensor(content: bytes) -> Tensor:

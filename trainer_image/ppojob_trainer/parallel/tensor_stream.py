@@ -40,16 +40,10 @@ def send_tensors(
     tensors: Iterable[tuple[str, Tensor]],
     bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
-    """Send tensors to some members, who call `receive_tensors`.
+    """Send tensors, from any device, to some members, who call `receive_tensors`.
 
     All of `tensors` are drawn, also when the link is lost on the way or nobody receives: to draw
     one may take all ranks of a role.
-
-    Args:
-        link: to the receivers.
-        receivers: members that get all of them.
-        tensors: by name, from any device.
-        bucket_bytes: as much is sent at one time.
 
     Raises:
         ChannelLost: a receiver is gone.
@@ -107,10 +101,7 @@ def _send(link: Link, receivers: Collection[int], bucket: list[tuple[str, Tensor
     ]
     header = msgspec.msgpack.encode(entries)
     exchange_messages(link, dict.fromkeys(receivers, header), ())
-    parts = [_as_bytes(tensor) for _, tensor in bucket]
-    if parts:
-        link.exchange(dict.fromkeys(receivers, torch.cat(parts)), {})
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    flat = [tensor.detach().cpu().contiguous().view(-1) for _, tensor in bucket]
+    if flat:
+        parts = torch.cat([tensor.view(torch.uint8) for tensor in flat])
+        link.exchange(dict.fromkeys(receivers, parts), {})

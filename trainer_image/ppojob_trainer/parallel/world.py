@@ -21,7 +21,6 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ppojob_trainer.errors import WorldNotOpen
 from ppojob_trainer.parallel.dims import WITHIN, Dimension, ParallelDims
-from ppojob_trainer.parallel.gloo import POD_GLOO, gloo_options
 
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
@@ -30,25 +29,48 @@ _DIVISIONS: tuple[tuple[Dimension, ...], ...] = (("shard",), ("replicate",), WIT
 """Dimensions whose ranks have groups of their own, where they are not all ranks."""
 
 
+POD_GLOO = "pod_gloo"
+"""A backend of gloo groups that listen where they are told to.
+
+Torch's own takes no options from Python, and listens at the address of the host's name.
+"""
+
+
+def gloo_options(address: str, timeout_seconds: float) -> Any:
+    """Options of a gloo group; each call opens a listening socket, which lives as long as they do.
+
+    Bound to the pod's own address: `GLOO_SOCKET_IFNAME=lo` would put all pods of a laptop on
+    127.0.0.1. The timeout is that of opening the group and of each of its operations.
+    """
+    gloo: Any = dist.ProcessGroupGloo  # its stubs lack `_Options`
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=timeout_seconds)
+    options._devices = [gloo.create_device(hostname=address, lazy_init=False)]
+    return options
+
+
+def _open_gloo(place: Any, options: Any) -> dist.ProcessGroupGloo:
+    """A group with its options; without them, as somebody else opens it, with torch's own."""
+    of_group = (place.store, place.group_rank, place.group_size)
+    if options is None:
+        return dist.ProcessGroupGloo(*of_group, timeout=place.timeout)
+    return dist.ProcessGroupGloo(*of_group, options)
+
+
+dist.Backend.register_backend(POD_GLOO, _open_gloo, extended_api=True, devices=["cpu"])
+
+
 @dataclass(frozen=True, slots=True)
 class World:
-    """A rank's place among the ranks of its role.
+    """A rank's place among the ranks of its role."""
 
-    Attributes:
-        rank: 0 to size - 1.
-        size: ranks of the role.
-        device: where its tensors are.
-        group: of all ranks; None only where there is one and no process group was opened.
-        store: keys and values that the ranks share, prefixed by the epoch.
-        dims: the layout of the role.
-    """
-
-    rank: int
-    size: int
-    device: torch.device
+    rank: int  # 0 to size - 1
+    size: int  # ranks of the role
+    device: torch.device  # where its tensors are
+    # of all ranks; None only where there is one and no process group was opened
     group: dist.ProcessGroup | None
-    store: Store
-    dims: ParallelDims = field(default_factory=ParallelDims)
+    store: Store  # keys and values that the ranks share, prefixed by the epoch
+    dims: ParallelDims = field(default_factory=ParallelDims)  # the layout of the role
     _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     @classmethod
@@ -57,25 +79,19 @@ class World:
         return cls(0, 1, torch.device(device), None, HashStore())
 
     def along(self, *names: Dimension) -> dist.ProcessGroup | None:
-        """The group of the ranks that differ from this one in nothing but some dimensions.
+        """The group of the ranks that differ from this one in some dimensions alone.
 
-        Args:
-            names: `shard`, `replicate` or all of `WITHIN`.
-
-        Returns:
-            None where this rank is the only one; of shards a group then too, for a mesh.
+        They are `shard`, `replicate` or all of `WITHIN`. None where this rank is the only one; of
+        shards there is a group then too, for a mesh.
         """
         return self._groups.get(names)
 
 
 @dataclass(frozen=True, slots=True)
 class MeetingPoint:
-    """Where the ranks of an epoch find each other.
+    """Where the ranks of an epoch find each other: the store of rank 0.
 
-    Attributes:
-        host: address or name of rank 0's pod.
-        port: of the store there.
-        key: `<job uid>/<role>/<epoch>`, the prefix of all keys.
+    The key, `<job uid>/<role>/<epoch>`, is the prefix of all keys there.
     """
 
     host: str
@@ -116,9 +132,10 @@ def open_world(
     dims = dims or ParallelDims(shard=size)
     dims.check_size(size)
     store: Store = HashStore()
-    if meeting is not None:
-        connect = _host_store if rank == 0 else _find_store
-        store = PrefixStore(meeting.key, connect(meeting, address, open_seconds))
+    if meeting is not None and rank == 0:
+        store = PrefixStore(meeting.key, _host_store(meeting, address, open_seconds))
+    elif meeting is not None:
+        store = find_store(meeting, open_seconds)
     limit = timedelta(seconds=operation_seconds)
     backend = POD_GLOO
     if device.type == "cuda":
@@ -160,25 +177,6 @@ def _open_groups(
     return found
 
 
-def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
-    """The store of another role's epoch, with the keys of that epoch.
-
-    Raises:
-        WorldNotOpen: its rank 0 does not answer within the time.
-    """
-    return PrefixStore(meeting.key, _find_store(meeting, "", open_seconds))
-
-
-def _connect_store(host: str, port: int, timeout_seconds: float) -> TCPStore:
-    """Connect to a store that another process hosts.
-
-    Raises:
-        torch.distributed.DistError: nobody answers within the time.
-    """
-    limit = timedelta(seconds=timeout_seconds)
-    return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
-
-
 def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCPStore:
     """The store, served at this pod's own address: by itself torch would take all of them."""
     try:
@@ -200,28 +198,32 @@ def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCP
     return store
 
 
-def _find_store(meeting: MeetingPoint, _address: str, open_seconds: float) -> TCPStore:
-    """Connect to rank 0's store of this epoch, however much later than this rank it starts.
+def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
+    """The store of rank 0 of an epoch, with the keys of that epoch; rank 0 may start much later.
 
     What answers may be the store of an epoch that is ending, so the epoch's own key is asked for.
+
+    Raises:
+        WorldNotOpen: rank 0 does not answer within the time.
     """
-    end = time.monotonic() + open_seconds
+    end, attempt = time.monotonic() + open_seconds, timedelta(seconds=_ATTEMPT_SECONDS)
+    host, port = meeting.host, meeting.port
     while True:
         try:
             # Torch logs a page for every refusal, so it is asked only once somebody listens.
-            socket.create_connection((meeting.host, meeting.port), _ATTEMPT_SECONDS).close()
-            store = _connect_store(meeting.host, meeting.port, _ATTEMPT_SECONDS)
-            store.wait([_open_key(meeting)], timedelta(seconds=_ATTEMPT_SECONDS))
+            socket.create_connection((host, port), _ATTEMPT_SECONDS).close()
+            store = TCPStore(host, port, is_master=False, timeout=attempt, wait_for_workers=False)
+            store.wait([_open_key(meeting)], attempt)
         except (OSError, dist.DistError) as error:
             if time.monotonic() < end:
                 time.sleep(_PAUSE_SECONDS)
                 continue
             raise WorldNotOpen(
-                f"{meeting.key}: rank 0 did not open its store at {meeting.host}:{meeting.port} "
-                f"within {open_seconds:g} s"
+                f"{meeting.key}: rank 0 did not open its store at {host}:{port} within "
+                f"{open_seconds:g} s"
             ) from error
         store.set_timeout(timedelta(seconds=open_seconds))
-        return store
+        return PrefixStore(meeting.key, store)
 
 
 def _open_key(meeting: MeetingPoint) -> str:

@@ -1,58 +1,97 @@
 """From the resource's rollout section to an engine; each kind's libraries load only if chosen."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-import torch
+from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_trainer.rollout.no_engine import NoEngine
-from ppojob_trainer.rollout.protocol import RolloutEngine
+from ppojob_trainer.rollout.protocol import (
+    DTYPES,
+    Finished,
+    Request,
+    RolloutEngine,
+    RolloutError,
+)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+class NoEngine:
+    """In place of an engine, where this rank generates nothing.
+
+    It takes no memory, and no weights: those of the trainer are never put together for it.
+    """
+
+    def __init__(self) -> None:
+        self._version = 0
+
+    @property
+    def policy_version(self) -> int:
+        """See `RolloutEngine`."""
+        return self._version
+
+    def submit(self, request: Request) -> None:
+        """Refuse: nobody has rows for it.
+
+        Raises:
+            RolloutError: always.
+        """
+        raise RolloutError(f"request {request.request_id!r}: this job generates nothing")
+
+    def step(self) -> list[Finished]:
+        """Nothing runs."""
+        return []
+
+    def has_work(self) -> bool:
+        """Nothing to do."""
+        return False
+
+    def abort(self, request_id: str) -> None:
+        """Unknown ids are ignored, and all are unknown."""
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Take the version alone; all ranks leave `tensors` as they are."""
+        self._version = version
+
+    def reset_cache(self) -> None:
+        """There is none."""
+
+    def sleep(self) -> None:
+        """It always does."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def build_engine(
     rollout: RolloutSpec,
     model_folder: Path,
     *,
-    device: Literal["cpu", "cuda"] = "cpu",
-    trust_remote_code: bool = False,
-    shares_device: bool = True,
+    device: Literal["cpu", "cuda"],
+    trust_remote_code: bool,
+    shares_device: bool,
 ) -> RolloutEngine:
     """Build the engine that `rollout` names; it sleeps until it is given weights.
 
     Call it after the role's torch world is up and before the training model is built: it is
     collective over that world.
 
-    Args:
-        rollout: `spec.rollout` of a resolved run.
-        model_folder: A Hugging Face folder.
-        device: Where to run.
-        trust_remote_code: `spec.model.trustRemoteCode`.
-        shares_device: Whether the training model will be there too.
+    The spec is that of a resolved run; the folder is one of Hugging Face, from which model code may
+    be run. `shares_device` says whether a training model will be on the device too.
     """
     if rollout.replay is not None:
         return NoEngine()
     max_model_tokens = rollout.max_model_tokens
     assert max_model_tokens is not None, "a run is resolved before it is started"
     if rollout.engine == "vllm":
-        from ppojob_trainer.rollout.vllm_engine import VllmEngine, VllmSettings
+        from ppojob_trainer.rollout.vllm_engine import VllmEngine
 
-        kv_cache_bytes = None
-        if rollout.kv_cache_gib is not None:
-            kv_cache_bytes = int(rollout.kv_cache_gib * 2**30)
         return VllmEngine(
-            VllmSettings(
-                model_folder=model_folder,
-                dtype=DTYPES[rollout.dtype],
-                device=device,
-                max_model_tokens=max_model_tokens,
-                max_sequences=rollout.max_sequences,
-                kv_cache_bytes=kv_cache_bytes,
-                trust_remote_code=trust_remote_code,
-                shares_device=shares_device,
-            )
+            rollout,
+            model_folder,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            shares_device=shares_device,
         )
     from transformers import AutoModelForCausalLM
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from ppojob_trainer.rollout.admission import check_idle, check_request
 from ppojob_trainer.rollout.protocol import (
     Finished,
     FinishReason,
     Request,
     RolloutError,
+    check_idle,
+    check_request,
     not_a_number,
 )
 from ppojob_trainer.rollout.sampling import draw, processed_logprobs
@@ -54,12 +55,10 @@ class HuggingFaceEngine:
     def __init__(
         self, model: PreTrainedModel, *, max_model_tokens: int, max_sequences: int
     ) -> None:
-        """Take over `model`.
+        """Take over a model, on its device and in the type to generate in.
 
-        Args:
-            model: On its device, in the type to generate in; this engine's own from now on.
-            max_model_tokens: Longest prompt and response together.
-            max_sequences: Rows that run at once; further ones wait.
+        Prompt and response together have `max_model_tokens` at most. So many rows as
+        `max_sequences` run at once, further ones wait.
         """
         self._model = model.eval().requires_grad_(False)
         self._home = model.device
@@ -106,7 +105,16 @@ class HuggingFaceEngine:
             ended = ended + self._draw(batch)
         self._forget_ended()
         ended.sort(key=lambda row: row.number)
-        return [self._report(row) for row in ended]
+        return [
+            Finished(
+                row.request.request_id,
+                tuple(row.tokens),
+                tuple(row.logprobs),
+                row.finish_reason or "abort",
+                self._policy_version,
+            )
+            for row in ended
+        ]
 
     def has_work(self) -> bool:
         """See `RolloutEngine`."""
@@ -235,13 +243,3 @@ class HuggingFaceEngine:
                 batch.attention_mask = batch.attention_mask[index]
             batch.rows = [batch.rows[n] for n in live]
         self._batches = [batch for batch in self._batches if batch.rows]
-
-    def _report(self, row: _Row) -> Finished:
-        assert row.finish_reason is not None
-        return Finished(
-            request_id=row.request.request_id,
-            tokens=tuple(row.tokens),
-            logprobs=tuple(row.logprobs),
-            finish_reason=row.finish_reason,
-            policy_version=self._policy_version,
-        )

@@ -27,10 +27,8 @@ def process_state_kept(*, own_environment: str) -> Iterator[None]:
 
     Kept: torch's thread count and its very setter (engines replace it by one that does nothing),
     default type, default device and gradient mode, the generators of torch, NumPy and Python, and
-    the environment, which child processes inherit (such as a preloaded library).
-
-    Args:
-        own_environment: Prefix of the variables that the engine may set for itself.
+    the environment, which child processes inherit (such as a preloaded library). Variables with the
+    prefix `own_environment` the engine may set for itself.
     """
     set_num_threads = torch.set_num_threads
     num_threads = torch.get_num_threads()

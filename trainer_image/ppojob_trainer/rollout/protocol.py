@@ -11,11 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from ppojob_trainer.errors import PPOJobError
 
 logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By their names in `spec`."""
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -28,11 +32,8 @@ class RolloutError(PPOJobError):
 class StopTexts:
     """Texts that end a response, where no single token does (``</search>``).
 
-    The token that completes one is the last, and stays whole.
-
-    Attributes:
-        texts: At least one, none empty.
-        decode: Text of token ids.
+    The token that completes one is the last, and stays whole. There is at least one text, none
+    empty; `decode` gives the text of token ids.
     """
 
     texts: tuple[str, ...]
@@ -55,22 +56,16 @@ class SamplingParams:
 
     The order is fixed: logits / temperature, then top-k, then top-p; what is left is renormalised,
     and its log-probabilities are the ones reported.
-
-    Attributes:
-        temperature: 0 takes the most likely token (reported as at temperature 1).
-        top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
-        top_k: Keep this many of the most likely tokens; -1 keeps all.
-        max_tokens: The response ends after this many tokens ("length").
-        stop_token_ids: The response ends with the first of these ("stop"); a model's own
-            end-of-sequence ids count only if they are listed here.
-        stop_texts: The response ends with the first of these texts ("stop"); None for no text.
     """
 
-    temperature: float
-    top_p: float
-    top_k: int
-    max_tokens: int
+    temperature: float  # 0 takes the most likely token (reported as at temperature 1)
+    top_p: float  # Keep the smallest set of tokens whose probability reaches this; 1 keeps all
+    top_k: int  # Keep this many of the most likely tokens; -1 keeps all
+    max_tokens: int  # The response ends after this many tokens ("length")
+    # The response ends with the first of these ("stop"); a model's own end-of-sequence ids
+    # count only if they are listed here
     stop_token_ids: tuple[int, ...] = ()
+    # The response ends with the first of these texts ("stop"); None for no text
     stop_texts: StopTexts | None = None
 
     def ends_with(self, tokens: Sequence[int]) -> bool:
@@ -78,28 +73,19 @@ class SamplingParams:
         return self.stop_texts is not None and self.stop_texts.ends(tokens)
 
     def __post_init__(self) -> None:
-        # Engines lift temperatures in between in silence, or divide by almost nothing.
+        # Engines raise temperatures in between without a word, or divide by almost nothing.
         if self.temperature != 0.0 and not 0.01 <= self.temperature < float("inf"):
             raise ValueError(
                 f"temperature: got {self.temperature}: must be 0, or at least 0.01 and finite"
             )
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p: got {self.top_p}: must be above 0 and at most 1")
-        if self.top_k != -1 and self.top_k < 1:
-            raise ValueError(f"top_k: got {self.top_k}: must be -1 (keep all) or at least 1")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens: got {self.max_tokens}: must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sample of one prompt.
+    """One sample of one prompt, which has a token at least.
 
-    Attributes:
-        request_id: Unique among the requests that an engine holds.
-        prompt: Token ids, at least one.
-        sampling: How to draw.
-        seed: Of this sample's own random stream (`seeds.sample_seed`).
+    The id is unique among the requests that an engine holds; the seed is that of the sample's own
+    random stream (`sampling.sample_seed`).
     """
 
     request_id: str
@@ -112,23 +98,19 @@ class Request:
 class Finished:
     """One ended response.
 
-    Attributes:
-        request_id: The request's.
-        tokens: The response, with the token that ended it.
-        logprobs: Of each token under the distribution it was drawn from (`SamplingParams`).
-        finish_reason: "abort" keeps what was drawn until then, possibly nothing.
-        policy_version: The version of the weights that drew it.
+    Log-probabilities are those of the distribution that each token was drawn from, see
+    `SamplingParams`.
     """
 
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # with the one that ended it
     logprobs: tuple[float, ...]
-    finish_reason: FinishReason
-    policy_version: int
+    finish_reason: FinishReason  # "abort" keeps what was drawn until then, possibly nothing
+    policy_version: int  # of the weights that drew it
 
 
 def not_a_number(request_id: str, policy_version: int) -> RolloutError:
-    """What an engine raises whose model gives a request no probabilities."""
+    """The error of an engine whose model gives NaN for a request's probabilities."""
     return RolloutError(
         f"request {request_id!r}: got NaN for the probability of a token: the weights of version "
         f"{policy_version} hold numbers that are not finite, or overflow the engine's type"
@@ -136,7 +118,7 @@ def not_a_number(request_id: str, policy_version: int) -> RolloutError:
 
 
 def lost_requests(request_ids: Sequence[str]) -> RolloutError:
-    """What is raised where an engine is done, and requests have no response."""
+    """The error of an engine that is done while requests have no response."""
     return RolloutError(
         f"generate: the engine lost {len(request_ids)} requests, first {request_ids[0]!r}"
     )
@@ -209,9 +191,44 @@ class RolloutEngine(Protocol):
         ...
 
 
+def check_idle(engine: RolloutEngine, what: str) -> None:
+    """Refuse what would change the responses under way.
+
+    Raises:
+        RolloutError: If requests are in flight.
+    """
+    if engine.has_work():
+        raise RolloutError(f"{what}: requests are in flight; finish or abort them first")
+
+
+def check_request(request: Request, *, max_model_tokens: int, vocab_size: int) -> None:
+    """Refuse a request that the engine could not serve in full.
+
+    Raises:
+        ValueError: The prompt is empty, has a token outside the vocabulary, or is too long.
+    """
+    where = f"request {request.request_id!r}"
+    if not request.prompt:
+        raise ValueError(f"{where}: got an empty prompt: a response needs a token to follow")
+    lowest, highest = min(request.prompt), max(request.prompt)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(
+            f"{where}: got token {wrong}: not in the model's vocabulary; allowed 0 to "
+            f"{vocab_size - 1}"
+        )
+    total = len(request.prompt) + request.sampling.max_tokens
+    if total > max_model_tokens:
+        raise ValueError(
+            f"{where}: got {len(request.prompt)} prompt tokens and up to "
+            f"{request.sampling.max_tokens} response tokens: {total} exceed the engine's length; "
+            f"at most {max_model_tokens}"
+        )
+
+
 @contextmanager
 def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None]]:
-    """A generation phase: what is given submits a request.
+    """A generation phase; the function that it gives submits a request.
 
     It starts on an idle engine with an empty prefix cache, so that its result is a function of
     weights and requests alone. After an error its requests are aborted and the engine is idle.
@@ -236,11 +253,7 @@ def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None
 
 
 def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
-    """Draw all of `requests` and return them in their order: one generation phase.
-
-    Args:
-        engine: An idle engine.
-        requests: With distinct ids.
+    """Draw all of `requests`, of distinct ids, and return them in their order: one phase.
 
     Raises:
         RolloutError: If the engine is busy or loses a request.

@@ -1,45 +1,78 @@
-"""From logits to tokens: the processed distribution and a draw from it, row by row.
+"""From logits to tokens: the processed distribution, a draw from it, and the seed of every sample.
 
 A row is drawn with one uniform number by inverting the cumulative distribution, so it depends on
 its own logits and its own random stream only, never on who shares its batch.
 """
 
+import hashlib
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ppojob_trainer.rollout.protocol import SamplingParams
 
+Purpose = Literal["train", "validation"]
+
+# One below the 63 bits that a signed 64-bit seed has room for: adding a sample's index never
+# overflows.
+_SEED_BITS = 62
+
+
+def sample_seed(
+    job_seed: int,
+    step: int,
+    prompt_id: int,
+    sample_index: int,
+    purpose: Purpose,
+    segment: int = 0,
+) -> int:
+    """Return the seed of a segment: ``H(job seed, purpose, step, prompt id, segment) + sample``.
+
+    It is in ``[0, 2**63)``, and depends on what is sampled alone, on no clock, order of arrival or
+    rank, so that a resumed, a re-sharded and an undisturbed run draw the same tokens.
+
+    The index is added after the hash, not hashed: torch's CPU generator keeps the low 32 bits of a
+    seed only, and consecutive numbers stay distinct there, so the samples of one prompt never share
+    a stream.
+
+    Args:
+        job_seed: ``spec.seed``.
+        step: The training step, from 0; for validation, the step after which it happens.
+        prompt_id: The prompt's number within its data set.
+        sample_index: The sample's number within its prompt, from 0.
+        purpose: Keeps training and validation apart where their step and prompt ids coincide.
+        segment: How many segments of the row the policy has drawn before; the first is not hashed.
+    """
+    text = f"ppojob/{job_seed}/{purpose}/{step}/{prompt_id}" + (f"/{segment}" if segment else "")
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> (64 - _SEED_BITS)) + sample_index
+
 
 def processed_logprobs(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
     """Return log-probabilities after temperature, top-k and top-p, renormalised.
 
-    Args:
-        logits: `(rows, vocab)`, of any floating type.
-        sampling: One a row. Temperature 0 leaves its row as at temperature 1, untruncated.
-
-    Returns:
-        `(rows, vocab)` float32; -inf where top-k or top-p cut off.
+    Logits are `(rows, vocab)`, of any floating type; temperature 0 leaves its row as at temperature
+    1, untruncated. The result is `(rows, vocab)` float32, -inf where top-k or top-p cut off.
     """
     temperatures = [params.temperature or 1.0 for params in sampling]
     scaled = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
-    cut = [row for row, params in enumerate(sampling) if _truncates(params)]
+    cut = [
+        row
+        for row, params in enumerate(sampling)
+        if params.temperature > 0.0 and (params.top_k != -1 or params.top_p < 1.0)
+    ]
     if cut:
         scaled[cut] = _truncated(scaled[cut], [sampling[row] for row in cut])
     return torch.log_softmax(scaled, dim=-1)
 
 
 def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    """Draw one token a row.
+    """Draw one token a row from `processed_logprobs`: `(rows,)` int64, none of probability 0.
 
-    Args:
-        logprobs: `(rows, vocab)`, of `processed_logprobs`.
-        uniforms: `(rows,)` float64 in [0, 1), each from its row's own stream.
-        sampling: One a row; temperature 0 takes the most likely token and ignores its uniform.
-
-    Returns:
-        `(rows,)` int64 token ids, none of probability 0.
+    Uniforms are `(rows,)` float64 in [0, 1), each from its row's own stream; temperature 0 takes
+    the most likely token and ignores its uniform.
     """
     # float64: a float32 cumulative sum over a large vocabulary would lose the tail's tokens.
     cumulative = logprobs.double().exp().cumsum(dim=-1)
@@ -49,10 +82,6 @@ def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams])
     drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
     greedy = torch.tensor([params.temperature == 0.0 for params in sampling], device=drawn.device)
     return torch.where(greedy, logprobs.argmax(dim=-1), drawn)
-
-
-def _truncates(params: SamplingParams) -> bool:
-    return params.temperature > 0.0 and (params.top_k != -1 or params.top_p < 1.0)
 
 
 def _truncated(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:

@@ -1,7 +1,7 @@
 """Trajectories: what a row is made of, segment after segment.
 
 The policy writes one segment, somebody else may answer by the next (a tool, a user, the template
-between them), and the policy goes on. What it wrote is trained; what it was given is read alone.
+between them), and the policy goes on. What it wrote is trained on; what it was given is only read.
 """
 
 from __future__ import annotations
@@ -14,19 +14,12 @@ from ppojob_trainer.rollout.protocol import Finished, FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive tokens from one source.
-
-    Attributes:
-        tokens: token ids, at least one.
-        logprobs: of each token, as the engine drew it; empty where the tokens were given.
-        policy_version: of the weights that drew them; None where they were given.
-        reward: of the turn that ends with this segment.
-    """
+    """Consecutive tokens from one source, at least one."""
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()
-    policy_version: int | None = None
-    reward: float = 0.0
+    logprobs: tuple[float, ...] = ()  # empty where the tokens were given
+    policy_version: int | None = None  # of the weights that drew them; None where they were given
+    reward: float = 0.0  # of the turn that ends with this segment
 
     @property
     def is_trained(self) -> bool:
@@ -36,18 +29,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One row.
+    """One row. Seconds of its calls differ between runs, so that comparisons leave them out."""
 
-    Attributes:
-        segments: in order; none where the policy drew nothing.
-        finish_reason: why it ended.
-        figures: JSON of what it was besides its tokens; empty for a row of one turn.
-        tool_seconds: that its calls took; another time in each run, so it makes no row another.
-    """
-
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...]  # in order; none where the policy drew nothing
     finish_reason: FinishReason
-    figures: bytes = b""
+    figures: bytes = b""  # JSON of numbers besides the tokens; empty for a row of one turn
     tool_seconds: float = field(default=0.0, compare=False)
 
     @classmethod

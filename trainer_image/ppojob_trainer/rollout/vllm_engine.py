@@ -29,16 +29,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.rollout.admission import check_idle, check_request
 from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
 from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
 from ppojob_trainer.rollout.protocol import (
+    DTYPES,
     Finished,
     FinishReason,
     Request,
     RolloutError,
     SamplingParams,
+    check_idle,
+    check_request,
     not_a_number,
 )
 
@@ -74,33 +77,6 @@ _CPU_KV_CACHE_BYTES = 4 << 30
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
 
 
-@dataclass(frozen=True, slots=True)
-class VllmSettings:
-    """What an engine is built from.
-
-    Attributes:
-        model_folder: A Hugging Face folder, of which the configuration is read.
-        dtype: Type of weights and key-value cache.
-        device: Where it runs; must be what the installed vLLM is built for.
-        max_model_tokens: Longest prompt and response together.
-        max_sequences: Rows that run at once; further ones wait.
-        kv_cache_bytes: Of the key-value cache; None: room for all rows at full length (CPU, at
-            most 4 GiB), or half of the device with the weights (GPU; most of it for an engine
-            that is alone there).
-        shares_device: Whether a trainer computes on it too.
-        trust_remote_code: Run model code from the folder.
-    """
-
-    model_folder: Path
-    dtype: torch.dtype
-    device: Literal["cpu", "cuda"]
-    max_model_tokens: int
-    max_sequences: int
-    kv_cache_bytes: int | None = None
-    trust_remote_code: bool = False
-    shares_device: bool = True
-
-
 @dataclass(slots=True)
 class _Row:
     """A request under way."""
@@ -109,31 +85,38 @@ class _Row:
     request: Request
     vllm_id: str
 
-    def ends_with(self, output: RequestOutput) -> bool:
-        """Whether what was drawn so far ends by a text."""
-        return self.request.sampling.ends_with(output.outputs[0].token_ids)
-
 
 class VllmEngine:
     """A `RolloutEngine` over vLLM's `LLMEngine`."""
 
-    def __init__(self, settings: VllmSettings) -> None:
+    def __init__(
+        self,
+        rollout: RolloutSpec,
+        model_folder: Path,
+        *,
+        device: Literal["cpu", "cuda"] = "cpu",
+        trust_remote_code: bool = False,
+        shares_device: bool = True,
+    ) -> None:
         """Build the model; it sleeps. Collective over the role's world, if there is one.
+
+        Arguments are those of `factory.build_engine`; of the folder the configuration is read.
 
         Raises:
             ConfigError: If the installed vLLM computes on another device.
         """
-        _check_device(settings.device)
-        self._settings = settings
-        self._on_cpu = settings.device == "cpu"
-        config = AutoConfig.from_pretrained(
-            settings.model_folder, trust_remote_code=settings.trust_remote_code
-        )
+        _check_device(device)
+        assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
+        self._max_model_tokens = rollout.max_model_tokens
+        self._dtype = DTYPES[rollout.dtype]
+        self._on_cpu = device == "cpu"
+        config = AutoConfig.from_pretrained(model_folder, trust_remote_code=trust_remote_code)
         self._vocab_size = int(config.vocab_size)
         self._names = checkpoint_names(config)
         self._owns_world = not dist.is_initialized()
         with process_state_kept(own_environment="VLLM_"):
-            self._engine = LLMEngine.from_engine_args(_engine_args(settings, config))
+            arguments = engine_args(rollout, config, device, trust_remote_code, shares_device)
+            self._engine = LLMEngine.from_engine_args(arguments)
         # It would end torch's default world, which belongs to the role, when the engine is freed.
         self._engine.engine_core._finalizer.detach()
         self._policy_version = 0
@@ -159,7 +142,7 @@ class VllmEngine:
             raise ValueError(f"request {request.request_id!r}: the id is already in use")
         check_request(
             request,
-            max_model_tokens=self._settings.max_model_tokens,
+            max_model_tokens=self._max_model_tokens,
             vocab_size=self._vocab_size,
         )
         vllm_id = self._engine.add_request(
@@ -182,7 +165,8 @@ class VllmEngine:
                 self._unusable = "a step failed"
                 raise
             for output in outputs:
-                by_text = self._rows[output.request_id].ends_with(output)
+                sampling = self._rows[output.request_id].request.sampling
+                by_text = sampling.ends_with(output.outputs[0].token_ids)
                 if output.finished:
                     finished = self._finished(output)
                     if by_text:  # with the last token that was allowed, too
@@ -292,7 +276,7 @@ class VllmEngine:
             if name not in self._names and name != "lm_head.weight":
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
-            yield name, tensor.detach().to(self._settings.dtype)
+            yield name, tensor.detach().to(self._dtype)
         if missing:
             raise RolloutError(
                 f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
@@ -333,16 +317,23 @@ def _check_device(device: Literal["cpu", "cuda"]) -> None:
         )
 
 
-def _engine_args(settings: VllmSettings, config: AutoConfig) -> vllm.EngineArgs:
-    """Translate settings; what differs by device is told apart here and nowhere else."""
+def engine_args(
+    rollout: RolloutSpec,
+    config: AutoConfig,
+    device: str,
+    trust_remote_code: bool = False,
+    shares_device: bool = True,
+) -> vllm.EngineArgs:
+    """Translate the spec; what differs by device is told apart here and nowhere else."""
+    length = rollout.max_model_tokens or 0  # which a resolved run has
     common = {
-        "model": str(settings.model_folder),
-        "dtype": str(settings.dtype).removeprefix("torch."),
-        "trust_remote_code": settings.trust_remote_code,
+        "model": str(config.name_or_path),
+        "dtype": rollout.dtype,
+        "trust_remote_code": trust_remote_code,
         "load_format": _LOAD_FORMAT,
         "skip_tokenizer_init": True,
-        "max_model_len": settings.max_model_tokens,
-        "max_num_seqs": settings.max_sequences,
+        "max_model_len": length,
+        "max_num_seqs": rollout.max_sequences,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 1,
@@ -353,14 +344,15 @@ def _engine_args(settings: VllmSettings, config: AutoConfig) -> vllm.EngineArgs:
         "seed": 0,
     }
     # A step gives every sequence a token: vLLM does not start where that is too much.
-    step_tokens = max(settings.max_sequences, _PREFILL_TOKENS)
-    if settings.device == "cuda":
+    step_tokens = max(rollout.max_sequences, _PREFILL_TOKENS)
+    kv_cache_bytes = rollout.kv_cache_gib and int(rollout.kv_cache_gib * 2**30)
+    if device == "cuda":
         return vllm.EngineArgs(
             **common,
             enable_sleep_mode=True,
             max_num_batched_tokens=step_tokens,
-            kv_cache_memory_bytes=settings.kv_cache_bytes,
-            gpu_memory_utilization=_GPU_MEMORY_SHARE[settings.shares_device],
+            kv_cache_memory_bytes=kv_cache_bytes,
+            gpu_memory_utilization=_GPU_MEMORY_SHARE[shares_device],
         )
     return vllm.EngineArgs(
         **common,
@@ -368,17 +360,17 @@ def _engine_args(settings: VllmSettings, config: AutoConfig) -> vllm.EngineArgs:
         enforce_eager=True,
         block_size=_CPU_BLOCK_TOKENS,
         enable_chunked_prefill=False,
-        max_num_batched_tokens=max(settings.max_model_tokens, step_tokens),
-        kv_cache_memory_bytes=settings.kv_cache_bytes or _cpu_cache_bytes(settings, config),
+        max_num_batched_tokens=max(length, step_tokens),
+        kv_cache_memory_bytes=kv_cache_bytes or _cpu_cache_bytes(rollout, length, config),
     )
 
 
-def _cpu_cache_bytes(settings: VllmSettings, config: AutoConfig) -> int:
+def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: AutoConfig) -> int:
     """Room for all rows at full length within the limit, and for one in any case."""
-    blocks = -(-settings.max_model_tokens // _CPU_BLOCK_TOKENS)
-    per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, settings.dtype)
+    blocks = -(-length // _CPU_BLOCK_TOKENS)
+    per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, DTYPES[rollout.dtype])
     # vLLM keeps one block for itself.
-    rows = settings.max_sequences + 1
+    rows = rollout.max_sequences + 1
     return max(min(rows * per_row, _CPU_KV_CACHE_BYTES), 2 * per_row)
 
 

@@ -1,7 +1,24 @@
-"""Which rank computes which group, so that all are done at about the same time. Pure."""
+"""Which rank computes which group, so that all are done at about the same time. Pure.
+
+A cost is work in units in which one token of attention context counts 1.
+
+A transformer does `2 W` operations a token in its weight matrices (`W` weights in all) and, in
+each of its `n` layers, `4 w` operations for every pair of a token and a token of its context (`w` =
+heads times head size; two matrix products). So a row of `L` tokens costs
+
+    2 W L + 4 n w L^2  =  4 n w (a L + L^2),    a = W / (2 n w).
+
+verl's constant 24576 is `a` of a model of 7 billion weights: hidden size `h` = 4096, `w = h`,
+`W = 12 n h^2`, no output layer counted: `a = 6 h`. The square is computed whole, as our attention
+does; a kernel that leaves the future out would double `a`.
+"""
 
 import heapq
 from collections.abc import Sequence
+from math import prod
+
+from ppojob_trainer.models.architectures import EMBEDDING, Sizes, backbone_tensors
+from ppojob_trainer.rows.batch_index import BatchIndex
 
 _Share = tuple[int, tuple[int, ...]]  # cost and items of a part
 
@@ -18,19 +35,12 @@ def assign(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
     Args:
         costs: of each item, not negative; integers, so that sums are exact in any order.
-        parts: how many.
+        parts: how many, at least 1.
 
     Returns:
         The part of each item. Where there are at least as many items as parts, no part is empty.
         Parts are numbered by their first item.
-
-    Raises:
-        ValueError: if there is no part, or a cost is negative.
     """
-    if parts < 1:
-        raise ValueError(f"parts: got {parts}: items have to go somewhere; must be at least 1")
-    if any(cost < 0 for cost in costs):
-        raise ValueError(f"costs: got {min(costs)}: must not be negative")
     if not costs:
         return ()
     candidates = _largest_differencing(costs, parts), _greedy(costs, parts)
@@ -66,3 +76,42 @@ def _greedy(costs: Sequence[int], parts: int) -> list[_Share]:
         items[part] += (item,)
         heapq.heappush(heap, (cost + costs[item], part))
     return [(cost, items[part]) for cost, part in heap]
+
+
+def linear_cost(sizes: Sizes) -> int:
+    """The cost `a` of a token in the weight matrices of a model.
+
+    The output layer counts for every token, though prompt tokens do not pass through it.
+    """
+    blocks = sum(
+        prod(shape)
+        for name, shape in backbone_tensors(sizes)
+        if len(shape) == 2 and name != EMBEDDING
+    )
+    weights = blocks + sizes.vocabulary * sizes.hidden
+    return weights // (2 * sizes.layers * sizes.heads * sizes.head_size)
+
+
+def group_cost(
+    prompt_length: int, lengths: Sequence[int], linear: int, *, share_prompts: bool = True
+) -> int:
+    """The cost of a group; an integer, so that it is the same on every machine.
+
+    `linear` is the `a` of `linear_cost`. The prompt is computed once for all rows, or once a row.
+    """
+    rows = sum(_row_cost(prompt_length + length, linear) for length in lengths)
+    if not share_prompts:
+        return rows
+    return rows - (len(lengths) - 1) * _row_cost(prompt_length, linear)
+
+
+def group_costs(index: BatchIndex, linear: int, *, share_prompts: bool = True) -> list[int]:
+    """(groups,) the cost of every group of a batch."""
+    return [
+        group_cost(prompt, index.group_lengths(p), linear, share_prompts=share_prompts)
+        for p, prompt in enumerate(index.prompt_lengths)
+    ]
+
+
+def _row_cost(tokens: int, linear: int) -> int:
+    return linear * tokens + tokens * tokens

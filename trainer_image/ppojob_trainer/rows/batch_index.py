@@ -7,7 +7,7 @@ the same plan without asking anybody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -17,34 +17,12 @@ class BatchIndex:
 
     The *batch position* of a group is its index among the prompts of the step. Rows are
     group-major: row `p * samples + s` is sample `s` of the group at position `p`.
-
-    Attributes:
-        prompt_lengths: (groups,) tokens of each prompt.
-        lengths: (rows,) tokens of each response.
-        samples: rows a group.
-        owners: (groups,) the rank that holds each group, prompt and rows together.
-
-    Raises:
-        ValueError: when the entries do not fit together.
     """
 
-    prompt_lengths: tuple[int, ...]
-    lengths: tuple[int, ...]
-    samples: int
-    owners: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ValueError(f"samples: got {self.samples}: a group has rows; must be at least 1")
-        if len(self.lengths) != self.num_groups * self.samples:
-            raise ValueError(
-                f"lengths: got {len(self.lengths)} rows: {self.num_groups} groups of "
-                f"{self.samples} have {self.num_groups * self.samples}"
-            )
-        if len(self.owners) != self.num_groups:
-            raise ValueError(
-                f"owners: got {len(self.owners)}: one a group is needed; {self.num_groups}"
-            )
+    prompt_lengths: tuple[int, ...]  # (groups,) tokens of each prompt
+    lengths: tuple[int, ...]  # (rows,) tokens of each response
+    samples: int  # rows a group
+    owners: tuple[int, ...]  # (groups,) the rank that holds each group, prompt and rows together
 
     @property
     def num_groups(self) -> int:
@@ -80,13 +58,8 @@ class BatchIndex:
     def select(self, positions: Sequence[int]) -> BatchIndex:
         """The index of some groups, in the given order, as a batch of their own."""
         return BatchIndex(
-            prompt_lengths=_pick(self.prompt_lengths, positions),
+            prompt_lengths=tuple(self.prompt_lengths[p] for p in positions),
             lengths=tuple(n for p in positions for n in self.group_lengths(p)),
             samples=self.samples,
-            owners=_pick(self.owners, positions),
+            owners=tuple(self.owners[p] for p in positions),
         )
-
-
-def _pick(entries: Sequence[int], positions: Iterable[int]) -> tuple[int, ...]:
-    """The entries at some positions, in the order of the positions."""
-    return tuple(entries[position] for position in positions)

@@ -18,40 +18,60 @@ from torch import Tensor
 from ppojob_trainer.parallel.link import Link
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import COLUMN_DTYPES, Experience
-from ppojob_trainer.rows.transfer import TransferPlan
 
 ROLLOUT_COLUMNS = ("response_tokens", "mask", "rollout_logprobs")
 """Per-token columns that every row has from its birth; they travel with it always."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
-    """A flat column of which this member holds the groups that it is the source of.
+class TransferPlan:
+    """Where each group of a batch is, and where it is needed.
 
-    Attributes:
-        values: (entries of those groups,), in batch order.
-        sizes: (groups,) entries of every group of the batch.
+    Places are members of one link: ranks within a role; on a channel the ranks of the first role
+    and, after them, those of the second.
     """
 
-    values: Tensor
-    sizes: Sequence[int]
+    sources: tuple[int, ...]  # (groups,) the member that holds each group, by batch position
+    destinations: tuple[int, ...]  # (groups,) the member that is to have it
+
+    @property
+    def reversed(self) -> TransferPlan:
+        """The way back."""
+        return TransferPlan(self.destinations, self.sources)
+
+    def held_by(self, member: int) -> tuple[int, ...]:
+        """Batch positions of what a member has before, in batch order."""
+        return tuple(position for position, place in enumerate(self.sources) if place == member)
+
+    def needed_by(self, member: int) -> tuple[int, ...]:
+        """Batch positions of what a member has after, in batch order."""
+        return self.reversed.held_by(member)
+
+    def outgoing(self, member: int) -> dict[int, list[int]]:
+        """What a member sends: destination -> batch positions; nothing to itself."""
+        found: dict[int, list[int]] = {}
+        for position in self.held_by(member):
+            if self.destinations[position] != member:
+                found.setdefault(self.destinations[position], []).append(position)
+        return found
+
+    def incoming(self, member: int) -> dict[int, list[int]]:
+        """What a member receives: source -> batch positions; nothing from itself."""
+        return self.reversed.outgoing(member)
+
+
+_Column = tuple[Tensor, Sequence[int]]
+"""Values of the groups that this member holds, in batch order; (groups,) entries of every group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What one member does in an exchange; all numbers are batch positions, in batch order.
+    """What one member does in an exchange; all numbers are batch positions, in batch order."""
 
-    Attributes:
-        held: what it has before.
-        needed: what it has after.
-        outgoing: what it sends to each other member.
-        incoming: what each other member sends to it.
-    """
-
-    held: Sequence[int]
-    needed: Sequence[int]
-    outgoing: Mapping[int, Sequence[int]]
-    incoming: Mapping[int, Sequence[int]]
+    held: Sequence[int]  # what it has before
+    needed: Sequence[int]  # what it has after
+    outgoing: Mapping[int, Sequence[int]]  # what it sends to each other member
+    incoming: Mapping[int, Sequence[int]]  # what each other member sends to it
 
     @classmethod
     def of(cls, plan: TransferPlan, member: int) -> _Route:
@@ -74,10 +94,10 @@ def move_rows(
 
     Args:
         link: between all members that the plan names.
-        index: of the whole batch.
-        plan: for the whole batch.
+        index: of the whole batch, as the plan is.
+        plan: where its groups are, and where they are needed.
         experience: the rows of the groups that this member holds, in batch order; None for none.
-        columns: optional columns that come along, `old_logprobs` say.
+        columns: optional columns that come along, such as `old_logprobs`.
 
     Returns:
         The groups that this member needs, in batch order, as an experience of its own.
@@ -98,15 +118,8 @@ def hand_on(
 ) -> Experience:
     """Give all ranks of a data-parallel coordinate the rows that its leader has.
 
-    Args:
-        link: between those ranks, the leader first.
-        index: of the whole batch.
-        positions: of the groups that the leader has, in batch order.
-        experience: their rows; None but at the leader.
-        columns: optional columns that come along.
-
-    Raises:
-        ValueError: as `move_rows`.
+    The link is between those ranks, the leader first, which alone has the rows at `positions` of
+    the batch. Raises as `move_rows`.
     """
     leads = link.member == 0
     if link.size == 1 and experience is not None:
@@ -135,8 +148,8 @@ def _moved(
         link,
         route,
         [
-            _Column(_concatenated(prompts, torch.int64), index.prompt_lengths),
-            *(_Column(_values(experience, name), tokens) for name in names),
+            (_concatenated(prompts, torch.int64), index.prompt_lengths),
+            *((_values(experience, name), tokens) for name in names),
         ],
     )
     moved: dict[str, Any] = dict(zip(names, arrived, strict=True))
@@ -163,10 +176,10 @@ def return_columns(
     Args:
         link: between all members that the plan names.
         index: of the whole batch.
-        plan: by which the rows came to the stage; it is gone backwards.
-        columns: `ref_logprobs` or `values`, say.
-        staged: what `move_rows` gave this member and the stage has filled in; None for none.
-        owned: the rows that this member owns; their columns are set. None for none.
+        plan: by which `move_rows` brought the rows to the stage; it is gone backwards.
+        columns: such as `ref_logprobs` or `values`.
+        staged: the rows of the stage at this member; None for none.
+        owned: the rows that this member owns, whose columns are set; None for none.
 
     Raises:
         ValueError: as `move_rows`.
@@ -175,7 +188,7 @@ def return_columns(
     _check_rows(index, route.held, staged)
     _check_rows(index, route.needed, owned)
     tokens = index.response_tokens
-    arrived = _move(link, route, [_Column(_values(staged, name), tokens) for name in columns])
+    arrived = _move(link, route, [(_values(staged, name), tokens) for name in columns])
     if owned is not None:
         for name, values in zip(columns, arrived, strict=True):
             setattr(owned, name, values)
@@ -185,15 +198,8 @@ def gather_columns(link: Link, index: BatchIndex, columns: Sequence[Tensor]) -> 
     """Give every rank of a role the per-token columns of the whole batch.
 
     Estimators with batch statistics see every row, in the same order under any layout, and so give
-    the same bits.
-
-    Args:
-        link: the role's world, of as many members as own groups.
-        index: of the whole batch.
-        columns: each (tokens of this rank's groups,), in batch order.
-
-    Returns:
-        Each (tokens of the batch,), in batch order.
+    the same bits. Columns are (tokens of this rank's groups,), and come back as (tokens of the
+    batch,), both in batch order.
     """
     held = index.owned_by(link.member)
     others = [m for m in range(link.size) if m != link.member]
@@ -204,7 +210,7 @@ def gather_columns(link: Link, index: BatchIndex, columns: Sequence[Tensor]) -> 
         incoming={m: index.owned_by(m) for m in others},
     )
     tokens = index.response_tokens
-    return _move(link, route, [_Column(column, tokens) for column in columns])
+    return _move(link, route, [(column, tokens) for column in columns])
 
 
 def own_tokens(index: BatchIndex, rank: int, column: Tensor) -> Tensor:
@@ -216,8 +222,8 @@ def own_tokens(index: BatchIndex, rank: int, column: Tensor) -> Tensor:
 def _move(link: Link, route: _Route, columns: Sequence[_Column]) -> list[Tensor]:
     """Exchange segments of the columns; each column of what this member needs."""
     segments = [
-        dict(zip(route.held, _split(column.values, column.sizes, route.held), strict=True))
-        for column in columns
+        dict(zip(route.held, _split(values, sizes, route.held), strict=True))
+        for values, sizes in columns
     ]
     outgoing = {
         member: _concatenated(
@@ -226,29 +232,25 @@ def _move(link: Link, route: _Route, columns: Sequence[_Column]) -> list[Tensor]
         )
         for member, positions in route.outgoing.items()
     }
-    sizes = {
-        member: [_num_bytes(column, positions) for column in columns]
+    incoming = {
+        member: [values.itemsize * sum(sizes[p] for p in positions) for values, sizes in columns]
         for member, positions in route.incoming.items()
     }
-    received = link.exchange(outgoing, {member: sum(sizes[member]) for member in sizes})
+    received = link.exchange(outgoing, {member: sum(parts) for member, parts in incoming.items()})
     for member, positions in route.incoming.items():
-        parts = torch.split_with_sizes(received[member], sizes[member])
-        for column, of_column, part in zip(columns, segments, parts, strict=True):
+        parts = torch.split_with_sizes(received[member], incoming[member])
+        for (values, sizes), of_column, part in zip(columns, segments, parts, strict=True):
             # The copy begins at an address that suits the dtype; the part may not.
-            values = part.clone().view(column.values.dtype)
-            of_column.update(zip(positions, _split(values, column.sizes, positions), strict=True))
+            arrived = part.clone().view(values.dtype)
+            of_column.update(zip(positions, _split(arrived, sizes, positions), strict=True))
     return [
-        _concatenated([of_column[p] for p in route.needed], column.values.dtype)
-        for column, of_column in zip(columns, segments, strict=True)
+        _concatenated([of_column[p] for p in route.needed], values.dtype)
+        for (values, _), of_column in zip(columns, segments, strict=True)
     ]
 
 
 def _split(values: Tensor, sizes: Sequence[int], positions: Sequence[int]) -> list[Tensor]:
     return list(torch.split_with_sizes(values, [sizes[p] for p in positions]))
-
-
-def _num_bytes(column: _Column, positions: Sequence[int]) -> int:
-    return column.values.itemsize * sum(column.sizes[p] for p in positions)
 
 
 def _concatenated(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

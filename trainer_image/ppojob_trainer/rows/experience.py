@@ -22,78 +22,47 @@ class Experience:
     """What a step knows about its rows; stages fill in the optional columns.
 
     Shapes: `rows` responses of `tokens` tokens in all, answering `groups` prompts.
-
-    Attributes:
-        prompts: token ids of each group's prompt, `groups` tensors (prompt_tokens,) int64.
-        row_groups: (rows,) int64, the index into `prompts` of each row.
-        response_tokens: (tokens,) int64, sampled ids, the end token included.
-        lengths: (rows,) int64, tokens of each response.
-        mask: (tokens,) bool, True where the token is trained: the policy wrote it. What models say
-            of the others (log-probabilities, values) is 0.
-        update_mask: (tokens,) bool, what of the mask the updates train on; None for all of it.
-        copies: (tokens,) int64, how often the updates train on the row; None for once.
-        rollout_logprobs: (tokens,) float32, log mu(a_t|s_t) as the sampler reported it.
-        old_logprobs: (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update.
-        ref_logprobs: (tokens,) float32, log pi_ref(a_t|s_t).
-        entropies: (tokens,) float32, of the policy before the update; None where nobody asks.
-        sum_pi_squared: (tokens,) float32, squared probabilities of the policy before the update,
-            summed up over the vocabulary; None likewise.
-        loss_weights: (tokens,) float32, by which policy losses are multiplied; None for 1.
-        values: (tokens,) float32, V(s_t) of the critic before the update.
-        turn_rewards: (tokens,) float32, rewards of turns; None where rows have a single one.
-        token_rewards: (tokens,) float32, r_t, penalties included.
-        advantages: (tokens,) float32, A_t.
-        returns: (tokens,) float32, R_t.
-
-    Raises:
-        ValueError: when the columns do not fit together.
     """
 
+    # token ids of each group's prompt, `groups` tensors (prompt_tokens,) int64
     prompts: list[Tensor]
-    row_groups: Tensor
-    response_tokens: Tensor
-    lengths: Tensor
+    row_groups: Tensor  # (rows,) int64, the index into `prompts` of each row
+    response_tokens: Tensor  # (tokens,) int64, sampled ids, the end token included
+    lengths: Tensor  # (rows,) int64, tokens of each response
+    # (tokens,) bool, True where the token is trained: the policy wrote it. What models say of
+    # the others (log-probabilities, values) is 0.
     mask: Tensor
-    rollout_logprobs: Tensor
+    rollout_logprobs: Tensor  # (tokens,) float32, log mu(a_t|s_t) as the sampler reported it
+    # (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update
     old_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None  # (tokens,) float32, log pi_ref(a_t|s_t)
+    # (tokens,) float32, of the policy before the update; None where nobody asks
     entropies: Tensor | None = None
+    # (tokens,) float32, squared probabilities of the policy before the update, summed up over
+    # the vocabulary; None likewise
     sum_pi_squared: Tensor | None = None
+    # (tokens,) float32, by which policy losses are multiplied; None for 1
     loss_weights: Tensor | None = None
-    values: Tensor | None = None
+    values: Tensor | None = None  # (tokens,) float32, V(s_t) of the critic before the update
+    # (tokens,) float32, rewards of turns; None where rows have a single one
     turn_rewards: Tensor | None = None
-    token_rewards: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
+    token_rewards: Tensor | None = None  # (tokens,) float32, r_t, penalties included
+    advantages: Tensor | None = None  # (tokens,) float32, A_t
+    returns: Tensor | None = None  # (tokens,) float32, R_t
+    # (tokens,) bool, what of the mask the updates train on; None for all of it
     update_mask: Tensor | None = None
+    # (tokens,) int64, how often the updates train on the row; None for once
     copies: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.row_groups.shape != self.lengths.shape:
-            raise ValueError(
-                f"row_groups: got {tuple(self.row_groups.shape)}: one entry a row is needed; "
-                f"lengths has {tuple(self.lengths.shape)}"
-            )
-        if self.num_rows:
-            if int(self.lengths.min()) < 0:
-                raise ValueError(f"lengths: got {int(self.lengths.min())}: must not be negative")
-            low, high = int(self.row_groups.min()), int(self.row_groups.max())
-            if low < 0 or high >= self.num_groups:
+        expected = {"row_groups": (self.num_rows,)}
+        expected |= dict.fromkeys(TOKEN_COLUMNS, (int(self.lengths.sum()),))
+        for name, shape in expected.items():
+            column: Tensor | None = getattr(self, name)
+            if column is not None and tuple(column.shape) != shape:
                 raise ValueError(
-                    f"row_groups: got {low}..{high}: must lie in 0..{self.num_groups - 1}"
+                    f"{name}: got shape {tuple(column.shape)}: the lengths make it {shape}"
                 )
-        if any(prompt.ndim != 1 or prompt.numel() == 0 for prompt in self.prompts):
-            raise ValueError("prompts: got an empty prompt: at least one token is needed")
-        for name in TOKEN_COLUMNS:
-            self._check_column(name)
-
-    def _check_column(self, name: str) -> None:
-        column: Tensor | None = getattr(self, name)
-        expected = (int(self.lengths.sum()),)
-        if column is not None and tuple(column.shape) != expected:
-            raise ValueError(
-                f"{name}: got shape {tuple(column.shape)}: the lengths add up to {expected}"
-            )
 
     @property
     def num_rows(self) -> int:
@@ -126,14 +95,7 @@ class Experience:
         return torch.tensor([prompt.numel() for prompt in self.prompts], dtype=torch.int64)
 
     def token_index(self, rows: Tensor) -> Tensor:
-        """Positions in the flat columns of the tokens of `rows`, row after row.
-
-        Args:
-            rows: (n,) int64 row numbers, in any order.
-
-        Returns:
-            (sum of their lengths,) int64.
-        """
+        """(tokens of these rows,) int64: their positions in the flat columns, row after row."""
         lengths = self.lengths[rows]
         starts = self.offsets[rows] - (lengths.cumsum(0) - lengths)
         return torch.repeat_interleave(starts, lengths) + torch.arange(int(lengths.sum()))

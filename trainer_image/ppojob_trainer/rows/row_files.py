@@ -75,14 +75,10 @@ _TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segme
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What the loop has to know of rows that are read back, in row order.
+    """What the loop has to know of rows that are read back, in row order; (rows,) each.
 
-    Attributes:
-        lengths: (rows,) response tokens.
-        truncated: (rows,) whether the response ran into the limit.
-        scores: (rows,).
-        values: (rows,) JSON objects.
-        figures: (rows,) JSON of each row's figures; empty for rows of one turn.
+    `lengths` are of responses, `values` and `figures` are JSON; the latter are empty for rows of
+    one turn.
     """
 
     lengths: list[int]
@@ -139,10 +135,7 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
 
 
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
-    """The columns of rows `[first, last)` that a rank owns them by, in row order.
-
-    Returns:
-        `truncated`, `response_ids`, `rollout_logprobs` and `segments`, a list of entries each.
+    """Rows `[first, last)` in order: `truncated`, `response_ids`, `rollout_logprobs`, `segments`.
 
     Raises:
         OSError, pyarrow.ArrowException: a part cannot be read.

@@ -12,9 +12,10 @@ from torch import Tensor
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.link import Link
-from ppojob_trainer.rows.assignment import assign
+from ppojob_trainer.rows.assignment import assign, group_costs
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import (
+    TransferPlan,
     gather_columns,
     hand_on,
     move_rows,
@@ -22,30 +23,21 @@ from ppojob_trainer.rows.exchange import (
     return_columns,
 )
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rows.group_cost import group_costs
-from ppojob_trainer.rows.transfer import TransferPlan
 
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """What groups cost those who compute them.
+    """What groups cost those who compute them; see `rows.assignment`.
 
-    Attributes:
-        linear: cost of a token in the model's weights, see `rows.group_cost`. Of the policy, for
-            all models: what matters is that all ranks of all roles plan alike.
-        share_prompts: whether a group's prompt is computed once.
+    The linear cost is the policy's, for all models: what matters is that all ranks of all roles
+    plan alike.
     """
 
     linear: int
     share_prompts: bool
 
     def assigned(self, index: BatchIndex, dims: ParallelDims) -> tuple[int, ...]:
-        """(groups,) the data-parallel coordinate that computes each: all have about as much to do.
-
-        Args:
-            index: of the batch.
-            dims: the layout of the role that computes.
-        """
+        """(groups,) the data-parallel coordinate that computes each, of about equal costs."""
         costs = group_costs(index, self.linear, share_prompts=self.share_prompts)
         return assign(costs, dims.data_size)
 
@@ -57,34 +49,21 @@ class GroupCosts:
 
 @dataclass
 class BatchRows:
-    """Rows by batch position.
+    """Rows by batch position."""
 
-    Attributes:
-        index: of all rows of the step, owned by the ranks of this role.
-        mine: the rows of this rank, group after group in batch order.
-        link: to the other ranks of this role.
-        costs: by which work is balanced.
-        dims: the layout of the role.
-        within: to the other ranks of this rank's data-parallel coordinate.
-    """
-
-    index: BatchIndex
-    mine: Experience
-    link: Link
-    costs: GroupCosts
-    dims: ParallelDims
-    within: Link
+    index: BatchIndex  # of all rows of the step, owned by the ranks of this role
+    mine: Experience  # the rows of this rank, group after group in batch order
+    link: Link  # to the other ranks of this role
+    costs: GroupCosts  # by which work is balanced
+    dims: ParallelDims  # the layout of the role
+    within: Link  # to the other ranks of this rank's data-parallel coordinate
 
     def staged(self, positions: Sequence[int], columns: Sequence[str]) -> Experience:
         """The rows of a mini-batch that this rank computes, in the order of the mini-batch.
 
-        What a rejection left out of the updates is left out of their mask. The mask of the rows
-        themselves stays, so a model that reads them again reads what it read before. A row that
-        was drawn several times stands there as often.
-
-        Args:
-            positions: batch positions of the mini-batch's groups.
-            columns: what goes along with tokens and mask, where the job has it.
+        Their mask is the `update_mask`, where there is one. The mask of the rows themselves stays,
+        so a model that reads them again reads what it read before. A row that was drawn several
+        times comes as often. Columns come along where the job has them.
         """
         index = self.index.select(positions)
         plan = self._balanced(index)
@@ -96,20 +75,19 @@ class BatchRows:
         staged = self._staged(index, plan, self._held(positions), present)
         if staged.update_mask is not None:
             staged.mask = staged.update_mask
-        return staged if staged.copies is None else _repeated(staged, staged.copies)
+        if staged.copies is None:
+            return staged
+        times = torch.zeros(staged.num_rows, dtype=torch.int64)
+        times[staged.token_rows] = staged.copies
+        return staged.select(torch.arange(staged.num_rows).repeat_interleave(times))
 
     def fill(
         self, column: str, compute: Callable[[Experience], TokenOutputs], *further: str
     ) -> tuple[Experience, TokenOutputs]:
-        """Compute a per-token column of all rows, each row where it is balanced, for its owner.
+        """Compute a per-token column of all rows, balanced over the ranks, for their owners.
 
-        Args:
-            column: its name.
-            compute: says something of rows; the first of its outputs is the column.
-            further: names of columns that the outputs behind it are kept as too.
-
-        Returns:
-            The rows that this rank has computed, and all that was said of them.
+        The first tensor that `compute` gives is the column; those behind it are kept as the
+        `further` columns. Returns the rows that this rank has computed, and all tensors.
         """
         plan = self._balanced(self.index)
         staged = self._staged(self.index, plan, self.mine)
@@ -128,7 +106,7 @@ class BatchRows:
         return gather_columns(self.link, self.index, mine)
 
     def keep(self, column: str, values: Tensor) -> None:
-        """Keep a per-token column of the whole batch for the rows of this rank."""
+        """Set a column of the rows of this rank from that of the whole batch."""
         setattr(self.mine, column, own_tokens(self.index, self.link.member, values))
 
     def tokens_owned(self) -> list[int]:
@@ -162,10 +140,3 @@ class BatchRows:
         own = {p: number for number, p in enumerate(self.index.owned_by(self.link.member))}
         groups = [own[p] for p in positions if p in own]
         return self.mine.select([g * samples + sample for g in groups for sample in range(samples)])
-
-
-def _repeated(rows: Experience, copies: Tensor) -> Experience:
-    """Each row as often as its tokens say."""
-    times = torch.zeros(rows.num_rows, dtype=torch.int64)
-    times[rows.token_rows] = copies
-    return rows.select(torch.arange(rows.num_rows).repeat_interleave(times))

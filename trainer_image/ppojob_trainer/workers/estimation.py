@@ -34,17 +34,11 @@ RESAMPLING = 2409
 
 @dataclass(frozen=True)
 class _Batch:
-    """Columns of all rows of the step, in batch order.
+    """Columns of all rows of the step, in batch order."""
 
-    Attributes:
-        lengths: (rows,) int64.
-        groups: (rows,) int64, the batch position of each row's prompt.
-        columns: (tokens,) each, by name.
-    """
-
-    lengths: Tensor
-    groups: Tensor
-    columns: dict[str, Tensor]
+    lengths: Tensor  # (rows,) int64
+    groups: Tensor  # (rows,) int64, the batch position of each row's prompt
+    columns: dict[str, Tensor]  # (tokens,) each
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
@@ -53,16 +47,13 @@ class _Batch:
 def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantaged:
     """Place scores on the last trained tokens, take the KL penalty off, estimate advantages.
 
-    Args:
-        spec: the job.
-        rows: get `token_rewards`, `advantages` and `returns`.
-        given: what the controller knows of the whole batch.
+    The rows get `token_rewards`, `advantages` and `returns`, and what the job asks for besides.
     """
     batch = _gather(spec, rows)
     if spec.drops_responses:
         _leave_out(rows, batch, given.dropped)
     mask, lengths = batch["mask"], batch.lengths
-    rewards = place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))
+    rewards = _place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))
     scores = row_sum(rewards, mask, lengths)
     kl: float | None = None
     if spec.algorithm.kl.in_ == "reward":
@@ -104,27 +95,21 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
 
 
 def _leave_out(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
-    """Train on no token of some rows: a row without one is no member of its group either."""
+    """Train on no token of some rows; a row without trained tokens does not count in its group."""
     is_kept = torch.ones(len(batch.lengths), dtype=torch.bool)
     is_kept[list(dropped)] = False
     batch.columns["mask"] = batch["mask"] & is_kept.repeat_interleave(batch.lengths)
     rows.keep("update_mask", batch["mask"])
 
 
-def place_rewards(
-    scores: Sequence[float], mask: Tensor, lengths: Tensor, turn_rewards: Tensor | None = None
+def _place_rewards(
+    scores: Sequence[float], mask: Tensor, lengths: Tensor, turn_rewards: Tensor | None
 ) -> Tensor:
     """Token rewards, (tokens,) float32: each row's score on its last trained token, and its turns'.
 
     verl places the score on the last token: a row that ends in tokens which the policy did not
     write, such as the answer of a tool, would lose it, for masked tokens give no reward. A row
     without trained tokens has none, as it has no gradient.
-
-    Args:
-        scores: of the rows.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        turn_rewards: (tokens,) float32, rewards of turns, on trained tokens.
     """
     trained = mask.nonzero()[:, 0]
     counts = row_count(mask, lengths)
@@ -138,20 +123,19 @@ def place_rewards(
 def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
     """The columns that the job's rewards and estimator read."""
     algorithm = spec.algorithm
-    names = ["mask"]
-    if algorithm.kl.in_ == "reward":
-        names += ["old_logprobs", "ref_logprobs"]
-    if algorithm.estimator.has_sum_pi_squared:
-        names += ["sum_pi_squared", "old_logprobs"]
-    if spec.critic is not None:
-        names.append("values")
-    if rows.mine.turn_rewards is not None:
-        names.append("turn_rewards")
-    if algorithm.high_entropy_share < 1.0:
-        names.append("entropies")
-    if algorithm.is_corrected_before:
-        names += ["rollout_logprobs", "old_logprobs"]
-    names = list(dict.fromkeys(names))
+    in_reward, squares = algorithm.kl.in_ == "reward", algorithm.estimator.has_sum_pi_squared
+    corrected = algorithm.is_corrected_before
+    wanted = {
+        "mask": True,
+        "old_logprobs": in_reward or squares or corrected,
+        "ref_logprobs": in_reward,
+        "sum_pi_squared": squares,
+        "values": spec.critic is not None,
+        "turn_rewards": rows.mine.turn_rewards is not None,
+        "entropies": algorithm.high_entropy_share < 1.0,
+        "rollout_logprobs": corrected,
+    }
+    names = [name for name, is_read in wanted.items() if is_read]
     index = rows.index
     return _Batch(
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
@@ -161,7 +145,7 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
 
 
 def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[str, float]]:
-    """Compare the policy before the step with the engine; answers what is told of it as well."""
+    """Compare the policy before the step with the engine; returns metrics of it as well."""
     algorithm = spec.algorithm
     if not algorithm.is_corrected_before:
         return None, {}
@@ -175,10 +159,10 @@ def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[st
 def _choose_tokens(
     spec: PPOJobSpec, rows: BatchRows, batch: _Batch, corrected: Corrected | None
 ) -> dict[str, float]:
-    """Weigh tokens, and leave some out, by engine and entropy; answers what is told of it.
+    """Weigh tokens, and leave some out, by engine and entropy; returns metrics of it.
 
-    What is left out is no part of `update_mask`: the mask of the rows stays, for a reference that
-    is lost in the updates reads them once more.
+    Tokens are left out of `update_mask`. The mask of the rows stays, because a reference that is
+    lost during the updates reads the rows once more.
     """
     algorithm, told = spec.algorithm, dict[str, float]()
     mask, weights = batch["mask"], None
@@ -203,15 +187,10 @@ def _choose_rows(
     scores: Tensor,
     step: int,
 ) -> dict[str, float]:
-    """Draw the rows that the updates train on, where the job asks for it.
+    """Draw the rows that the updates train on, where the job asks for it; returns metrics of it.
 
-    Args:
-        spec: the job.
-        rows: get `copies`.
-        kept: (tokens,) bool, what of the mask is not rejected.
-        lengths: (rows,) int64.
-        scores: (rows,) without the KL.
-        step: it, and the job's seed, decide the draws.
+    Of the mask, `kept` (tokens,) is what no correction rejects; `scores` (rows,) are without the
+    KL. The seed of the job and the step decide the draws.
     """
     resampling = spec.algorithm.resampling
     if resampling is None:
@@ -237,13 +216,8 @@ def _estimate(
 ) -> Advantages:
     """The job's estimator with its own options, and what else it reads.
 
-    Args:
-        spec: the job.
-        batch: the columns.
-        rewards: (tokens,).
-        given: what the controller knows of the whole batch.
-        kept: (tokens,) bool, what of the mask is not rejected.
-        weights: (tokens,) of the rollout correction; None for 1.
+    Of the mask, `kept` (tokens,) is what no correction rejects; `weights` (tokens,) are those of
+    the correction, None for 1.
     """
     algorithm = spec.algorithm
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}

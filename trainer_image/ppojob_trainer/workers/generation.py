@@ -3,7 +3,9 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -18,6 +20,8 @@ from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.pod_environment import PodEnvironment
+from ppojob_trainer.rollout.factory import NoEngine, build_engine
 from ppojob_trainer.rollout.protocol import (
     Request,
     RolloutEngine,
@@ -25,9 +29,10 @@ from ppojob_trainer.rollout.protocol import (
     StopTexts,
     generate,
 )
-from ppojob_trainer.rollout.seeds import Purpose, sample_seed
+from ppojob_trainer.rollout.sampling import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, Generated, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -39,38 +44,23 @@ GREEDY = "greedy"
 
 @dataclass(frozen=True)
 class Agent:
-    """What the rows of one agent need.
+    """What the rows of one agent need."""
 
-    Attributes:
-        form: reads turns, and writes what stands between them.
-        limits: where a row ends.
-        has_users: whether a user answers turns that call no tool.
-        tools: names of those that may be called; empty for all.
-        stop_token_ids: end a turn, besides the model's own end tokens.
-        stop_texts: do so, too.
-    """
-
-    form: ChatForm
-    limits: Limits
-    has_users: bool
-    tools: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    stop_texts: StopTexts | None
+    form: ChatForm  # reads turns, and writes what stands between them
+    limits: Limits  # where a row ends
+    has_users: bool  # whether a user answers turns that call no tool
+    tools: tuple[str, ...]  # names of those that may be called; empty for all
+    stop_token_ids: tuple[int, ...]  # end a turn, besides the model's own end tokens
+    stop_texts: StopTexts | None  # do so, too
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What rows of several turns need.
+    """What rows of several turns need."""
 
-    Attributes:
-        agents: by the name that rows have for them.
-        delay: engine steps that calls may take; infinity: until no row runs.
-        fails: whether a failed call fails the job.
-    """
-
-    agents: Mapping[str, Agent]
-    delay: float
-    fails: bool
+    agents: Mapping[str, Agent]  # by the name that rows have for them
+    delay: float  # engine steps that calls may take; infinity: until no row runs
+    fails: bool  # whether a failed call fails the job
 
 
 @dataclass(frozen=True)
@@ -98,57 +88,45 @@ class _Row:
 
 @dataclass(frozen=True)
 class Generation:
-    """Makes rows.
+    """Makes rows."""
 
-    Attributes:
-        spec: the job.
-        engine: draws.
-        chat: knows what ends a response.
-        caller: calls tools.
-        turns: of rows that are conversations; None where each row is one response.
-    """
-
-    spec: PPOJobSpec
-    engine: RolloutEngine
-    chat: ChatTokenizer
-    caller: Caller
+    spec: PPOJobSpec  # the job
+    engine: RolloutEngine  # draws; a `NoEngine` where engines have pods of their own
+    chat: ChatTokenizer  # the policy's tokenizer
+    caller: Caller  # calls the ranks of other roles
+    # of rows that are conversations; None where each row is one response
     turns: Turns | None = None
 
     def run(self, batches: list[Generate]) -> list[list[Trajectory]]:
-        """One generation phase.
-
-        Args:
-            batches: what is made together.
-
-        Returns:
-            The rows of each, prompt after prompt.
-        """
+        """One generation phase: the rows of each batch, prompt after prompt."""
         rows = [row for batch in batches for row in self._rows(batch)]
-        made = iter(self._single(rows) if self.turns is None else self._talk(rows, self.turns))
+        turns = self.turns
+        made = iter(self._conversations(rows, turns) if turns else self._single_turns(rows))
         sizes = [len(batch.prompts) * batch.samples for batch in batches]
         return [list(itertools.islice(made, size)) for size in sizes]
 
-    def _single(self, rows: list[_Row]) -> list[Trajectory]:
+    def _single_turns(self, rows: list[_Row]) -> list[Trajectory]:
         requests = [
             Request(row.name, tuple(row.prompt.tokens), row.sampling, row.seed_of(0))
             for row in rows
         ]
         return [Trajectory.of(response) for response in generate(self.engine, requests)]
 
-    def _talk(self, rows: list[_Row], turns: Turns) -> list[Trajectory]:
-        told = next(
+    def _conversations(self, rows: list[_Row], turns: Turns) -> list[Trajectory]:
+        conversations = next(
             (row.batch.conversations for row in rows if row.batch.conversations),
             Conversations([], rewinds=0),
         )
         tools = RemoteTools(
             caller=self.caller,
-            tools=[Peer("tools rank", at.host, at.port, "tools") for at in told.tools],
+            tools=[Peer("tools rank", at.host, at.port, "tools") for at in conversations.tools],
             retrievers=[
-                Peer("retriever rank", at.host, at.port, "retriever") for at in told.retrievers
+                Peer("retriever rank", at.host, at.port, "retriever")
+                for at in conversations.retrievers
             ],
             rows=[(batch_of(row.batch), row.number) for row in rows],
-            prompts=[_callable(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
-            attempt=told.attempt,
+            prompts=[_with_tools(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
+            attempt=conversations.attempt,
         )
         episodes = []
         for row in rows:
@@ -196,7 +174,7 @@ class Generation:
         )
 
 
-def _callable(prompt: PromptTokens, agent: Agent) -> PromptTokens:
+def _with_tools(prompt: PromptTokens, agent: Agent) -> PromptTokens:
     """A prompt with the names of the tools that its row may call, where these are not all."""
     if prompt.tools or not agent.tools:
         return prompt
@@ -229,18 +207,37 @@ def generated(made: list[list[Trajectory]]) -> Generated:
     return msgspec.structs.replace(first, greedy=greedy[0] if greedy else None)
 
 
-def open_policy_chat(spec: PPOJobSpec) -> ChatTokenizer:
-    """The policy's tokenizer: texts of responses, and what stands between turns."""
-    return ChatTokenizer(
-        spec.model.path,
-        spec.model.tokenizer_path or spec.model.path,
-        spec.model.chat_template,
+@contextmanager
+def open_generation(environment: PodEnvironment, keys: KeyRing) -> Iterator[Generation]:
+    """The engine, if there is one, and the tokenizer of a rank; they live as long as the block.
+
+    To be called once the world of the role is open, and before any model is loaded: vLLM takes the
+    default group for its own world, and measures free memory.
+    """
+    spec, topology = environment.config.spec, environment.config.topology
+    model, role = spec.model, topology.role(environment.role)
+    generates = role.role == topology.generating.role
+    with ExitStack() as stack:
+        engine: RolloutEngine = NoEngine()
+        if generates:
+            engine = build_engine(
+                spec.rollout,
+                Path(model.path),
+                device=role.device,
+                trust_remote_code=model.trust_remote_code,
+                shares_device=role.role == "actorRollout",
+            )
+        stack.callback(engine.close)
         # The time is the prompts': what stands between turns does not tell it.
-        began=0.0,
-    )
+        folder = model.tokenizer_path or model.path
+        chat = ChatTokenizer(model.path, folder, model.chat_template, began=0.0)
+        stack.enter_context(chat)
+        caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
+        stack.callback(caller.close)
+        yield Generation(spec, engine, chat, caller, _turns(spec, chat) if generates else None)
 
 
-def open_turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
+def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     """What the rows of a job need, where they are conversations."""
     agent = spec.agent
     if agent is None:

@@ -1,12 +1,11 @@
 """Rows on their way from the engines that made them to the ranks that own them.
 
 Both sides know who has made which prompts and who is to own which, so each names its peers by
-itself. Rows travel as they were drawn; what is made of them is the owner's affair.
+itself. Rows travel as they were drawn.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -20,16 +19,9 @@ Run = tuple[int, int]
 
 
 class MadeRows(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a run of prompts.
+    """Rows of a run of prompts, prompt after prompt."""
 
-    Attributes:
-        first: position in the batch of the first prompt.
-        prompts: what was answered.
-        samples: rows a prompt.
-        trajectories: the rows, prompt-major.
-    """
-
-    first: int
+    first: int  # position in the batch of the first prompt
     prompts: list[PromptTokens]
     samples: int
     trajectories: list[Trajectory]
@@ -41,15 +33,6 @@ class MadeRows(msgspec.Struct, frozen=True, array_like=True):
         rows = slice(begin * self.samples, end * self.samples)
         return MadeRows(first, self.prompts[begin:end], self.samples, self.trajectories[rows])
 
-    def followed_by(self, others: Sequence[MadeRows]) -> MadeRows:
-        """Joined with those of the prompts behind."""
-        parts = [self, *others]
-        return msgspec.structs.replace(
-            self,
-            prompts=list(itertools.chain.from_iterable(part.prompts for part in parts)),
-            trajectories=list(itertools.chain.from_iterable(p.trajectories for p in parts)),
-        )
-
 
 _DECODER = msgspec.msgpack.Decoder(list[MadeRows])
 
@@ -57,10 +40,8 @@ _DECODER = msgspec.msgpack.Decoder(list[MadeRows])
 def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
     """Send the rows of this rank to their owners.
 
-    Args:
-        link: its members are the owners, and behind them the makers.
-        request: who makes and owns what.
-        made: by batch, as in the request; none where this rank has made nothing.
+    Members of the link are the owners, and behind them the makers. The rows are by batch, as in
+    the request; none where this rank has made nothing.
 
     Raises:
         ChannelLost: an owner is gone.
@@ -77,16 +58,9 @@ def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
 
 
 def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> list[MadeRows]:
-    """Receive the rows that a rank is to own.
+    """Receive the rows that this rank is to own, by batch as in the request, if there are any.
 
-    Args:
-        link: as of `give_rows`.
-        request: who makes and owns what.
-        owner: this rank.
-        makers_from: member that is the first maker.
-
-    Returns:
-        By batch, as in the request; none where this rank is to own nothing.
+    The first maker is the member `makers_from`.
 
     Raises:
         ChannelLost: a maker is gone.
@@ -99,7 +73,16 @@ def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> li
     ]
     arrived = exchange_messages(link, {}, senders)
     parts = [_DECODER.decode(arrived[sender]) for sender in senders]
-    return [first.followed_by(others) for first, *others in zip(*parts, strict=True)]
+    return [_joined(batch) for batch in zip(*parts, strict=True)]
+
+
+def _joined(parts: Sequence[MadeRows]) -> MadeRows:
+    """Runs that follow each other as one."""
+    return msgspec.structs.replace(
+        parts[0],
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        trajectories=[row for part in parts for row in part.trajectories],
+    )
 
 
 def _overlap(one: Run, other: Run) -> bool:

@@ -25,7 +25,7 @@ class Learner:
     """What the policy and the critic have in common.
 
     Args:
-        role: name of the model's role, below which its files lie in a commit.
+        role: name of the folder of its files in a commit.
         world: the ranks that train the model together.
         seed: of the random state that a job begins with, and of its adapters.
         load: makes the model that the job begins with.
@@ -55,12 +55,10 @@ class Learner:
         return self._engine
 
     def restore(self, folder: Path | None, files: Iterable[SavedFile], total_updates: int) -> None:
-        """Take the state of a commit, or that of the beginning.
+        """Take the state of a commit, or that of the beginning without a folder.
 
-        Args:
-            folder: of the commit; None for the beginning.
-            files: of the commit, of all models and ranks; every one that is read is verified.
-            total_updates: optimizer steps of the whole job.
+        The files are those of all models and ranks; every one that is read is verified. The
+        updates are those of the whole job.
 
         Raises:
             DamagedCommit: a file is absent or not what the manifest says.
@@ -85,25 +83,26 @@ class Learner:
             shards[MODEL_FILE] = trained_tensors(self.model)
             shards[OPTIMIZER_FILE] = self.engine.state_tensors()
         shards[RNG_FILE] = self._random_state()
-        entries = [
-            write_shard(
-                folder, f"{self._role}/rank-{rank:05d}/{name}", tensors, role=self._role, rank=rank
-            )
-            for name, tensors in shards.items()
+        return [
+            write_file(folder, self._role, rank, name, tensors) for name, tensors in shards.items()
         ]
-        return [SavedFile(entry.path, entry.size_bytes, entry.sha256) for entry in entries]
 
     def _read(self, folder: Path, entries: list[FileEntry]) -> None:
+        def files(name: str) -> list[FileEntry]:
+            return files_of_all_ranks(entries, self._role, name, folder.name)
+
+        def parts(name: str, wanted: Mapping[str, Box]) -> dict[str, Tensor]:
+            return read_parts(folder, files(name), wanted, rank=self._writer)
+
         weights = {name: box_of(weight) for name, weight in trained_tensors(self.model).items()}
-        load_named_tensors(self.model, self._parts(folder, entries, MODEL_FILE, weights))
-        moments = optimizer_boxes(self.model)
-        self.engine.load_state(self._parts(folder, entries, OPTIMIZER_FILE, moments))
-        states = self._files(folder, entries, RNG_FILE)
+        load_named_tensors(self.model, parts(MODEL_FILE, weights))
+        self.engine.load_state(parts(OPTIMIZER_FILE, optimizer_boxes(self.model)))
+        states = files(RNG_FILE)
         if len(states) == self._world.size:
             state = next(entry for entry in states if entry.rank == self._world.rank)
             self._take_random_state(read_shard(folder, state))
         else:
-            # Under another number of ranks nobody can go on where somebody stopped.
+            # Under another number of ranks no random state of a rank can be continued.
             torch.manual_seed(self._seed + self.engine.updates + self._stream)
 
     @property
@@ -128,14 +127,13 @@ class Learner:
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self._world.device)
 
-    def _parts(
-        self, folder: Path, entries: list[FileEntry], name: str, wanted: Mapping[str, Box]
-    ) -> dict[str, Tensor]:
-        files = self._files(folder, entries, name)
-        return read_parts(folder, files, wanted, rank=self._writer)
 
-    def _files(self, folder: Path, entries: list[FileEntry], name: str) -> list[FileEntry]:
-        return files_of_all_ranks(entries, self._role, name, folder.name)
+def write_file(
+    folder: Path, role: str, rank: int, name: str, tensors: Mapping[str, Tensor]
+) -> SavedFile:
+    """Write a rank's file of a commit."""
+    entry = write_shard(folder, f"{role}/rank-{rank:05d}/{name}", tensors, role=role, rank=rank)
+    return SavedFile(entry.path, entry.size_bytes, entry.sha256)
 
 
 def entry_of(file: SavedFile) -> FileEntry:

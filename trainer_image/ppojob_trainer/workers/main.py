@@ -3,48 +3,33 @@
 import faulthandler
 import logging
 import os
+import pkgutil
 import signal
+from typing import Final
 
 from ppojob_api import contract
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
-from ppojob_trainer.pod_environment import (
-    read_pod_environment,
-    read_rank_environment,
-)
+from ppojob_trainer.pod_environment import read_pod_environment, read_rank_environment
 from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.rpc.server import RpcServer
-from ppojob_trainer.workers.worker import WorkerFactory
 
 _log = logging.getLogger(__name__)
 
 
-def _factory(role: RoleName) -> WorkerFactory:
-    """What builds the worker of a role; each role imports its own heavy parts, late."""
-    if role == "reward":
-        from ppojob_trainer.workers.reward import open_reward_worker
-
-        return open_reward_worker
-    if role == "tools":
-        from ppojob_trainer.workers.tools import open_tools_worker
-
-        return open_tools_worker
-    if role == "retriever":
-        from ppojob_trainer.workers.retriever import open_retriever_worker
-
-        return open_retriever_worker
-    if role == "actorRollout":
-        from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
-
-        return open_actor_rollout_worker
-    if role == "rollout":
-        from ppojob_trainer.workers.rollout import open_rollout_worker
-
-        return open_rollout_worker
-    from ppojob_trainer.workers.standalone_models import STANDALONE_MODELS
-
-    return STANDALONE_MODELS[role]
+_WORKERS: Final[dict[RoleName, str]] = {
+    "actorRollout": "actor_rollout:open_actor_rollout_worker",
+    "rollout": "rollout:open_rollout_worker",
+    "reference": "model_stages:open_standalone_model",
+    "critic": "model_stages:open_standalone_model",
+    "rewardModel": "reward_model:open_reward_model_worker",
+    "reward": "reward:open_reward_worker",
+    "tools": "tools:open_tools_worker",
+    "retriever": "retriever:open_retriever_worker",
+}
+"""What opens the worker of a role: a context manager of this package, which gives an object with
+`routes()`. It is imported by name, since each role has heavy imports of its own."""
 
 
 def run_rank() -> int:
@@ -56,7 +41,8 @@ def run_rank() -> int:
         environment = read_pod_environment()
         rank = read_rank_environment()
         keys = read_key_ring(environment.keys, environment.role)
-        with _factory(environment.role)(environment, rank, keys) as worker:
+        open_worker = pkgutil.resolve_name(f"{__package__}.{_WORKERS[environment.role]}")
+        with open_worker(environment, rank, keys) as worker:
             port = contract.PORT_FIRST_RANK + rank.local_rank
             server = RpcServer(environment.address, port, keys, worker.routes(), rank.epoch)
             server.start()

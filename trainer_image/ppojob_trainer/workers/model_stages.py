@@ -1,70 +1,46 @@
 """The stages of models that live in a rank: passes, updates, commits, on the rows of the step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.dims import WITHIN
-from ppojob_trainer.parallel.link import GroupLink
+from ppojob_trainer.parallel.link import Link
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.messages.rows import (
-    BatchName,
-    MoveColumns,
-    MoveRows,
-)
+from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.messages.rows import BatchName, MoveColumns, MoveRows
 from ppojob_trainer.rpc.messages.saving import Restore, Saved, SaveShards
 from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.learner import Learner
-from ppojob_trainer.workers.reference import FollowingReference
+from ppojob_trainer.workers.rank_start import open_channels, open_role_world
+from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference
 from ppojob_trainer.workers.row_channels import RowChannels, batch_index
-
-
-class StageModel(Protocol):
-    """A model that has something to say of rows."""
-
-    def forward(self, rows: BatchRows) -> PassStatistics:
-        """Fill in the model's column; answers what all ranks have measured on the way."""
-        ...
-
-
-class TrainedModel(StageModel, Protocol):
-    """A model that learns from them."""
-
-    learner: Learner
-
-    def update(self, rows: BatchRows, request: Update) -> PassStatistics:
-        """One optimizer step; answers what all ranks have measured."""
-        ...
+from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
 
 
 @dataclass
 class ModelStages:
-    """Answers the stages of the models of a rank, all ranks of the role together.
+    """Answers the stages of the models of a rank, all ranks of the role together."""
 
-    Attributes:
-        run_folder: what paths in requests are relative to.
-        channels: to other roles.
-        frozen: models by the names that requests use.
-        trained: likewise.
-        following: the reference, where it takes over weights of the policy; one of the frozen ones.
-        make_room: called before they compute, each time: gives them the device's memory.
-    """
-
-    run_folder: Path
-    channels: RowChannels
-    frozen: dict[str, StageModel] = field(default_factory=dict)
-    trained: dict[str, TrainedModel] = field(default_factory=dict)
+    run_folder: Path  # what paths in requests are relative to
+    channels: RowChannels  # to other roles
+    # models by the names that requests use
+    frozen: dict[str, Reference] = field(default_factory=dict)
+    trained: dict[str, Policy | Critic] = field(default_factory=dict)  # likewise
+    # the reference, where it takes over weights of the policy; one of the frozen ones
     following: FollowingReference | None = None
+    # called before each pass or update: gives the models the device's memory
     make_room: Callable[[], None] = lambda: None
     _rows: BatchRows | None = None
-    _visiting: BatchName | None = None  # whose rows they are, where others own them
+    _batch: BatchName | None = None  # whose rows they are, where others own them
 
     def routes(self) -> list[Route]:
         """The methods of every rank that holds a model."""
@@ -86,20 +62,15 @@ class ModelStages:
         return self._rows
 
     def place(self, index: BatchIndex, mine: Experience) -> None:
-        """Take up the rows of a step.
-
-        Args:
-            index: of all rows at the ranks of this role.
-            mine: those of this rank.
-        """
+        """Take up the rows of a step: those of this rank, of all that the role's ranks have."""
         world = self.channels.world
-        link = GroupLink(world.group, world.device)
-        within = GroupLink(world.along(*WITHIN), world.device)
+        link = Link(world.group, world.device)
+        within = Link(world.along(*WITHIN), world.device)
         self._rows = BatchRows(index, mine, link, self.channels.costs, world.dims, within)
 
     def _restore(self, request: Restore) -> Nothing:
         self.make_room()
-        self._rows = self._visiting = None
+        self._rows = self._batch = None
         folder = None if request.folder is None else self.run_folder / request.folder
         if self.following is not None:
             self.following.restore(folder, request.files)
@@ -113,9 +84,9 @@ class ModelStages:
         index, moved = self.channels.move_rows(request.role, batch_index(request.index), mine)
         # A controller that came back has the rows of its step moved again. A pass over them that is
         # done stays done, so what it has filled in stays as well.
-        if not self.channels.owns_rows and self._visiting != request.batch:
+        if not self.channels.owns_rows and self._batch != request.batch:
             self.place(index, moved)
-            self._visiting = request.batch
+            self._batch = request.batch
         return Nothing()
 
     def _move_columns(self, request: MoveColumns) -> Nothing:
@@ -137,3 +108,48 @@ class ModelStages:
         if self.following is not None:
             files += self.following.save(folder)
         return Saved(files)
+
+
+def open_stages(
+    environment: PodEnvironment,
+    world: World,
+    policy: Policy | None = None,
+    make_room: Callable[[], None] = lambda: None,
+) -> ModelStages:
+    """Load the reference and the critic where they live here, beside the policy or without it."""
+    spec = environment.config.spec
+    trained: dict[str, Policy | Critic] = {} if policy is None else {"policy": policy}
+    frozen: dict[str, Reference] = {}
+    living = environment.config.topology.living_in(environment.role)
+    following: FollowingReference | None = None
+    if "reference" in living:
+        refresh = spec.algorithm.kl.reference_refresh
+        if refresh is not None:
+            assert policy is not None, "a reference that follows lives with the policy"
+            following = FollowingReference(spec, world, refresh, policy.learner)
+        if policy is not None and spec.model.lora is not None:
+            reference: Reference = BaseReference(spec, world, policy.learner)
+        else:
+            reference = following or Reference(spec, world)
+        frozen["reference"] = reference
+        if spec.algorithm.kl.is_full and policy is not None:
+            policy.reference = reference
+    if "critic" in living:
+        trained["critic"] = open_critic(spec, world)
+    return ModelStages(
+        environment.run_folder,
+        open_channels(environment, world),
+        frozen=frozen,
+        trained=trained,
+        following=following,
+        make_room=make_room,
+    )
+
+
+@contextmanager
+def open_standalone_model(
+    environment: PodEnvironment, rank: RankEnvironment, _keys: KeyRing
+) -> Iterator[ModelStages]:
+    """A reference or a critic in pods of its own; its model lives as long as the block."""
+    with open_role_world(environment, rank) as world:
+        yield open_stages(environment, world)

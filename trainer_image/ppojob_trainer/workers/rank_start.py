@@ -1,25 +1,34 @@
-"""What every rank that holds models begins with: threads, seeds, its world, its channels."""
+"""What every rank that holds models begins with: its device, threads, seeds, world, channels."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from ppojob_api import contract
-from ppojob_api.topology import RoleTopology, model_pods, world_size
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.run_config import RunConfig
+from ppojob_api.topology import model_pods, world_size
+from ppojob_api.well_known import RoleName
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import Sizes, read_sizes
+from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
-from ppojob_trainer.rows.group_cost import linear_cost
+from ppojob_trainer.rows.assignment import linear_cost
 from ppojob_trainer.workers.batch_rows import GroupCosts
-from ppojob_trainer.workers.device_checks import check_device, device_facts
 from ppojob_trainer.workers.row_channels import RowChannels
 
 OWNER = "actorRollout"
 """The role whose ranks own the rows: the others meet them in its store."""
+
+_BFLOAT16_SINCE: Final = (8, 0)
+"""Compute capability of the first GPUs (Ampere) whose matrix units know bfloat16."""
 
 
 @contextmanager
@@ -38,14 +47,23 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     torch.set_num_threads(role.threads_per_rank)
     torch.use_deterministic_algorithms(device.type == "cpu")
     torch.manual_seed(config.spec.seed)
-    meets = role.world_size > 1 or (role.role == OWNER and _has_consumers(environment))
+    # Other roles with pods of their own make the owners' rows, or compute on them.
+    others = {own.role for own in config.topology.with_own_pods}
+    has_visitors = role.role == OWNER and others & {"rollout", "reference", "critic"}
+    meeting = None
+    if role.world_size > 1 or has_visitors:
+        meeting = MeetingPoint(
+            environment.host(role.pods[0].host),
+            contract.PORT_STORE,
+            f"{config.uid}/{role.role}/{rank.epoch}",
+        )
     with open_world(
         rank.rank,
         role.world_size,
         device,
         dims=role_dims(environment, role.role),
         address=environment.address,
-        meeting=_meeting(environment, role, rank.epoch) if meets else None,
+        meeting=meeting,
         open_seconds=timeouts.startup_seconds,
         # Ranks wait for each other in a collective: no longer than the stage that it is part of.
         operation_seconds=max(timeouts.startup_seconds, timeouts.stage_seconds),
@@ -81,15 +99,69 @@ def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
     )
 
 
-def _has_consumers(environment: PodEnvironment) -> bool:
-    """Whether another role with pods of its own makes the rows, or computes on them."""
-    consumers = {"rollout", "reference", "critic"}
-    return any(role.role in consumers for role in environment.config.topology.with_own_pods)
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a device is."""
+
+    name: str  # for people
+    # of memory for one rank; None where that is not known. What is free now would say nothing
+    # of later: a rank that finds too little is started again.
+    total_bytes: int | None
+    # compute capability of a GPU; None on the CPU, which knows every type
+    capability: tuple[int, int] | None = None
 
 
-def _meeting(environment: PodEnvironment, role: RoleTopology, epoch: int) -> MeetingPoint:
-    return MeetingPoint(
-        host=environment.host(role.pods[0].host),
-        port=contract.PORT_STORE,
-        key=f"{environment.config.uid}/{role.role}/{epoch}",
-    )
+def device_facts(device: torch.device, ranks_per_pod: int) -> DeviceFacts:
+    """Look at the device of this rank; on the CPU the ranks of a pod share its memory."""
+    if device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(device)
+        name = torch.cuda.get_device_name(device)
+        return DeviceFacts(name, total, torch.cuda.get_device_capability(device))
+    memory = machine_bytes()
+    return DeviceFacts("the pod's memory", None if memory is None else memory // ranks_per_pod)
+
+
+def check_device(config: RunConfig, role: RoleName, facts: DeviceFacts) -> None:
+    """Refuse a device that has too little memory or lacks a type, for a role with own pods.
+
+    Raises:
+        ConfigError: with all that is wrong.
+    """
+    problems = [*_memory(config, role, facts), *_types(config, role, facts)]
+    if problems:
+        raise ConfigError(map(str, problems))
+
+
+def _memory(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[Problem]:
+    held = held_by_rank(config, role, count_parameters(config))
+    needed = sum(held.values())
+    if facts.total_bytes is not None and needed > facts.total_bytes:
+        ranks = config.topology.role(role).world_size
+        yield Problem(
+            f"spec.roles.{role}",
+            f"{ranks} ranks",
+            f"each holds at least {needed / GIB:.2f} GiB ({in_gib(held)}), and "
+            f"{facts.name} has {facts.total_bytes / GIB:.2f} GiB for it",
+            "more ranks, larger devices, or a smaller model",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def _types(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[Problem]:
+    if facts.capability is None or facts.capability >= _BFLOAT16_SINCE:
+        return
+    spec, living = config.spec, config.topology.living_in(role)
+    fields: dict[str, tuple[str, str]] = {}
+    if living & {"actorRollout", "reference", "critic"}:
+        fields["spec.model.dtype"] = (spec.model.dtype, "float32")
+        fields["spec.training.autocast"] = (spec.training.autocast, "none")
+    if config.topology.generating.role in living:
+        fields["spec.rollout.dtype"] = (spec.rollout.dtype, "float32")
+    if "rewardModel" in living and spec.reward_model is not None:
+        fields["spec.rewardModel.dtype"] = (spec.reward_model.dtype, "float32")
+    major, minor = facts.capability
+    for where, (value, allowed) in fields.items():
+        if value == "bfloat16":
+            why = f"{facts.name} has no bfloat16, which begins with compute capability 8.0"
+            allowed = f"{allowed}, or a newer GPU than one of {major}.{minor}"
+            yield Problem(where, shown(value), why, allowed, ReasonCode.NOT_ONE_OF)

@@ -4,12 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
-from ppojob_trainer.checkpoint.tensors import read_parts, write_shard
+from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -18,25 +16,18 @@ from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.saving import SavedFile
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.learner import Learner, entry_of
+from ppojob_trainer.workers.learner import Learner, entry_of, write_file
 
 ROLE: Final = "reference"
 """Name of the folder of its files in a commit."""
 
 
 class Reference:
-    """The model of the KL, which stays as it is.
-
-    Args:
-        spec: the job.
-        world: the ranks that hold it together.
-
-    Attributes:
-        engine: its passes.
-    """
+    """The model of the KL, which stays as it is; the ranks of the world hold it together."""
 
     def __init__(self, spec: PPOJobSpec, world: World) -> None:
         self._spec = spec
@@ -51,8 +42,7 @@ class Reference:
     def _open(self) -> ForwardEngine:
         """The policy of the beginning."""
         spec = self._spec
-        dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
-        model = load_model(spec.model.path, dtype, world=self._world)
+        model = load_model(spec.model.path, DTYPES[spec.model.dtype], world=self._world)
         return ForwardEngine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 
 
@@ -72,13 +62,7 @@ class BaseEngine(ForwardEngine):
 
 
 class BaseReference(Reference):
-    """The weights below the policy's adapters, which nobody trains.
-
-    Args:
-        spec: the job.
-        world: the ranks that hold the policy.
-        policy: the model with adapters.
-    """
+    """The weights below the adapters of a policy, which nobody trains."""
 
     def __init__(self, spec: PPOJobSpec, world: World, policy: Learner) -> None:
         self._policy = policy
@@ -92,11 +76,7 @@ class BaseReference(Reference):
 class FollowingReference(Reference):
     """A reference that takes over weights of the policy; so a commit has to hold its own.
 
-    Args:
-        spec: the job.
-        world: the ranks that hold it and the policy together, both cut alike.
-        refresh: how much it takes.
-        policy: whose weights it takes.
+    Both are sharded over the world in the same way.
     """
 
     def __init__(
@@ -123,15 +103,7 @@ class FollowingReference(Reference):
                 own.mul_(1.0 - self._mixup).add_(other, alpha=self._mixup)
 
     def restore(self, folder: Path | None, files: Iterable[SavedFile]) -> None:
-        """Take the weights of a commit, or those of the beginning.
-
-        Args:
-            folder: of the commit; None for the beginning.
-            files: of the commit, of all models and ranks; every one that is read is verified.
-
-        Raises:
-            DamagedCommit: a file is absent or not what the manifest says.
-        """
+        """Take the weights of a commit, or those of the beginning; see `Learner.restore`."""
         if folder is None:
             if self._has_moved:
                 del self.engine  # first: two references may be more than there is room for
@@ -146,8 +118,5 @@ class FollowingReference(Reference):
 
     def save(self, folder: Path) -> list[SavedFile]:
         """Write this rank's file of a commit."""
-        rank = self._world.rank
-        path = f"{ROLE}/rank-{rank:05d}/{MODEL_FILE}"
         weights = dict(hf_named_tensors(self.engine.model))
-        entry = write_shard(folder, path, weights, role=ROLE, rank=rank)
-        return [SavedFile(entry.path, entry.size_bytes, entry.sha256)]
+        return [write_file(folder, ROLE, self._world.rank, MODEL_FILE, weights)]

@@ -28,14 +28,7 @@ from ppojob_trainer.tools.schemas import parameters_of
 
 
 class RetrieverWorker:
-    """Answers `act`.
-
-    Args:
-        agent: `spec.agent`.
-        tool: of it, the tool `search`.
-        retriever: finds passages.
-        thread: searches; queries are scored one after the other.
-    """
+    """Answers `act`, for the tool `search`; one thread scores queries one after the other."""
 
     def __init__(
         self, agent: AgentSpec, tool: ToolSpec, retriever: Retriever, thread: ThreadPoolExecutor

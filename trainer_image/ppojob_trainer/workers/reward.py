@@ -25,11 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class RewardWorker:
-    """Answers `put_texts` and `score`.
-
-    Args:
-        pool: the processes that run scorers.
-    """
+    """Answers `put_texts` and `score`."""
 
     def __init__(self, pool: ScoringPool) -> None:
         self._pool = pool

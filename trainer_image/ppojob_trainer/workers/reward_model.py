@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
-import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -12,6 +11,7 @@ from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.models.load import load_reward_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.scoring import ModelScored, ScoreByModel
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE_BY_MODEL
@@ -21,23 +21,18 @@ from ppojob_trainer.workers.text_inbox import TextInbox
 
 
 class RewardModelStages:
-    """Answers the stages of the reward model on one of its ranks.
-
-    Args:
-        engine: scores.
-        chat: the engine's tokenizer, which must be told when the run began.
-    """
+    """Answers the stages of the reward model on one of its ranks."""
 
     def __init__(self, engine: ScoreEngine, chat: ChatTokenizer) -> None:
         self._engine = engine
-        self._chat = chat
+        self._chat = chat  # the engine's tokenizer, which must be told when the run began
         self._inbox = TextInbox()
 
     def routes(self) -> list[Route]:
         """The methods of a rank that holds a reward model."""
-        return [Route(PUT_TEXTS, self._inbox.put), Route(SCORE_BY_MODEL, self._judge)]
+        return [Route(PUT_TEXTS, self._inbox.put), Route(SCORE_BY_MODEL, self._score)]
 
-    def _judge(self, request: ScoreByModel) -> ModelScored:
+    def _score(self, request: ScoreByModel) -> ModelScored:
         rows = [row for item in request.items for row in range(item.first, item.last)]
         texts = iter(self._inbox.take(request.batch, rows))
         answers = [
@@ -54,7 +49,6 @@ def open_reward_model(spec: PPOJobSpec, world: World) -> Iterator[RewardModelSta
     """Load the reward model; its tokenizer's helper ends with the block."""
     model = spec.reward_model
     assert model is not None, "a job without a reward model has no such role"
-    dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     chat = ChatTokenizer(
         model.path,
         model.tokenizer_path,
@@ -62,7 +56,7 @@ def open_reward_model(spec: PPOJobSpec, world: World) -> Iterator[RewardModelSta
         setting="spec.rewardModel.chatTemplate",
     )
     with chat:
-        loaded = load_reward_model(model.path, dtype, world=world)
+        loaded = load_reward_model(model.path, DTYPES[model.dtype], world=world)
         engine = ScoreEngine(loaded, chat, spec.training, world, max_tokens=model.max_tokens)
         yield RewardModelStages(engine, chat)
 

@@ -5,19 +5,15 @@ rows go to them behind it: until then they are kept as they were drawn.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torch import Tensor
 
 from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.parallel.tensor_stream import receive_tensors
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
-from ppojob_trainer.rollout.factory import build_engine
-from ppojob_trainer.rollout.protocol import RolloutEngine
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
 from ppojob_trainer.rpc.server import Route
@@ -26,8 +22,7 @@ from ppojob_trainer.workers.generation import (
     Generation,
     batches_of,
     generated,
-    open_policy_chat,
-    open_turns,
+    open_generation,
 )
 from ppojob_trainer.workers.handover import MadeRows, give_rows
 from ppojob_trainer.workers.rank_start import OWNER, open_channels, open_role_world
@@ -36,15 +31,8 @@ from ppojob_trainer.workers.row_channels import RowChannels
 
 @dataclass
 class RolloutWorker:
-    """Answers the stages of the role `rollout`.
+    """Answers the stages of the role `rollout`; its channels go to the policy's ranks."""
 
-    Attributes:
-        engine: generates.
-        generation: makes rows with it.
-        channels: to the policy's ranks.
-    """
-
-    engine: RolloutEngine
     generation: Generation
     channels: RowChannels
     _made: dict[tuple[int, str, int], MadeRows] = field(default_factory=dict)
@@ -63,15 +51,15 @@ class RolloutWorker:
     def _take_weights(self, request: BringWeights) -> Nothing:
         lost: list[ChannelLost] = []
         try:
-            self.engine.load_weights(request.version, self._arriving(lost))
+            self.generation.engine.load_weights(request.version, self._received_weights(lost))
         except Exception as problem:
             if not lost:
                 raise
-            # Half of its weights are new, and engines do not load twice: this process is of no use.
+            # Half of its weights are new, and engines do not load twice: this process must end.
             raise SystemExit(f"weights of version {request.version}: {lost[0]}") from problem
         return Nothing()
 
-    def _arriving(self, lost: list[ChannelLost]) -> Iterator[tuple[str, Tensor]]:
+    def _received_weights(self, lost: list[ChannelLost]) -> Iterator[tuple[str, Tensor]]:
         """The weights; all ranks of the policy have them, and serve the engines by turns."""
         sender = self.channels.world.rank % self.channels.owners(OWNER)
         try:
@@ -102,19 +90,8 @@ def open_rollout_worker(
     environment: PodEnvironment, rank: RankEnvironment, keys: KeyRing
 ) -> Iterator[RolloutWorker]:
     """The worker of one rank, whose engine lives as long as the block."""
-    spec = environment.config.spec
-    with ExitStack() as stack:
-        world = stack.enter_context(open_role_world(environment, rank))
-        engine = build_engine(
-            spec.rollout,
-            Path(spec.model.path),
-            device=environment.config.topology.role(environment.role).device,
-            trust_remote_code=spec.model.trust_remote_code,
-            shares_device=False,
-        )
-        stack.callback(engine.close)
-        chat = stack.enter_context(open_policy_chat(spec))
-        caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
-        stack.callback(caller.close)
-        generation = Generation(spec, engine, chat, caller, open_turns(spec, chat))
-        yield RolloutWorker(engine, generation, open_channels(environment, world))
+    with (
+        open_role_world(environment, rank) as world,
+        open_generation(environment, keys) as generation,
+    ):
+        yield RolloutWorker(generation, open_channels(environment, world))

@@ -8,9 +8,8 @@ from ppojob_trainer.parallel.channel import Channel, open_channel
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, find_store
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rows.exchange import move_rows, return_columns
+from ppojob_trainer.rows.exchange import TransferPlan, move_rows, return_columns
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rows.transfer import TransferPlan
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.rows import CutChannel, MoveColumns, OpenChannel, RowIndex
 from ppojob_trainer.rpc.server import Route
@@ -20,13 +19,7 @@ from ppojob_trainer.workers.batch_rows import GroupCosts
 
 @dataclass(frozen=True)
 class _Route:
-    """An open channel, and the numbers of its members.
-
-    Attributes:
-        channel: to the other role.
-        owners: ranks of the owning role: members 0, 1, ...
-        consumers: layout of the other role, whose ranks are the members behind those.
-    """
+    """An open channel. Its members are the ranks that own rows, and behind them the consumers'."""
 
     channel: Channel
     owners: int
@@ -35,41 +28,21 @@ class _Route:
 
 @dataclass
 class RowChannels:
-    """Opens channels, and moves rows over them.
+    """Opens channels, and moves rows over them."""
 
-    Attributes:
-        world: of this role.
-        owns_rows: whether the ranks of this role own the rows.
-        address: IP address of this pod.
-        host: where to reach a pod by its name.
-        costs: by which the consumers share the rows.
-        dims_of: the layout of a role that has ranks of its own.
-    """
-
-    world: World
-    owns_rows: bool
-    address: str
-    host: Callable[[str], str]
-    costs: GroupCosts
-    dims_of: Callable[[str], ParallelDims]
+    world: World  # of this role
+    owns_rows: bool  # whether the ranks of this role own the rows
+    address: str  # IP address of this pod
+    host: Callable[[str], str]  # gives the address of a pod by its name
+    costs: GroupCosts  # by which the consumers share the rows
+    dims_of: Callable[[str], ParallelDims]  # the layout of a role that has ranks of its own
     _routes: dict[str, _Route] = field(default_factory=dict)
 
     def routes(self) -> list[Route]:
         """The methods of every rank that has channels."""
-        return [
-            Route(methods.OPEN_CHANNEL, self._open),
-            Route(methods.CUT_CHANNEL, self._cut),
-        ]
+        return [Route(methods.OPEN_CHANNEL, self.open), Route(methods.CUT_CHANNEL, self._cut)]
 
-    def _open(self, request: OpenChannel) -> Nothing:
-        self.open(request)
-        return Nothing()
-
-    def _cut(self, request: CutChannel) -> Nothing:
-        self.cut(request.role)
-        return Nothing()
-
-    def open(self, request: OpenChannel) -> None:
+    def open(self, request: OpenChannel) -> Nothing:
         """Open a channel, unless it is open; one to an older epoch of that role is closed.
 
         Raises:
@@ -78,7 +51,7 @@ class RowChannels:
         route = self._routes.get(request.role)
         if route is not None:
             if route.channel.key == request.key:
-                return
+                return Nothing()
             del self._routes[request.role]
             route.channel.close()
         store = self.world.store
@@ -97,6 +70,14 @@ class RowChannels:
         consumers = self.dims_of(request.role) if self.owns_rows else self.world.dims
         consumers.check_size(request.consumers)
         self._routes[request.role] = _Route(channel, request.owners, consumers)
+        return Nothing()
+
+    def _cut(self, request: CutChannel) -> Nothing:
+        """End what waits on a channel; called on another thread."""
+        route = self._routes.get(request.role)
+        if route is not None:
+            route.channel.cut()
+        return Nothing()
 
     def link(self, role: str) -> Channel:
         """The open channel to a role."""
@@ -106,21 +87,12 @@ class RowChannels:
         """Ranks that own rows on the channel to a role: its first members."""
         return self._routes[role].owners
 
-    def cut(self, role: str) -> None:
-        """End what waits on the channel to a role; to be called from another thread."""
-        route = self._routes.get(role)
-        if route is not None:
-            route.channel.cut()
-
     def move_rows(
         self, role: str, index: BatchIndex, mine: Experience | None
     ) -> tuple[BatchIndex, Experience]:
         """Move all rows from their owners to the consumers, each to a leader of a coordinate there.
 
-        Args:
-            role: at the other end.
-            index: of the rows at their owners.
-            mine: the rows of this rank; None on a consumer, which has none yet.
+        `mine` are the rows of an owner, None on a consumer.
 
         Returns:
             The index of the rows at the consumers, and those that this rank has as a consumer.
@@ -132,13 +104,7 @@ class RowChannels:
         return replace(index, owners=consumers), moved
 
     def move_columns(self, request: MoveColumns, index: BatchIndex, mine: Experience) -> None:
-        """Move columns of rows that owners and consumers both have.
-
-        Args:
-            request: which, and in which direction.
-            index: of the rows at their owners.
-            mine: the rows of this rank.
-        """
+        """Move columns of rows that owners and consumers both have."""
         route = self._routes[request.role]
         plan = self._plan(route, index)
         sends = self.owns_rows is not request.to_owners

@@ -1,53 +1,47 @@
-"""The rows that a rank owns, made of what an engine drew, kept flat."""
+"""The rows that a rank owns: made of what an engine drew, kept flat, as a table for the disk."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ppojob_trainer.rollout.trajectory import Trajectory, turn_rewards
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.json_value import plain_text
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
+from ppojob_trainer.rows.row_files import SCHEMA
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
+from ppojob_trainer.rpc.messages.rows import WriteRows
+
+_TYPES: Final = {"number": pa.float64(), "text": pa.string()}
+_OF_REWARDS: Final = "reward_extra/"
+"""Before a value whose name is a column's already."""
 
 
 class Span(NamedTuple):
-    """A segment without its tokens.
+    """A segment without its tokens."""
 
-    Attributes:
-        tokens: how many.
-        version: of the weights that drew them; None where they were given.
-        reward: of the turn that ends with it.
-    """
-
-    tokens: int
-    version: int | None
-    reward: float
+    tokens: int  # how many
+    version: int | None  # of the weights that drew them; None where they were given
+    reward: float  # of the turn that ends with it
 
 
 @dataclass
 class OwnedRows:
-    """One batch of rows.
+    """One batch of rows: row `p * samples + s` is sample `s` of prompt `p` of these."""
 
-    Attributes:
-        first: position in the batch of the first prompt.
-        prompt_ids: (prompts,) their numbers in the data.
-        samples: rows a prompt; row `p * samples + s` is sample `s` of prompt `p` of these.
-        experience: tokens, masks and log-probabilities.
-        spans: (rows,) what each row is made of.
-        truncated: (rows,) whether the response ran into the limit.
-        figures: (rows,) JSON of each row's figures; empty for rows of one turn.
-    """
-
-    first: int
-    prompt_ids: list[int]
+    first: int  # position in the batch of the first prompt
+    prompt_ids: list[int]  # numbers of the prompts in the data
     samples: int
     experience: Experience
-    truncated: list[bool]
-    spans: list[list[Span]]
-    figures: list[bytes]
+    truncated: list[bool]  # (rows,) whether the response ran into the limit
+    spans: list[list[Span]]  # (rows,) what each row is made of
+    figures: list[bytes]  # (rows,) JSON; empty for rows of one turn
 
     def response(self, row: int) -> tuple[list[int], list[float]]:
         """The token ids of one response, and what they were drawn with."""
@@ -70,14 +64,10 @@ def own_rows(
     *,
     has_turns: bool = False,
 ) -> OwnedRows:
-    """Make rows of trajectories that are in prompt-major order.
+    """Make rows of trajectories, which come prompt after prompt.
 
-    Args:
-        first: position in the batch of the first prompt.
-        prompts: what was answered.
-        samples: rows a prompt.
-        trajectories: the rows.
-        has_turns: whether rows of this job have rewards of turns.
+    `first` is the position in the batch of the first prompt; `has_turns` says whether rows of this
+    job have rewards of turns.
     """
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
 
@@ -110,9 +100,7 @@ def own_rows(
 def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:
     """The rows of some prompts out of several generation rounds.
 
-    Args:
-        rounds: the rows of this rank by round.
-        origins: round and position in its batch of each prompt, ascending.
+    Origins are the round of each prompt and its position there, in ascending order.
     """
     parts = []
     for number, rows in sorted(rounds.items()):
@@ -120,3 +108,77 @@ def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, in
         chosen = [g * rows.samples + sample for g in groups for sample in range(rows.samples)]
         parts.append(rows.experience.select(chosen))
     return joined(parts)
+
+
+def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.Table:
+    """The rows of a request as a table, in row order."""
+    begin = request.first - rows.first
+    columns = {
+        name: pa.field(f"{_OF_REWARDS}{name}" if name in SCHEMA.names else name, _TYPES[kind])
+        for name, kind in request.value_kinds.items()
+    }
+    records = []
+    for position, data_source in enumerate(request.data_sources):
+        tokens = rows.experience.prompts[begin + position]
+        prompt = chat.decode(tokens.tolist(), skip_special_tokens=False)
+        truth = json.loads(request.ground_truths[position])
+        extra_info = request.extra_infos[position].decode()
+        for sample in range(rows.samples):
+            told = position * rows.samples + sample
+            row = begin * rows.samples + told
+            response, logprobs = rows.response(row)
+            values = json.loads(request.extras[told])
+            records.append(
+                {
+                    "step": request.step,
+                    "row": rows.first_row + row,
+                    "prompt_id": rows.prompt_ids[begin + position],
+                    "sample": sample,
+                    "data_source": data_source,
+                    "prompt": prompt,
+                    "response": chat.decode(response, skip_special_tokens=True),
+                    "ground_truth": None if truth is None else plain_text(truth),
+                    "score": request.scores[told],
+                    "prompt_tokens": len(tokens),
+                    "response_tokens": len(response),
+                    "truncated": rows.truncated[row],
+                    "response_ids": response,
+                    "rollout_logprobs": logprobs,
+                    "segments": [span._asdict() for span in rows.spans[row]],
+                    "figures": rows.figures[row].decode() or None,
+                    "extra_info": extra_info,
+                    "reward_values": request.extras[told].decode(),
+                    **{columns[name].name: _cell(columns[name], values[name]) for name in values},
+                }
+            )
+    return pa.Table.from_pylist(records, schema=pa.schema([*SCHEMA, *columns.values()]))
+
+
+def trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
+    """Rows that `row_files.read_tokens` gave, as they were generated."""
+    return [
+        Trajectory(tuple(_segments(ids, logprobs, segments)), "length" if truncated else "stop")
+        for truncated, ids, logprobs, segments in zip(
+            columns["truncated"],
+            columns["response_ids"],
+            columns["rollout_logprobs"],
+            columns["segments"],
+            strict=True,
+        )
+    ]
+
+
+def _segments(ids: list[int], logprobs: list[float], spans: list[dict[str, Any]]) -> list[Segment]:
+    found, start = [], 0
+    for span in spans:
+        part = slice(start, start + span["tokens"])
+        start = part.stop
+        drawn = () if span["version"] is None else tuple(logprobs[part])
+        # Rows that an earlier version wrote have no rewards of turns.
+        reward = span.get("reward") or 0.0
+        found.append(Segment(tuple(ids[part]), drawn, span["version"], reward))
+    return found
+
+
+def _cell(column: pa.Field, value: float | str) -> float | str:
+    return plain_text(value) if pa.types.is_string(column.type) else value

@@ -11,9 +11,8 @@ from ppojob_trainer.rpc.wire import Nothing
 class TextInbox:
     """Keeps the texts of batches until they are scored.
 
-    Texts may come twice, and late: what a sender repeats, or one that has been replaced. So they
-    are kept under the name of their batch, and one of which rows are taken takes those of older
-    steps away.
+    Texts may come twice, and late: a sender repeats them, or had been replaced. So they are kept
+    under the name of their batch; when rows of one are taken, those of older steps are dropped.
     """
 
     def __init__(self) -> None:

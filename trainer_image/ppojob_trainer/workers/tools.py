@@ -19,11 +19,7 @@ from ppojob_trainer.tools.pool import ToolPool, Wanted
 
 
 class ToolsWorker:
-    """Answers `act`.
-
-    Args:
-        pool: the processes that call tools.
-    """
+    """Answers `act`."""
 
     def __init__(self, pool: ToolPool) -> None:
         self._pool = pool

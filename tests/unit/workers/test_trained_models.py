@@ -5,9 +5,8 @@ from training_ranks import GROUPS, SAMPLES, rows_of_step
 
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.policy import Policy
+from ppojob_trainer.workers.trained_models import Policy
 
 SPEC = grpo_spec(GROUPS, SAMPLES)
 
@@ -21,10 +20,8 @@ def policy(make_learner) -> Policy:
 
 @pytest.fixture
 def rows() -> BatchRows:
-    """Rows of which only the first group has any signal."""
     mine = rows_of_step()
     mine.rollout_logprobs[:] = -2.0
-    mine.advantages[mine.token_index(torch.arange(SAMPLES, mine.num_rows))] = 0.0
     index = BatchIndex(
         tuple(mine.prompt_lengths.tolist()),
         tuple(mine.lengths.tolist()),
@@ -49,12 +46,3 @@ def test_the_pass_before_the_updates_measures_every_trained_token(policy, rows):
     assert told.keys() == expected.keys()
     for name, column in expected.items():
         assert told[name] == pytest.approx(column[mask].mean().item(), rel=1e-5), name
-
-
-def test_an_update_measures_the_tokens_that_it_computes(policy, rows):
-    _, entropy = policy.learner.engine.predict(rows.mine)
-    trained = rows.mine.mask & (rows.mine.token_rows < SAMPLES)
-    measured = policy.update(rows, Update("policy", list(range(GROUPS))))
-    assert measured.tokens == int(trained.sum())
-    found = step_statistics([measured])["actor/entropy"]
-    assert found == pytest.approx(entropy[trained].mean().item(), rel=1e-5)

@@ -1,23 +1,24 @@
-"""The policy in training: what a step asks of it."""
+"""The models in training, and what a step asks of them: the policy and the critic."""
 
 from functools import partial
 
-import torch
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import HeadWithKl
-from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.policy_objective import (
     PolicyObjective,
     sampling_diagnostics,
     token_sums,
 )
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
@@ -26,18 +27,11 @@ from ppojob_trainer.workers.reference import Reference
 
 
 class Policy:
-    """The model that is trained.
-
-    Args:
-        spec: the job.
-        learner: its weights and optimizer.
-
-    Attributes:
-        reference: what updates compare it with over the whole vocabulary; None where they do not.
-    """
+    """The model that is trained."""
 
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
         self.learner = learner
+        # What updates compare it with over the whole vocabulary; None where they do not.
         self.reference: Reference | None = None
         self._spec = spec
 
@@ -77,7 +71,7 @@ class Policy:
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     """Load the policy as the job begins with it."""
-    dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
+    model, dtype = spec.model, DTYPES[spec.model.dtype]
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         head = PolicyHead.of_updates(spec)
@@ -90,8 +84,48 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             world=world,
             seed=spec.seed,
             load=lambda: load_model(
-                spec.model.path, dtype, world=world, lora=spec.model.lora, seed=spec.seed
+                model.path, dtype, world=world, lora=model.lora, seed=spec.seed
             ),
             train=train,
         ),
     )
+
+
+class Critic:
+    """The value model in training."""
+
+    def __init__(self, learner: Learner, objective: ValueObjective) -> None:
+        self.learner = learner
+        self._objective = objective
+
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in `values`."""
+        rows.fill("values", self.learner.engine.predict)
+        return PassStatistics()
+
+    def update(self, rows: BatchRows, request: Update) -> PassStatistics:
+        """One optimizer step."""
+        staged = rows.staged(request.prompts, ("values", "returns"))
+        return self.learner.engine.update(staged, self._objective)
+
+
+def open_critic(spec: PPOJobSpec, world: World) -> Critic:
+    """Load the critic as the job begins with it."""
+    assert spec.critic is not None, "a job without a critic has no such role"
+    assert spec.critic.path is not None, "a resolved configuration says which model"
+    critic, path = spec.critic, spec.critic.path
+
+    def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
+        return TrainEngine(
+            model, ValueHead(), spec.training, critic.optimizer, total_updates, world
+        )
+
+    learner = Learner(
+        role="critic",
+        world=world,
+        seed=spec.seed,
+        load=lambda: load_value_model(path, DTYPES[spec.model.dtype], world=world),
+        train=train,
+    )
+    limit = spec.data.max_response_tokens
+    return Critic(learner, ValueObjective.of(critic, spec.algorithm, max_response_tokens=limit))

@@ -1,0 +1,138 @@
+"""Packed attention, in tiles and of rows too long for one, against dense attention."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ppojob_trainer.engine.attention import TILE_SCORES, attend_packed, plan_attention
+from ppojob_trainer.engine.layout import Span
+
+HEADS, KEY_HEADS, SIZE, SCALE = 6, 2, 8, 0.3
+SPANS = (
+    Span(0, 5),
+    Span(5, 3, 0, 5),
+    Span(8, 7, 0, 5),
+    Span(15, 1),
+    Span(16, 1, 15, 1),
+    Span(17, 9, 15, 1),
+    Span(26, 11),
+)
+
+
+def group(prompt, *responses):
+    """Spans of a prompt and its responses."""
+    spans, end = [Span(0, prompt)], prompt
+    for response in responses:
+        spans.append(Span(end, response, 0, prompt))
+        end += response
+    return spans
+
+
+LONG = group(30, 90, 4, 61, 5)
+
+
+def inputs(spans, dtype=torch.float64):
+    """Query, key and value: the same numbers in every type."""
+    torch.manual_seed(5)
+    total = sum(span.length for span in spans)
+    drawn = [torch.randn(1, heads, total, SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    return [x.bfloat16().to(dtype).requires_grad_() for x in drawn]
+
+
+def dense(spans, query, key, value):
+    visible = torch.zeros(query.shape[2], query.shape[2], dtype=torch.bool)
+    for span in spans:
+        for i in range(span.start, span.start + span.length):
+            visible[i, span.prefix_start : span.prefix_start + span.prefix_length] = True
+            visible[i, span.start : i + 1] = True
+    key, value = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (key, value))
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=SCALE)
+    return out.transpose(1, 2)
+
+
+def packed(spans, *tensors, tile_scores=TILE_SCORES, **options):
+    plan = plan_attention(spans, heads=HEADS, key_heads=KEY_HEADS, tile_scores=tile_scores)
+    options |= {"attention_plan": plan, "scaling": SCALE}
+    return attend_packed(torch.nn.Module(), *tensors, None, **options)[0]
+
+
+def with_gradients(out, tensors):
+    return out, *torch.autograd.grad(out, tensors, torch.ones_like(out).cumsum(1))
+
+
+@pytest.mark.parametrize("tile_scores", [1, 100, 700, 2**21])
+def test_equals_dense_attention_with_gradients(tile_scores):
+    tensors = inputs(SPANS)
+    ours, theirs = packed(SPANS, *tensors, tile_scores=tile_scores), dense(SPANS, *tensors)
+    torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
+def test_long_rows_and_short_ones_of_a_prompt_are_close_in_other_types(dtype, limit):
+    plan = plan_attention(LONG, heads=HEADS, key_heads=KEY_HEADS, tile_scores=2**10)
+    assert plan.tiles
+    assert len(plan.long_rows.spans) > 1
+    exact, tensors = inputs(LONG), inputs(LONG, dtype)
+    expected = with_gradients(dense(LONG, *exact), exact)
+    found = with_gradients(packed(LONG, *tensors, tile_scores=2**10), tensors)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == dtype
+        assert (ours - theirs).norm() / theirs.norm() < limit
+
+
+def test_small_tiles_hold_few_scores():
+    plan = plan_attention(SPANS, heads=HEADS, key_heads=KEY_HEADS, tile_scores=200)
+    assert plan.tiles
+    for tile in plan.tiles:
+        rows, _, _, queries, keys = tile.shape
+        assert rows * HEADS * queries * keys <= 200
+    assert plan.long_rows.spans
+    assert HEADS * plan.long_rows.block**2 <= 200
+
+
+@pytest.mark.parametrize("tile_scores", [100, 2**21])
+def test_dropout_drops_that_share_and_its_gradient_is_that_of_what_was_kept(tile_scores):
+    query, key, value = inputs(SPANS)
+    options = {"tile_scores": tile_scores, "dropout": 0.5}
+    torch.manual_seed(0)
+    out = packed(SPANS, query, key, torch.ones_like(value), **options)
+    assert out.std() > 0.1
+    assert abs(out.mean() - 1.0) < 0.1
+
+    def dropped(*tensors):
+        torch.manual_seed(0)
+        return packed(SPANS, *tensors, **options)
+
+    assert torch.autograd.gradcheck(dropped, (query, key, value), fast_mode=True)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_twice_the_response_takes_twice_the_memory_and_the_same_bits_each_time(peak_bytes, dropout):
+    peaks, runs = [], []
+    for response in (120, 240, 240):
+        spans = group(50, response)
+        tensors = inputs(spans, torch.float32)
+        with peak_bytes() as memory:
+            out = packed(spans, *tensors, tile_scores=2**10, dropout=dropout)
+            runs.append(with_gradients(out, tensors))
+        peaks.append(memory.peak)
+    assert peaks[1] < 2.2 * peaks[0]
+    # Queries, keys, values: given, padded, and their gradients; output and its gradient; a block.
+    assert peaks[1] < 6 * sum(x.nbytes for x in tensors)
+    assert all(torch.equal(*pair) for pair in zip(*runs[1:], strict=True))
+
+
+def test_scores_beyond_the_range_of_exp():
+    query, key, value = inputs(LONG)
+    tensors = ((query * 2000.0).detach().requires_grad_(), key, value)
+    assert float((tensors[0][0, 0] @ key[0, 0].T).detach().max()) * SCALE > 1000.0
+    found, expected = (
+        with_gradients(packed(LONG, *tensors, tile_scores=scores), tensors)
+        for scores in (2**9, 2**30)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_sliding_window_is_refused():
+    with pytest.raises(ValueError, match="sliding_window: got 16"):
+        packed(SPANS, *inputs(SPANS), sliding_window=16)
