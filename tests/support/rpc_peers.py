@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.controller.supervisors import Supervisors
+from ppojob_trainer.controller.roles import RoleGroup, Roles, Supervisors
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from ppojob_api.v1alpha1.schedule import BestCommitSpec
-from ppojob_trainer.controller.best_commit import BestCommit
+from ppojob_trainer.controller.commits import BestCommit
 from ppojob_trainer.errors import ConfigError
 
 ACCURACY = "val-core/tiny/acc/mean@1"

@@ -53,10 +53,8 @@ def commits_of(role_of, roles_of, tmp_path: Path) -> Callable[..., Commits]:
         group = role_of("actorRollout", *routes, channels=True)
         return lambda epoch: Commits(
             roles=roles_of(group, epoch=epoch),
-            stateful=(group,),
             store=CommitStore(root, job_uid="u", config=b"{}"),
             journal=Journal(root / "journal.jsonl"),
-            run_folder=tmp_path / "run",
             every=2,
             keep_last=2,
             best=None,

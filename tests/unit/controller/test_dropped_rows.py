@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.dropped_rows import dropped_rows
+from ppojob_trainer.controller.batch import Batch, dropped_rows
 from ppojob_trainer.controller.records import step_rows
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.data.prompt_store import PromptRow

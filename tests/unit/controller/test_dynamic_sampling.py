@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.dynamic_sampling import (
+from ppojob_trainer.controller.batch_source import (
     DynamicSampling,
     choose,
     chosen_batch,

@@ -13,9 +13,7 @@ import torch
 from ppojob_api import contract
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.role_channels import RoleChannels
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.controller.row_flow import RowFlow
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -77,13 +75,13 @@ class Sides:
     ) -> None:
         """What a controller does for a forward pass; one that dies leaves the column there."""
         roles = self.roles_of(self.owners, consumers, epoch=controller, rewinds=rewinds)
-        flow = RowFlow(RoleChannels(roles, self.owners, "uid"))
+        channels = RoleChannels(roles, self.owners, "uid")
         batch = Batch("train", PROMPTS, samples=2, owners=1, lengths=LENGTHS)
-        flow.bring_rows(consumers, batch, step)
+        channels.move_rows(consumers, batch, step)
         id_ = RequestId(0, step, "forward/reference")
         roles.ask_all(consumers, FORWARD, Forward("reference"), id_)
         if not dies:
-            flow.take_columns(consumers, batch, step, ["ref_logprobs"])
+            channels.move_columns(consumers, batch, step, ["ref_logprobs"], to_owners=True)
 
     @property
     def column(self) -> list[float]:

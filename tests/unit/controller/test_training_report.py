@@ -24,7 +24,7 @@ class Told:
         self.states: list[TrainingStatus] = []
         self.report = TrainingReport(self.states.append)
         self.report.begin(epoch=3, step=4, committed=2)
-        self.report.turn("Training", total)
+        self.report.change_phase("Training", total)
 
     def after(self, step: int, metrics: dict[str, float]) -> TrainingStatus:
         self.report.done(step, metrics)
@@ -34,8 +34,8 @@ class Told:
 def test_whoever_has_not_taken_over_says_nothing() -> None:
     told: list[TrainingStatus] = []
     report = TrainingReport(told.append)
-    report.turn("Starting", 8)
-    report.turn("Failed", 8)
+    report.change_phase("Starting", 8)
+    report.change_phase("Failed", 8)
     assert not told
     report.begin(epoch=1, step=0, committed=None)
     assert told == [TrainingStatus(epoch=1, stage="Starting", total_steps=8) for _ in told]
@@ -61,7 +61,7 @@ def test_what_changes_nothing_is_not_told_and_a_commit_is() -> None:
     told = Told()
     number = len(told.states)
     for _ in range(5):
-        told.report.turn("Training", 10)
+        told.report.change_phase("Training", 10)
     assert len(told.states) == number
     told.report.commit(4)
     assert told.states[-1].last_committed_step == 4
@@ -79,7 +79,7 @@ def test_what_changes_nothing_is_not_told_and_a_commit_is() -> None:
 )
 def test_how_a_job_ended_is_not_the_controllers_to_say(phase: str, stage: str) -> None:
     told = Told()
-    told.report.turn(phase, 10)
+    told.report.change_phase(phase, 10)
     assert told.states[-1].stage == stage
 
 
@@ -127,19 +127,19 @@ def test_time_that_is_left_counts_what_only_some_steps_have() -> None:
     for step, metrics in enumerate(history, start=1):
         last = told.after(step, metrics)
     assert last.eta == duration((2.0 + 2 * 60.0 / 24) * (100 - 24)) == "8m52s"
-    told.report.stand(24, 24, history)
+    told.report.resume(24, 24, history)
     assert told.states[-1].eta == "8m52s"
 
 
 def test_who_stands_up_shows_what_stands() -> None:
     told = Told()
-    told.report.turn("Recovering", 10)
+    told.report.change_phase("Recovering", 10)
     told.after(5, {**STEP, "critic/score/mean": 0.9})
     history = [{"val-core/a/acc/mean@1": 0.125}, {**STEP, "critic/score/mean": None}, STEP]
-    told.report.stand(2, 2, history)
+    told.report.resume(2, 2, history)
     last = told.states[-1]
     assert (last.step, last.reward, last.validation, last.eta) == (2, 0.5123, 0.125, "16s")
-    told.report.stand(0, None, [])
+    told.report.resume(0, None, [])
     assert told.states[-1] == TrainingStatus(epoch=3, total_steps=10, stage="Recovering")
 
 

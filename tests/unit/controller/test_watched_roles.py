@@ -10,9 +10,7 @@ import pytest
 from pod_plans import pod_plan
 
 from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.controller.supervisors import Supervisors
+from ppojob_trainer.controller.roles import RoleGroup, Roles, Supervisors
 from ppojob_trainer.errors import (
     ChannelLost,
     ConfigError,

@@ -66,7 +66,7 @@ class Reporter:
         with contextlib.suppress(OSError):
             self._aside.write_bytes(msgspec.json.encode(self.status))
             os.replace(self._aside, self._path)
-        self.training.turn(self.status.phase, self.status.total_steps)
+        self.training.change_phase(self.status.phase, self.status.total_steps)
 
     def notice(self, line: str) -> None:
         """Tell a line that stays: in the log, and once on the screen of whoever watches."""

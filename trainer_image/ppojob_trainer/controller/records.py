@@ -11,8 +11,7 @@ import msgspec
 from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.dropped_rows import values_of_failure
+from ppojob_trainer.controller.batch import Batch, values_of_failure
 from ppojob_trainer.controller.row_tape import ROW_FOLDERS, BatchKey
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.errors import StorageError

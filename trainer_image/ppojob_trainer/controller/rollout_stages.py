@@ -12,9 +12,8 @@ import msgspec
 
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.engines import Engines, runs
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.engines import Engines
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
@@ -101,7 +100,6 @@ class RolloutStages:
         return True
 
     def _generate(self, batch: Batch, step: int, greedy: Batch | None) -> None:
-        makers = self.engines.group
         requests = [
             Generate(
                 purpose=batch.purpose,
@@ -113,11 +111,10 @@ class RolloutStages:
                 greedy=greedy is not None,
                 conversations=self._conversations(),
             )
-            for first, last in runs(makers, len(batch.prompts))
+            for first, last in self.engines.shares(len(batch.prompts))
         ]
         id_ = RequestId(0, step, f"{batch.label}/generate")
-        ranks = range(len(requests))
-        answers = self.roles.ask(makers, GENERATE, requests, id_, ranks=ranks)
+        answers = self.roles.ask(self.engines.group, GENERATE, requests, id_)
         batch.take_lengths(answers)
         if greedy is not None:
             greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
@@ -152,7 +149,7 @@ class RolloutStages:
             for first, last in batch.shares
         ]
         id_ = RequestId(0, step, f"{batch.label}/load_rows")
-        self.roles.ask(self.actor, LOAD_ROWS, requests, id_, ranks=range(len(requests)))
+        self.roles.ask(self.actor, LOAD_ROWS, requests, id_)
 
     @contextmanager
     def scoring_of(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:

@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.samples import excerpt
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.json_value import plain_text
@@ -71,8 +70,7 @@ class _Begun(Generic[Answer]):
         asked = [roles.collect(self.first)]
         for index, requests in enumerate(self.rounds[1:], start=1):
             id_ = msgspec.structs.replace(self.id_, index=index)
-            ranks = range(len(requests))
-            asked.append(roles.ask(self.group, self.method, requests, id_, ranks=ranks))
+            asked.append(roles.ask(self.group, self.method, requests, id_))
         return [answer for of_rank in zip(*asked, strict=True) for answer in of_rank]
 
 
@@ -107,7 +105,7 @@ class Scoring:
         Reward functions work meanwhile in pods of their own; a reward model's ranks may be those
         that something else is asked of, so they begin at the end.
         """
-        name = self._name(batch, step)
+        name = batch.name(self.roles.rewinds, step)
         last, known = self._scored.get(batch.purpose, (None, []))
         if last == name:
             yield lambda: batch.take_scores(known)
@@ -131,7 +129,7 @@ class Scoring:
 
     def _begin(self, group: RoleGroup, batch: Batch, step: int) -> _Begun[Scored]:
         """Each pod scores a run of rows; what they all said before a role was lost counts."""
-        name = self._name(batch, step)
+        name = batch.name(self.roles.rewinds, step)
         last, known = self._begun.get(batch.purpose, (None, None))
         if known is not None and last == name and known.is_over:
             return known
@@ -151,7 +149,7 @@ class Scoring:
 
     def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
         """All ranks of the model work together, so those without rows are asked as well."""
-        name = self._name(batch, step)
+        name = batch.name(self.roles.rewinds, step)
         items = [
             batch.model_score_items(*part) for part in self._send_texts(model.host, batch, step)
         ]
@@ -193,11 +191,8 @@ class Scoring:
             ]
             for index in range(max(map(len, cuts)))
         ]
-        first = self.roles.begin(group, method, rounds[0], id_, ranks=range(len(items)))
+        first = self.roles.begin(group, method, rounds[0], id_)
         return _Begun(group, method, rounds, id_, first)
-
-    def _name(self, batch: Batch, step: int) -> BatchName:
-        return BatchName(self.roles.rewinds, step, batch.purpose, batch.round)
 
     def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
         """Have the owners send all rows to the ranks of a role; which rank gets which run."""
@@ -206,7 +201,7 @@ class Scoring:
             senders = batch.owners_of(first, last)
             requests = [
                 SendTexts(
-                    batch=self._name(batch, step),
+                    batch=batch.name(self.roles.rewinds, step),
                     role=group.name,
                     host=group.ranks[rank].host,
                     port=group.ranks[rank].port,

@@ -87,7 +87,7 @@ class TrainingReport:
         """
         self._tell(epoch=epoch, step=step, last_committed_step=committed)
 
-    def turn(self, phase: str, total_steps: int) -> None:
+    def change_phase(self, phase: str, total_steps: int) -> None:
         """The loop is at another phase.
 
         Args:
@@ -100,7 +100,7 @@ class TrainingReport:
             stage = ""
         self._tell(stage=stage, total_steps=total_steps or None)
 
-    def stand(self, step: int, committed: int | None, history: Iterable[Record]) -> None:
+    def resume(self, step: int, committed: int | None, history: Iterable[Record]) -> None:
         """The job stands behind a step, which may be an earlier one than was told last.
 
         Args:

@@ -15,13 +15,11 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.entropy_controller import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
-from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.batch import Batch, dropped_rows
 from ppojob_trainer.controller.batch_source import BatchSource, Draw
-from ppojob_trainer.controller.dropped_rows import dropped_rows
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.role_channels import RoleChannels
+from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.rollout_stages import RolloutStages
-from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.data.order import epoch_order
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread
@@ -175,9 +173,8 @@ class TrainingStep:
 
     Attributes:
         spec: the job, resolved.
-        roles: the processes of the job.
         stages: generation and scoring, by the policy's role, which owns the rows.
-        flow: brings rows to the other roles.
+        channels: bring rows to the other roles.
         passes: forward passes before the updates.
         updates: of each model that learns, in order.
         penalty: what long responses lose of their score; None for nothing.
@@ -186,9 +183,8 @@ class TrainingStep:
     """
 
     spec: PPOJobSpec
-    roles: Roles
     stages: RolloutStages
-    flow: RowFlow
+    channels: RoleChannels
     passes: tuple[ForwardPass, ...]
     updates: tuple[Updates, ...]
     penalty: OverlongPenalty | None
@@ -209,7 +205,7 @@ class TrainingStep:
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
         with timer("gen"):
-            self.flow.place(batch, step)
+            self.channels.place_rows(batch, step)
         before: dict[str, float] = {}
         with ExitStack() as stack:
             finish_scoring: Callable[[], None] | None = None
@@ -241,7 +237,7 @@ class TrainingStep:
         with timer("update_weights"):
             id_ = RequestId(0, step, "sync_weights")
             weights = SyncWeights(step, refresh_reference=self._refreshes_after(step))
-            self.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
+            self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped)
@@ -259,10 +255,10 @@ class TrainingStep:
         return replace(coefficients, entropy=bonus)
 
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
-        self.flow.bring_rows(forward.host, batch, step)
+        self.channels.move_rows(forward.host, batch, step)
         id_ = RequestId(0, step, f"forward/{forward.model}")
-        measured = self.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)[0]
-        self.flow.take_columns(forward.host, batch, step, [forward.column])
+        measured = self.stages.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)[0]
+        self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
         return step_statistics([measured])
 
     def _advantages(
@@ -285,7 +281,7 @@ class TrainingStep:
             step=step,
         )
         id_ = RequestId(0, step, "advantages")
-        return self.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
+        return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
 
     def _penalised(self, batch: Batch) -> list[float]:
         """(rows,) the scores, less what their length costs."""
@@ -307,11 +303,11 @@ class TrainingStep:
     def _update(
         self, updates: Updates, batch: Batch, step: int, coefficients: Coefficients
     ) -> dict[str, float]:
-        self.flow.bring_columns(updates.host, batch, step, updates.columns)
+        self.channels.move_columns(updates.host, batch, step, updates.columns)
         measured = []
         order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
         for index, positions in enumerate(order):
             request = Update(updates.model, positions, coefficients.kl, coefficients.entropy)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
-            measured.append(self.roles.ask_all(updates.host, UPDATE, request, id_)[0])
+            measured.append(self.stages.roles.ask_all(updates.host, UPDATE, request, id_)[0])
         return step_statistics(measured)

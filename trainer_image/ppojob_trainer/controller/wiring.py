@@ -16,24 +16,19 @@ from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.batch_source import BatchSource, OneRound
-from ppojob_trainer.controller.best_commit import BestCommit
-from ppojob_trainer.controller.commits import Commits
-from ppojob_trainer.controller.dynamic_sampling import DynamicSampling
-from ppojob_trainer.controller.engines import Engines, HybridEngines, StandaloneEngines
+from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, OneRound
+from ppojob_trainer.controller.commits import BestCommit, Commits
+from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.role_channels import RoleChannels
-from ppojob_trainer.controller.role_group import RoleGroup, role_group
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.roles import RoleGroup, Roles, Supervisors, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
-from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
-from ppojob_trainer.controller.supervisors import Supervisors
 from ppojob_trainer.controller.training_step import (
     ForwardPass,
     TrainingStep,
@@ -102,6 +97,10 @@ def build_loop(
     reporter.report(total_steps=total_steps)
     training = _training_step(spec, stages, hosts, channels)
 
+    best = None
+    if spec.checkpoint.best is not None:
+        best = BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE)
+
     def tell_committed(step: int) -> None:
         shown.committed(step)
         reporter.training.commit(step)
@@ -109,21 +108,27 @@ def build_loop(
     return Loop(
         spec=spec,
         total_steps=total_steps,
-        roles=roles,
         num_devices=config.topology.num_devices,
         dataset=train,
         order=order,
         training=training,
         validation=validation,
         records=records,
-        commits=_commits(spec, roles, store, journal, run_folder, tell_committed),
+        commits=Commits(
+            roles=roles,
+            store=store,
+            journal=journal,
+            every=spec.checkpoint.every,
+            keep_last=spec.checkpoint.keep_last,
+            best=best,
+            tell_committed=tell_committed,
+        ),
         recovery=Recovery(
             roles=roles,
             journal=journal,
             store=store,
             records=records,
             tape=tape,
-            run_folder=run_folder,
             fresh=_fresh(spec, train.digest, training),
             reporter=reporter,
             total_updates={u.model: u.done_after(total_steps) for u in training.updates},
@@ -190,7 +195,7 @@ def _scoring(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup], began:
 def _engines(spec: PPOJobSpec, hosts: dict[str, RoleGroup], channels: RoleChannels) -> Engines:
     if "rollout" in hosts:
         return StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
-    return HybridEngines(hosts["actorRollout"])
+    return Engines(hosts["actorRollout"])
 
 
 def _training_step(
@@ -199,32 +204,22 @@ def _training_step(
     source: BatchSource = OneRound(stages, spec.algorithm)
     if (settings := spec.algorithm.dynamic_sampling) is not None:
         source = DynamicSampling(stages, spec.algorithm, settings, drops=spec.drops_responses)
+    penalty, control = spec.algorithm.overlong_penalty, spec.algorithm.entropy_control
     return TrainingStep(
         spec=spec,
-        roles=stages.roles,
         stages=stages,
-        flow=RowFlow(channels),
+        channels=channels,
         passes=_forward_passes(spec, hosts),
         updates=_updates(spec, hosts),
-        penalty=_penalty(spec),
-        entropy=_entropy_controller(spec),
+        penalty=None
+        if penalty is None
+        else OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor),
+        entropy=None
+        if control is None
+        else EntropyController(
+            control.target, control.step, control.min_coefficient, control.max_coefficient
+        ),
         source=source,
-    )
-
-
-def _penalty(spec: PPOJobSpec) -> OverlongPenalty | None:
-    penalty = spec.algorithm.overlong_penalty
-    if penalty is None:
-        return None
-    return OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor)
-
-
-def _entropy_controller(spec: PPOJobSpec) -> EntropyController | None:
-    control = spec.algorithm.entropy_control
-    if control is None:
-        return None
-    return EntropyController(
-        control.target, control.step, control.min_coefficient, control.max_coefficient
     )
 
 
@@ -282,29 +277,6 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         columns=tuple(columns),
     )
     return (value, policy)
-
-
-def _commits(
-    spec: PPOJobSpec,
-    roles: Roles,
-    store: CommitStore,
-    journal: Journal,
-    run_folder: Path,
-    tell_committed: Callable[[int], None],
-) -> Commits:
-    return Commits(
-        roles=roles,
-        stateful=tuple(group for group in roles.groups if group.is_stateful),
-        store=store,
-        journal=journal,
-        run_folder=run_folder,
-        every=spec.checkpoint.every,
-        keep_last=spec.checkpoint.keep_last,
-        best=None
-        if spec.checkpoint.best is None
-        else BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE),
-        tell_committed=tell_committed,
-    )
 
 
 def _roles(
