@@ -11,8 +11,7 @@ from ppojob_api import contract
 from ppojob_api.topology import Topology
 from ppojob_api.well_known import RoleName
 from ppojob_trainer import stop_signal
-from ppojob_trainer.supervisor.forked_process import listen, suits
-from ppojob_trainer.supervisor.rank_variables import rank_variables
+from ppojob_trainer.supervisor.forked_process import listen, rank_variables, suits
 
 
 def forked_roles(topology: Topology) -> frozenset[RoleName]:

@@ -55,11 +55,7 @@ class _Fork:
 
 
 class _Server:
-    """Waits for orders; its connections are those that have not ordered yet, and of forks.
-
-    Args:
-        listener: accepts them.
-    """
+    """Waits for orders; its connections are those that have not ordered yet, and of forks."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -150,9 +146,7 @@ def serve() -> str:
     """Load, then fork for everyone who asks; comes back in each fork, never in the server.
 
     The listening socket is standard input.
-
-    Returns:
-        The subcommand of this program that the fork is to run.
+    Returns the subcommand of this program that the fork is to run.
 
     Raises:
         ConfigError: loading has started threads, which a fork would not have.

@@ -45,10 +45,7 @@ class CallFailed(Exception):  # noqa: N818  it says what happened
 def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") -> Wrong | None:
     """Say what is wrong with an endpoint, before anything is started.
 
-    Args:
-        url: of the service.
-        key_variable: environment variable with its key; empty for none.
-        role: whose code asks it.
+    `key_variable` is the environment variable with its key; empty for none.
     """
     code, key_name = _CODE[role]
     if "@" in url.partition("://")[2].partition("/")[0]:
@@ -79,27 +76,9 @@ def longest_seconds(_program_seconds: float, arguments: Mapping[str, Json]) -> f
     return min((retries + 1) * attempt + retries * _LONGEST_WAIT_SECONDS, _LONGEST_SECONDS)
 
 
-def post_json(
-    url: str,
-    body: Json,
-    *,
-    key_variable: str = "",
-    retries: int = RETRIES,
-    attempt_seconds: float = ATTEMPT_SECONDS,
-) -> Json:
-    """Post a JSON body and give back the JSON answer; see `post`.
-
-    Raises:
-        CallFailed: no attempt gave an answer, or it is no JSON.
-    """
-    return post(
-        url,
-        body,
-        _json_of,
-        key_variable=key_variable,
-        retries=retries,
-        attempt_seconds=attempt_seconds,
-    )
+def _json_of(_: "HTTPMessage", body: bytes) -> Json:
+    decoded: Json = json.loads(body)
+    return decoded
 
 
 def json_or_text(answer: "HTTPMessage", body: bytes) -> Json:
@@ -114,16 +93,16 @@ def json_or_text(answer: "HTTPMessage", body: bytes) -> Json:
     return body.decode(errors="replace")
 
 
-def post(
+def post_json(
     url: str,
     body: Json,
-    read: Callable[["HTTPMessage", bytes], Json],
     *,
+    read: Callable[["HTTPMessage", bytes], Json] = _json_of,
     key_variable: str = "",
     retries: int = RETRIES,
     attempt_seconds: float = ATTEMPT_SECONDS,
 ) -> Json:
-    """Post a JSON body.
+    """Post a JSON body, and give back the answer, JSON by default.
 
     Connections that fail, answers that take too long and statuses that say "later" (429, 503 and
     their kin) are tried again, after 0.5, 1, 2 ... s, or as long as ``Retry-After`` says.
@@ -131,7 +110,7 @@ def post(
     Args:
         url: of the service.
         body: of the request.
-        read: makes something of the answer's headers and body; a ValueError is that it cannot.
+        read: what reads the answer's headers and body; raises a ValueError where it cannot.
         key_variable: environment variable with the bearer token; empty for none.
         retries: attempts after the first.
         attempt_seconds: longest silence of the service.
@@ -199,11 +178,6 @@ def _is_address(url: str) -> bool:
 def _key(variable: str) -> str:
     """The key without the white space around it, which files of Secrets often end in."""
     return os.environ.get(variable, "").strip() if variable else ""
-
-
-def _json_of(_: "HTTPMessage", body: bytes) -> Json:
-    decoded: Json = json.loads(body)
-    return decoded
 
 
 def _read(

@@ -18,8 +18,6 @@ class ApiAccess:
     """How a pod of a cluster reaches the API server.
 
     Attributes:
-        host: name or IP address.
-        port: of the server.
         credentials: folder of `token` and `ca.crt`; the kubelet replaces both in time.
     """
 
@@ -34,11 +32,7 @@ class PodEnvironment:
 
     Attributes:
         config: the resolved run configuration; what it left to the processor is resolved too.
-        role: role of this pod.
-        pod_index: index of this pod within its role.
         address: IP address to bind.
-        keys: folder of the role's keys.
-        run_folder: folder of the run.
         scratch: writable folder of the pod's own.
         address_book: pod name -> IP address; empty where DNS resolves names.
         api_access: the way to the API server; None where there is none for this pod.
@@ -66,10 +60,7 @@ class PodEnvironment:
 class RankEnvironment:
     """What a supervisor tells the processes that it starts.
 
-    Attributes:
-        rank: rank within the role's world.
-        local_rank: rank within the pod.
-        epoch: epoch of the role.
+    `rank` is that within the role's world, `local_rank` that within the pod.
     """
 
     rank: int

@@ -23,9 +23,14 @@ from pod_plans import pod_plan
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
-from ppojob_trainer.supervisor.forked_process import ForkedProcess, ForkServer, listen, suits
+from ppojob_trainer.supervisor.forked_process import (
+    ForkedProcess,
+    ForkServer,
+    listen,
+    rank_variables,
+    suits,
+)
 from ppojob_trainer.supervisor.pod import Pod
-from ppojob_trainer.supervisor.rank_variables import rank_variables
 
 pytestmark = pytest.mark.processes
 

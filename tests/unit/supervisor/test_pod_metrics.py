@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ppojob_trainer.metrics.series import POD_SERIES
 from ppojob_trainer.rpc.messages.pods import PodStatus, RankState
-from ppojob_trainer.supervisor.health import health_server
-from ppojob_trainer.supervisor.pod_metrics import PodMetrics, read_process_use
+from ppojob_trainer.supervisor.health import health_server, read_process_use
 
 pytestmark = pytest.mark.processes
 
@@ -23,8 +22,7 @@ def status_of(*ranks: RankState) -> PodStatus:
 
 
 def scrape(status: PodStatus) -> Samples:
-    metrics = PodMetrics("sums", lambda: status)
-    server = health_server("127.0.0.1", 0, lambda: status, metrics)
+    server = health_server("127.0.0.1", 0, "sums", lambda: status)
     server.start()
     try:
         url = f"http://127.0.0.1:{server.port}/metrics"
@@ -74,8 +72,8 @@ def test_the_use_is_that_of_the_process():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", held], **pipes) as process:
         process.stdout.readline()
-        use = read_process_use(process.pid)
+        resident_bytes, cpu_seconds = read_process_use(process.pid)
         process.stdin.close()
-    assert 64e6 < use.resident_bytes < 200e6
-    assert 0 < use.cpu_seconds < 10
+    assert 64e6 < resident_bytes < 200e6
+    assert 0 < cpu_seconds < 10
     assert read_process_use(process.pid) is None

@@ -18,10 +18,7 @@ _SHOWN_DIGITS: Final = 12
 class Agreement:
     """Remembers what the pods run, and admits those that run the same.
 
-    Attributes:
-        code: digest of the controller's program.
-        config: digest of the controller's configuration.
-        native_bfloat16: whether the controller's processor multiplies bfloat16 natively.
+    The digests, and whether the processor multiplies bfloat16 natively, are the controller's.
     """
 
     code: str
@@ -32,12 +29,7 @@ class Agreement:
     def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> list[str]:
         """Take pods in, which may have been made again since they were seen last.
 
-        Args:
-            pods: their names.
-            identities: what each of them runs.
-
-        Returns:
-            Those that have not looked at their models yet: to be asked again.
+        Returns those that have not read their models yet, which are to be asked again.
 
         Raises:
             ConfigError: one runs something else; all that differ are named.

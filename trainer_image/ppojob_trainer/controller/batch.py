@@ -32,7 +32,6 @@ class Origin:
     Attributes:
         round: generation round of the step, from 0.
         position: in the batch of that round.
-        owner: rank that has its rows.
     """
 
     round: int
@@ -187,10 +186,7 @@ class Batch:
     def numbers(self, name: str, step: int, where: str) -> list[float]:
         """(rows,) the score, or a number that scorers gave beside it.
 
-        Args:
-            name: `score` or that of the number.
-            step: of the batch.
-            where: the field that names it.
+        `where` is the field that names it, for the message.
 
         Raises:
             RewardFailed: a row has no such number.
@@ -252,10 +248,6 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
     counts in no estimate, loss, signal or mean of scores. A step without any other row is refused
     before its rows are kept, so that a job whose function was mended scores them again.
 
-    Args:
-        batch: rows with their scores.
-        greedy: greedy responses to the same prompts, with theirs; None where nobody reads those.
-        step: of the batch.
 
     Raises:
         RewardFailed: no row would be left.

@@ -130,10 +130,7 @@ BatchSource: TypeAlias = OneRound | DynamicSampling
 def has_signal(numbers: list[float], samples: int, dropped: Sequence[int] = ()) -> list[bool]:
     """(prompts,) whether the responses of each prompt have different numbers.
 
-    Args:
-        numbers: (rows,).
-        samples: rows a prompt.
-        dropped: rows that do not count.
+    `numbers` are those of all rows, `samples` a prompt; `dropped` rows do not count.
     """
     left = set(range(len(numbers))) - set(dropped)
     groups = (range(first, first + samples) for first in range(0, len(numbers), samples))

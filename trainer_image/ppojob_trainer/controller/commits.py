@@ -31,20 +31,14 @@ _NAMES_TOLD: Final = 3
 class BestCommit:
     """Finds the best of some steps, from the metrics alone: it has no state of its own.
 
-    Attributes:
-        spec: the metric, and which way is better.
-        metrics: metrics.jsonl; every step that is committed has its line there.
+    Every step that is committed has its line in the metrics.
     """
 
     spec: BestCommitSpec
     metrics: Path
 
     def among(self, steps: Collection[int]) -> int | None:
-        """The step with the best value; of equal ones the first; None where no step has one.
-
-        Args:
-            steps: that are committed.
-        """
+        """The step with the best value; of equal ones the first; None where no step has one."""
         sign = 1.0 if self.spec.mode == "max" else -1.0
         found: tuple[float, int] | None = None
         for record in self._records():
@@ -59,9 +53,7 @@ class BestCommit:
         """Refuse a metric that no validation has: no commit would ever be the best by it.
 
         A later validation may lack it, where a reward function does not always tell its variable.
-
-        Args:
-            validation: metrics of one that has no record yet.
+        `validation` are the metrics of one that has no record yet.
 
         Raises:
             ConfigError: neither it nor an earlier one has the metric.
@@ -87,11 +79,7 @@ class Commits:
     """Makes the commits of a job.
 
     Attributes:
-        roles: the processes of the job.
-        store: where commits lie.
-        journal: what happened.
         every: steps between commits; None: only when asked.
-        keep_last: commits that stay.
         best: finds the commit that stays whatever its age; None where none does.
         tell_committed: called with the step when a commit is safe.
     """

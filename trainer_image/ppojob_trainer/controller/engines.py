@@ -14,11 +14,7 @@ from ppojob_trainer.rpc.wire import RequestId
 
 @dataclass
 class Engines:
-    """The policy's ranks generate: the weights are there, and the rows are where they belong.
-
-    Attributes:
-        group: the role whose ranks generate.
-    """
+    """The policy's ranks generate: the weights are there, and the rows are where they belong."""
 
     group: RoleGroup
 
@@ -57,7 +53,6 @@ class StandaloneEngines(Engines):
     """Ranks of the role `rollout` generate.
 
     Attributes:
-        channels: to the policy's ranks.
         operation_seconds: limit of one transfer: each side waits while the other puts weights
             together, or takes them in.
     """

@@ -35,7 +35,6 @@ from ppojob_trainer.controller.records import (
     clock_metrics,
     evaluation_metrics,
     step_rows,
-    traffic_metrics,
     training_metrics,
 )
 from ppojob_trainer.controller.recovery import Recovery
@@ -53,6 +52,8 @@ from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
 SILENT_STEPS = 3
+Outcome = tuple[Progress, dict[str, float]]
+"""The state after a step, and its metrics, before either is written down."""
 STEP_BEGIN = failpoints.declare("controller.step.begin")
 STEP_COMPUTED = failpoints.declare("controller.step.computed")
 STEP_RECORDED = failpoints.declare("controller.step.recorded")
@@ -64,9 +65,7 @@ class Loop:
     """One job's loop over its roles.
 
     Attributes:
-        total_steps: steps of the whole job.
         num_devices: what computes with a model in the whole job: GPUs, or ranks without any.
-        dataset: the training prompts.
         order: in which they are drawn.
         validation: held-out prompts; None where there are none.
         stop_requested: whether somebody asked to end after this step.
@@ -131,10 +130,10 @@ class Loop:
     def _advance(self, progress: Progress) -> Progress:
         """The first validation, one that failed before, or a step; returns the state behind it."""
         if self._validates_first(progress):
-            return self._record(self._first_validation(progress))
+            return self._record(*self._first_validation(progress))
         if (owed := self._owed_validation(progress)) is not None:
-            return self._record(self._late_validation(progress, owed))
-        return self._record(self._step(progress))
+            return self._record(*self._late_validation(progress, owed))
+        return self._record(*self._step(progress))
 
     def _validates_first(self, progress: Progress) -> bool:
         steps = self.spec.steps
@@ -146,15 +145,15 @@ class Loop:
         owed = self._unvalidated
         return owed if owed is not None and owed.progress.step == progress.step else None
 
-    def _first_validation(self, progress: Progress) -> "Outcome":
+    def _first_validation(self, progress: Progress) -> Outcome:
         timer = self._timer()
         self.reporter.report(phase="Training", step=0)
         with timer("testing"):
             metrics = self._validate(0)
         metrics |= clock_metrics(None, timer.finish(), num_devices=self.num_devices)
-        return Outcome(msgspec.structs.replace(progress, metrics_lines=1), metrics)
+        return msgspec.structs.replace(progress, metrics_lines=1), metrics
 
-    def _step(self, progress: Progress) -> "Outcome":
+    def _step(self, progress: Progress) -> Outcome:
         step = progress.step + 1
         timer = self._timer()
         self.reporter.report(phase="Training", step=step, message="")
@@ -193,42 +192,45 @@ class Loop:
             tokens=progress.tokens + rows.total_tokens,
             roles=tuple(updates.state_after(step) for updates in self.training.updates),
         )
-        if self._validates_after(step):
-            metrics |= self._validate_behind(Outcome(trained, metrics), timer)
+        if self._is_validation_due(step):
+            metrics |= self._validate_after(trained, metrics, timer)
         failpoints.hit(STEP_COMPUTED)
         times = timer.finish()
         metrics |= clock_metrics(rows, times, num_devices=self.num_devices)
-        metrics |= traffic_metrics(self._take_traffic())
+        caller = self.training.stages.roles.caller
+        metrics |= caller.traffic.metrics()
+        caller.traffic = Traffic()
         seconds = progress.seconds + times.step_seconds
-        return Outcome(msgspec.structs.replace(trained, seconds=seconds), metrics)
+        return msgspec.structs.replace(trained, seconds=seconds), metrics
 
     def _draw(self, count: int) -> list[PromptRow]:
         return self.dataset.rows(self.order.next_batch(count))
 
-    def _validate_behind(self, trained: "Outcome", timer: StepTimer) -> dict[str, float]:
+    def _validate_after(
+        self, progress: Progress, metrics: dict[str, float], timer: StepTimer
+    ) -> dict[str, float]:
         """Validate; where a reward function fails, what was trained and its metrics stay."""
-        progress = trained.progress
         try:
             with timer("testing"):
                 return self._validate(progress.step)
         except RewardFailed as failure:
             self.journal.append(
-                StepTrained(time=time.time(), progress=progress, metrics=dict(trained.metrics))
+                StepTrained(time=time.time(), progress=progress, metrics=dict(metrics))
             )
             raise self._after_commit(failure, progress) from failure
 
-    def _late_validation(self, progress: Progress, owed: StepTrained) -> "Outcome":
+    def _late_validation(self, progress: Progress, owed: StepTrained) -> Outcome:
         timer = self._timer()
         self.reporter.report(phase="Training", step=progress.step)
         # A controller that was killed between line and journal has left the line of this step.
         self.records.sinks.cut_after(progress.step - 1)
         known = owed.metrics.items()
         metrics = {name: math.nan if value is None else value for name, value in known}
-        metrics |= self._validate_behind(Outcome(progress, metrics), timer)
+        metrics |= self._validate_after(progress, metrics, timer)
         times = timer.finish()
         metrics |= clock_metrics(None, times, num_devices=self.num_devices)
         seconds = progress.seconds + times.step_seconds
-        return Outcome(msgspec.structs.replace(progress, seconds=seconds), metrics)
+        return msgspec.structs.replace(progress, seconds=seconds), metrics
 
     def _after_commit(self, failure: RewardFailed, done: Progress) -> PPOJobError:
         """The failure, once what was done before it is committed: scoring changes no model."""
@@ -251,7 +253,7 @@ class Loop:
     def _timer(self) -> StepTimer:
         return StepTimer(on_stage=lambda stage: self.reporter.report(stage=stage))
 
-    def _validates_after(self, step: int) -> bool:
+    def _is_validation_due(self, step: int) -> bool:
         if self.validation is None:
             return False
         steps = self.spec.steps
@@ -283,12 +285,6 @@ class Loop:
             found["actor/reward_kl_penalty_coeff"] = coefficient
         return found
 
-    def _take_traffic(self) -> Traffic:
-        """What the controller gave to do, and was answered, since the last step."""
-        caller = self.training.stages.roles.caller
-        taken, caller.traffic = caller.traffic, Traffic()
-        return taken
-
     def _coefficients(self, progress: Progress) -> Coefficients:
         entropy = progress.entropy_coefficient
         if entropy is None:
@@ -309,16 +305,15 @@ class Loop:
         controller.update(measured, result.batch.num_rows)
         return controller.coefficient
 
-    def _record(self, outcome: "Outcome") -> Progress:
+    def _record(self, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""
-        progress = outcome.progress
         self._unvalidated = None
-        self.records.sinks.write(progress.step, outcome.metrics)
+        self.records.sinks.write(progress.step, metrics)
         failpoints.hit(STEP_RECORDED)
         self.journal.append(StepDone(time=time.time(), progress=progress))
         failpoints.hit(STEP_JOURNALED)
         self.tell_progress()
-        self.reporter.training.done(progress.step, outcome.metrics)
+        self.reporter.training.done(progress.step, metrics)
         return progress
 
     def _finish(self, progress: Progress) -> None:
@@ -349,14 +344,6 @@ class Loop:
                 return progress
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The state behind a step, and its metrics, before either is written down."""
-
-    progress: Progress
-    metrics: dict[str, float]
-
-
 class LearningSignal:
     """Warns of steps in which the responses to each prompt score the same; it decides nothing."""
 
@@ -366,10 +353,7 @@ class LearningSignal:
     def warning(self, step: int, zero_signal_groups: float, scores: list[float]) -> str | None:
         """The warning for a step; once for several of them in a row, since one may be chance.
 
-        Args:
-            step: its number.
-            zero_signal_groups: share of its prompts whose rows have no advantage.
-            scores: of its rows.
+        `zero_signal_groups` is the share of its prompts whose rows have no advantage.
         """
         self._steps = self._steps + 1 if zero_signal_groups == 1.0 else 0
         if self._steps != SILENT_STEPS:

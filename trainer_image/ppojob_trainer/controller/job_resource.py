@@ -75,12 +75,8 @@ class _Refusal(msgspec.Struct):
 class JobResource:
     """One PPOJob, as its controller sees it.
 
-    Args:
-        access: the way to the API server.
-        namespace: of the job.
-        name: of the job.
-        uid: tells it from another job of the same name.
-        seconds: for which the API server may be silent.
+    `uid` tells it from another job of the same name; `seconds` is how long the API server may be
+    silent.
     """
 
     def __init__(

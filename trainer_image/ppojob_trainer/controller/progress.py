@@ -23,7 +23,6 @@ class TrainingStatus(msgspec.Struct, frozen=True):
     Attributes:
         phase: `Starting`, `Training`, `Recovering`, `Finishing`, `Succeeded`, `Failed` or
             `Interrupted`.
-        step: step under way, 0 before the first.
         total_steps: steps of the whole job; 0 while not known.
         stage: what is being done, such as `gen`, or empty.
         since: unix seconds since when.
@@ -45,13 +44,7 @@ class TrainingStatus(msgspec.Struct, frozen=True):
 class Reporter:
     """Tells of the job.
 
-    Args:
-        folder: the run folder.
-        training: what the job's resource is told; by default nobody listens.
-
-    Attributes:
-        status: as published last.
-        training: as given.
+    `training` tells the job's resource; by default nobody listens.
     """
 
     def __init__(self, folder: Path, training: TrainingReport | None = None) -> None:

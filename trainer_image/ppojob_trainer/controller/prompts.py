@@ -23,10 +23,7 @@ def open_prompts(
 ) -> tuple[PromptDataset, PromptDataset | None]:
     """Open the data of a job: the training prompts, and those that are held out, if any.
 
-    Args:
-        config: of the job.
-        began: unix seconds at which the job began; what templates take for now.
-        stack: closes it.
+    Templates take `began`, unix seconds at which the job began, for the present time.
 
     Raises:
         ConfigError: the data cannot be read, or does not fit the job.

@@ -28,7 +28,6 @@ from ppojob_trainer.metrics.step_metrics import (
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rows.row_files import write_advantages
-from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.messages.training import Advantaged
 
 _log = logging.getLogger(__name__)
@@ -40,12 +39,7 @@ _FOLDER = re.compile(r"step-(\d{6,})(?:-round-(\d+))?\.parquet")
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a run.
-
-    Attributes:
-        sinks: where metrics go.
-        run_folder: where rows are.
-    """
+    """The records of a run."""
 
     sinks: Sinks
     run_folder: Path
@@ -92,10 +86,7 @@ class Records:
 
         Beside living ranks they stay: a rank that has written a part answers so from memory, and
         does not write it again.
-
-        Args:
-            progress: the state.
-            replayed: batches beyond it that are taken from the disk.
+        `replayed` are batches beyond the state that are taken from the disk.
         """
         last = _last_record(progress)
         for purpose, name in ROW_FOLDERS.items():
@@ -177,14 +168,6 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
         else {}
     )
     return {**times.metrics(), **speed}
-
-
-def traffic_metrics(traffic: Traffic) -> dict[str, float]:
-    """Bytes of the controller's work for others; they depend on what was sent again."""
-    return {
-        "rpc/sent_bytes": float(traffic.sent),
-        "rpc/received_bytes": float(traffic.received),
-    }
 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:

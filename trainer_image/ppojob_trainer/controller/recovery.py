@@ -43,13 +43,8 @@ class Recovery:
     """Brings roles and records to a common state.
 
     Attributes:
-        roles: the processes of the job.
-        journal: what happened.
-        store: the commits.
         records: metrics and rows, cut back on a rewind.
-        tape: rows that need not be generated again.
         fresh: state of a job that has not begun.
-        reporter: tells people.
         total_updates: optimizer steps of the whole job, by model.
         budget: losses without a step done in between that are borne.
     """

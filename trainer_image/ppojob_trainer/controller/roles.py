@@ -42,7 +42,6 @@ class RoleGroup:
     """The processes of one role.
 
     Attributes:
-        supervisors: one for each pod.
         ranks: in the order of the role's world.
         is_stateful: whether its loss costs the steps since the last commit.
         has_channels: whether its ranks exchange rows with those of other roles.
@@ -82,7 +81,6 @@ class Supervisors:
     """Starts the ranks of roles, and raises `RoleLost` where one is gone.
 
     Attributes:
-        groups: the roles that have pods.
         startup_seconds: longest time from `start` to ready.
         stop_requested: whether somebody asked the job to end.
     """
@@ -373,10 +371,7 @@ class Roles:
     def barrier(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
         """Wait until the ranks of these roles have done all that they were asked before.
 
-        Args:
-            groups: all of them serve.
-            step: of the loop.
-            stage: what comes after the barrier.
+        All of them serve; `stage` is what comes after.
         """
         # A controller that came back does not know what its predecessor has asked for, so the
         # answer to the predecessor's question must not be taken for its own.

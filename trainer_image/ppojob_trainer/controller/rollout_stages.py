@@ -29,11 +29,7 @@ class RolloutStages:
     """Generates and scores batches.
 
     Attributes:
-        roles: the processes of the job.
-        actor: owns the rows.
-        engines: make them.
-        scoring: says what they are worth.
-        tape: keeps them.
+        actor: the role whose ranks own the rows.
         chunk_bytes: of what an owner is told at once of rows to write.
         has_turns: whether rows have several turns.
         tools: makes the calls of rows; None where there are no tools.
@@ -51,13 +47,7 @@ class RolloutStages:
     retriever: RoleGroup | None = None
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
-        """Generate, score and keep responses to all held-out prompts with the weights after `step`.
-
-        Args:
-            dataset: the prompts.
-            samples: responses a prompt.
-            step: of the loop.
-        """
+        """Generate, score and keep responses to all held-out prompts, with a step's weights."""
         prompts = dataset.rows(range(len(dataset)))
         batch = Batch("validation", prompts, samples, owners=len(self.actor.ranks))
         self.generate(batch, step)
@@ -74,11 +64,7 @@ class RolloutStages:
     ) -> None:
         """Have the rows generated, for their owners; fills in lengths.
 
-        Args:
-            batch: the rows.
-            step: of the loop.
-            greedy: greedy responses to the same prompts, which the engine makes at the same time.
-            timer: takes the seconds of each stage.
+        `greedy` are greedy responses to the same prompts, which the engine makes at the same time.
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
@@ -177,9 +163,6 @@ class RolloutStages:
         """Have the owners write their rows as parts of a parquet folder, of one part each.
 
         An owner whose rows one request cannot describe writes several.
-
-        Returns:
-            The parts.
         """
         whole = WriteRows(
             purpose=batch.purpose,

@@ -29,10 +29,9 @@ Item = TypeVar("Item", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class RewardModel:
-    """Where the reward model runs, what its score counts, and which time its template sees.
+    """Where the reward model runs.
 
     Attributes:
-        host: the role whose ranks run it.
         weight: factor of its score.
         began: unix seconds at which the run began.
     """
@@ -47,9 +46,7 @@ class _Begun(Generic[Answer]):
     """Scores that were asked for.
 
     Attributes:
-        group: of whom.
-        method: what they do.
-        rounds: requests, one a rank in each round.
+        rounds: requests, one for each rank in each round.
         id_: which work; the index counts rounds.
         first: the first round, which is under way.
     """
@@ -83,10 +80,7 @@ class Scoring:
     owners of the rows have been told already.
 
     Attributes:
-        roles: the processes of the job.
-        owner: the role whose ranks own the rows.
         functions: the role that runs reward functions; None where a model alone scores.
-        model: the reward model, or None.
         chunk_bytes: of what a rank is told of its rows at once.
     """
 
@@ -174,12 +168,8 @@ class Scoring:
     ) -> _Begun[Answer]:
         """Ask ranks for the scores of items, in rounds where one request cannot hold them.
 
-        Args:
-            group: the role.
-            method: what to do.
-            items: of each rank, from the first on; each time all of them are asked.
-            request: what is asked of a rank for some of its items.
-            id_: which work.
+        `items` are those of each rank, from the first on; each round asks all of these ranks.
+        `request` makes a request of some of them.
         """
         cuts = [
             chunks([len(encode(item)) for item in of_rank], self.chunk_bytes) for of_rank in items

@@ -46,10 +46,8 @@ class Pace:
 class StatusWriter:
     """Sends states; the thread begins when the writer is made.
 
-    Args:
-        write: delivers a state. Raises NotWrittenError, or DisownedError when nothing more of
-            this controller is wanted.
-        pace: how often.
+    `write` delivers a state. It raises NotWrittenError, or DisownedError when nothing more of this
+    controller is wanted.
     """
 
     def __init__(self, write: Callable[[TrainingStatus], None], pace: Pace | None = None) -> None:

@@ -67,9 +67,6 @@ class TrainingReport:
     """Keeps a job's `status.training`.
 
     Nothing is told before `begin`: a controller that is not one yet has nothing to say.
-
-    Args:
-        hand_on: takes each new state.
     """
 
     def __init__(self, hand_on: Callable[[TrainingStatus], None]) -> None:
@@ -80,20 +77,15 @@ class TrainingReport:
     def begin(self, epoch: int, step: int, committed: int | None) -> None:
         """The controller of an epoch has taken over.
 
-        Args:
-            epoch: of the controller, from 1.
-            step: steps that are done.
-            committed: step of the newest commit; None without one.
+        `committed` is the step of the newest commit.
         """
         self._tell(epoch=epoch, step=step, last_committed_step=committed)
 
     def change_phase(self, phase: str, total_steps: int) -> None:
         """The loop is at another phase.
 
-        Args:
-            phase: of the controller. How a job has ended is not told here: an ended controller's
-                stage stays, but one that makes way for another is at nothing.
-            total_steps: of the whole job; 0 while not known.
+        How a job has ended is not told here: an ended controller's stage stays, but one that makes
+        way for another has none. `total_steps` is 0 while not known.
         """
         stage = phase if phase in _STAGES else self._state.stage
         if phase == "Interrupted":
@@ -103,10 +95,8 @@ class TrainingReport:
     def resume(self, step: int, committed: int | None, history: Iterable[Record]) -> None:
         """The job stands behind a step, which may be an earlier one than was told last.
 
-        Args:
-            step: steps that are done.
-            committed: step of the commit that a restart goes on from; None without one.
-            history: the steps that stand, in ascending order.
+        `committed` is the step of the commit that a restart goes on from; `history` has the
+        metrics of the steps that remain, in ascending order.
         """
         self._pace = Pace()
         changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))

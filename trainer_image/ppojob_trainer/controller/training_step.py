@@ -37,11 +37,7 @@ REWARD_KEYS = "spec.algorithm.gdpo.rewardKeys"
 class ForwardPass:
     """A pass over the rows before the updates.
 
-    Attributes:
-        model: whose.
-        host: the role whose ranks run it.
-        column: what it fills in.
-        timer: the timer's name for it.
+    `column` is what it fills in; `timer` is its name among the timer's stages.
     """
 
     model: str
@@ -55,13 +51,10 @@ class Updates:
     """The optimizer steps of one model in a step.
 
     Attributes:
-        model: whose.
         role: under which its state is in a commit.
-        host: the role whose ranks train it.
-        timer: the timer's name for it.
+        timer: its name among the timer's stages.
         prompts_per_step: prompts of a step.
         mini_batch_prompts: prompts of one optimizer step.
-        epochs: passes over the prompts.
         first_step: the first step that trains it.
         columns: what it needs besides what its own forward pass knows.
     """
@@ -133,12 +126,7 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Weights of the terms of the policy's loss that are led from step to step.
-
-    Attributes:
-        kl: of the KL to the reference.
-        entropy: of the entropy bonus.
-    """
+    """Weights of the terms of the policy's loss that are led from step to step."""
 
     kl: float = 0.0
     entropy: float = 0.0
@@ -148,11 +136,7 @@ class Coefficients:
 class StepResult:
     """What a step leaves behind for the records.
 
-    Attributes:
-        batch: the rows with their scores.
-        advantaged: rewards and advantages.
-        statistics: of the passes and updates, by name of the metric.
-        dropped: rows that were not trained on.
+    `statistics` are by name of the metric; `dropped` rows were not trained on.
     """
 
     batch: Batch
@@ -172,14 +156,8 @@ class TrainingStep:
     """Runs one step on the job's roles.
 
     Attributes:
-        spec: the job, resolved.
-        stages: generation and scoring, by the policy's role, which owns the rows.
-        channels: bring rows to the other roles.
-        passes: forward passes before the updates.
-        updates: of each model that learns, in order.
         penalty: what long responses lose of their score; None for nothing.
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
-        source: makes the rows.
     """
 
     spec: PPOJobSpec
@@ -194,14 +172,7 @@ class TrainingStep:
     def run(
         self, step: int, draw: Draw, coefficients: Coefficients, timer: StepTimer
     ) -> StepResult:
-        """Do the step; afterwards the rollout engine holds the weights of version `step`.
-
-        Args:
-            step: number of the step, from 1.
-            draw: the job's prompts, in their order.
-            coefficients: as the steps before have left them.
-            timer: takes the seconds of each stage.
-        """
+        """Do the step; afterwards the rollout engine holds the weights of version `step`."""
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
         with timer("gen"):

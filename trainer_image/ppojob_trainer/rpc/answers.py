@@ -19,18 +19,15 @@ class Entry:
     """One piece of work: who waits for it and, once done, its answer.
 
     Attributes:
-        method: name of the method.
         digest: of the request's method and body.
         waiting: (connection, call number) of everybody who asked.
         answer: encoded body, or None while the work is under way.
-        is_error: whether the answer is a `Failure`.
     """
 
     method: str
     digest: bytes
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
     answer: bytes | None = None
-    is_error: bool = False
 
 
 class AnswerStore:
@@ -72,7 +69,6 @@ class AnswerStore:
         """Keep the answer of work that is done; errors are told but not kept."""
         entry = self._entries[request]
         entry.answer = answer
-        entry.is_error = is_error
         if is_error:
             del self._entries[request]
         return entry

@@ -43,12 +43,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class CallRefused(Exception):  # noqa: N818 - it is what happened, not a fault of this program
-    """A peer answered with an error.
-
-    Attributes:
-        peer: who answered.
-        failure: what it said.
-    """
+    """A peer answered with an error."""
 
     def __init__(self, peer: "Peer", method: str, failure: Failure) -> None:
         super().__init__(f"{peer.name}: {method}: {failure.message}")
@@ -62,11 +57,7 @@ class CallRefused(Exception):  # noqa: N818 - it is what happened, not a fault o
 
 
 class CallTimeout(Exception):  # noqa: N818
-    """A peer did not answer within the deadline.
-
-    Attributes:
-        peer: who is silent.
-    """
+    """A peer did not answer within the deadline."""
 
     def __init__(self, peer: "Peer", method: str, seconds: float) -> None:
         super().__init__(f"{peer.name}: no answer to {method} within {seconds:g} s")
@@ -110,7 +101,6 @@ class Pending(Generic[Answer]):
     """Calls that were started; `Caller.wait` has their answers.
 
     Attributes:
-        calls: what was asked.
         refusal: of the first peer that answered with an error.
     """
 
@@ -146,16 +136,21 @@ class Traffic:
     sent: int = 0
     received: int = 0
 
+    def metrics(self) -> dict[str, float]:
+        """They depend on what was sent again, and so on time."""
+        return {
+            "rpc/sent_bytes": float(self.sent),
+            "rpc/received_bytes": float(self.received),
+        }
+
 
 @dataclass
 class Caller:
     """Makes calls from one thread.
 
     Attributes:
-        keys: the caller's key ring.
         epoch: the controller's epoch, 0 for other roles.
         default_deadline_seconds: for methods without one of their own.
-        traffic: what has passed.
     """
 
     keys: KeyRing
@@ -195,8 +190,7 @@ class Caller:
     def start(self, calls: Sequence[Call[Answer]]) -> Pending[Answer]:
         """Make the calls at once, and wait for none.
 
-        Args:
-            calls: at most one under way a peer and method.
+        At most one of them may be under way for each peer and method.
 
         Raises:
             CallRefused: a request is larger than its method takes.
@@ -215,9 +209,8 @@ class Caller:
 
         Calls that were started before and are still under way are kept alive as well.
 
-        Args:
-            pending: the calls; when this raises they are given up.
-            watch: runs about twice a second while waiting; what it raises ends the wait.
+        They are given up when this raises. `watch` runs about twice a second; what it raises ends
+        the wait.
 
         Raises:
             CallRefused: a peer answered with an error; the first one is told.

@@ -16,7 +16,6 @@ class PodIdentity(msgspec.Struct, frozen=True):
     """What all pods of a job must have in common.
 
     Attributes:
-        code: digest of the program.
         config: digest of the run, and of what decides its weights.
         models: digests of the folders that the pod reads, by their paths; without those that
             cannot be read; None until it has looked at them all, so that it is asked again.
@@ -41,11 +40,9 @@ def program_digest(version: str, record: str) -> str:
 
     A working tree has no such list: its version alone counts, since it changes under its developer.
 
-    Args:
-        version: of the program.
-        record: text of its RECORD: a file a line, with its digest, in an order that is the
-            installer's, who adds lines of its own (https://packaging.python.org/en/latest/
-            specifications/recording-installed-packages/).
+    `record` is the text of its RECORD: a file a line, with its digest, in an order that is the
+    installer's, who adds lines of its own (https://packaging.python.org/en/latest/specifications/
+    recording-installed-packages/).
     """
     sources = sorted(
         line

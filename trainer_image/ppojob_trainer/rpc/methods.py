@@ -5,7 +5,7 @@ for this step and the last, until the job is rewound. The others are questions t
 """
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -56,9 +56,6 @@ class Method(Generic[Request, Answer]):
     """One method: its name, its schemas, and its bounds.
 
     Attributes:
-        name: what the header carries.
-        request: schema of the request's body.
-        answer: schema of the answer's body.
         callers: roles whose key may call it.
         limit_bytes: largest request body that is read.
         deadline_seconds: how long a caller waits; None means that the job's stage limit holds.
@@ -118,48 +115,12 @@ WRITE_ROWS = Method("write_rows", WriteRows, Saved, limit_bytes=256 * MEBI)
 SAVE_SHARDS = Method("save_shards", SaveShards, Saved)
 EXPORT_MODEL = Method("export_model", ExportModel, Nothing)
 
-MODEL_METHODS = (
-    BARRIER,
-    RESTORE,
-    OPEN_CHANNEL,
-    MOVE_ROWS,
-    MOVE_COLUMNS,
-    FORWARD,
-    UPDATE,
-    SAVE_SHARDS,
-)
-"""Work of every rank that holds a model; `CUT_CHANNEL` is their question."""
-ACTOR_ROLLOUT_METHODS = (
-    *MODEL_METHODS,
-    SYNC_WEIGHTS,
-    GENERATE,
-    LOAD_ROWS,
-    SEND_TEXTS,
-    PLACE_ROWS,
-    ADVANTAGES,
-    WRITE_ROWS,
-    EXPORT_MODEL,
-)
-ROLLOUT_METHODS = (BARRIER, OPEN_CHANNEL, BRING_WEIGHTS, GENERATE, HAND_OVER)
-"""Work of ranks that hold an engine and nothing else; `CUT_CHANNEL` is their question."""
-REWARD_METHODS = (SCORE,)
-REWARD_MODEL_METHODS = (SCORE_BY_MODEL,)
-TOOLS_METHODS = (ACT,)
-"""Of the roles `tools` and `retriever`."""
-
-
-_WITH_POINTS: tuple[Method[Any, Any], ...] = (
-    *ACTOR_ROLLOUT_METHODS,
-    *ROLLOUT_METHODS,
-    *REWARD_METHODS,
-    *REWARD_MODEL_METHODS,
-    *TOOLS_METHODS,
-)
+_WORK = [one for one in list(vars().values()) if isinstance(one, Method) and one.once]
 ANSWER_POINTS = {
     name: (
         failpoints.declare(f"rpc.{name}.answer.before"),
         failpoints.declare(f"rpc.{name}.answer.after"),
     )
-    for name in dict.fromkeys(method.name for method in _WITH_POINTS)
+    for name in (method.name for method in _WORK)
 }
 """The failpoints before and behind handing out the answer of one method's work."""

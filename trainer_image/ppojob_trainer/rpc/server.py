@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -81,10 +82,7 @@ class RpcServer:
     """Serves the methods of one process.
 
     Args:
-        address: IP address to bind.
-        port: port to bind.
         keys: the role's key ring; all roles in it may connect, each method says who may call it.
-        routes: what is served.
         epoch: epoch of the role; requests with another one in their id are refused, but for
             methods whose ids have none. None where the process outlives epochs (supervisors).
 
@@ -130,9 +128,11 @@ class RpcServer:
     def work(self) -> None:
         """Do the work that arrives, on the calling thread, until `close`."""
         while (item := self._work.get()) is not None:
-            if (done := self._done(item)) is None:
+            outcome = self._outcome(item.route, item.act)
+            if isinstance(outcome, Future):
+                outcome.add_done_callback(partial(self._put_late, item))
                 continue
-            answer, is_error = done
+            answer, is_error = outcome
             with self._turn:
                 if self._socket.closed:
                     return
@@ -153,32 +153,22 @@ class RpcServer:
         os.close(self._stop_in)
         os.close(self._stop_out)
 
-    def _done(self, item: _Work) -> tuple[bytes, bool] | None:
-        """The answer to work, and whether it is an error; None where it comes later."""
-        try:
-            outcome = item.act()
-            if isinstance(outcome, msgspec.Struct):
-                return encode(outcome), False
-        except Exception as problem:
-            return self._failure(item.route, problem), True
-        outcome.add_done_callback(lambda late: self._work.put(replace(item, act=late.result)))
-        return None
+    def _put_late(self, item: _Work, outcome: Future[Any]) -> None:
+        """Have the main thread answer work whose future is done."""
+        self._work.put(replace(item, act=outcome.result))
 
-    def _run(self, route: Route, request: msgspec.Struct) -> tuple[bytes, bool]:
-        """The answer to a question, and whether it is an error."""
+    def _outcome(
+        self, route: Route, act: Callable[[], Outcome]
+    ) -> tuple[bytes, bool] | Future[Any]:
+        """An answer and whether it is an error, or the future of one."""
         try:
-            answer = route.handler(request)
-            assert isinstance(answer, msgspec.Struct), "a question is answered at once"
-            return encode(answer), False
+            outcome = act()
+            return outcome if isinstance(outcome, Future) else (encode(outcome), False)
         except Exception as problem:
-            return self._failure(route, problem), True
-
-    def _failure(self, route: Route, problem: Exception) -> bytes:
-        """To be called where it was caught."""
-        _log.exception("%s failed", route.method.name)
-        message = f"{type(problem).__name__}: {problem}"
-        kind = next((k for e, k in _KINDS.items() if isinstance(problem, e)), ErrorKind.FAILED)
-        return encode(Failure(kind, message, traceback.format_exc()))
+            _log.exception("%s failed", route.method.name)
+            message = f"{type(problem).__name__}: {problem}"
+            kind = next((k for e, k in _KINDS.items() if isinstance(problem, e)), ErrorKind.FAILED)
+            return encode(Failure(kind, message, traceback.format_exc())), True
 
     def _listen(self) -> None:
         poller = select.poll()
@@ -264,7 +254,9 @@ class RpcServer:
             raise _Refusal(ErrorKind.BAD_REQUEST, f"{method.name}: {problem}") from None
         if method.once:
             return self._accept_work(connection, header, route, request, body)
-        answer, is_error = self._run(route, request)
+        outcome = self._outcome(route, lambda: route.handler(request))
+        assert not isinstance(outcome, Future), "a question is answered at once"
+        answer, is_error = outcome
         self._send(connection, header.call, answer, is_error=is_error)
         return None
 

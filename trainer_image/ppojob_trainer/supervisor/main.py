@@ -14,11 +14,10 @@ from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.stop_signal import StopRequest
+from ppojob_trainer.supervisor.forked_process import rank_variables
 from ppojob_trainer.supervisor.health import health_server
 from ppojob_trainer.supervisor.identity import OwnIdentity
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
-from ppojob_trainer.supervisor.pod_metrics import PodMetrics
-from ppojob_trainer.supervisor.rank_variables import rank_variables
 
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05
@@ -72,8 +71,8 @@ def supervise() -> int:
         ],
         epoch=None,
     )
-    metrics = PodMetrics(environment.config.name, pod.status)
-    health = health_server(environment.address, contract.PORT_HEALTH, pod.status, metrics)
+    name = environment.config.name
+    health = health_server(environment.address, contract.PORT_HEALTH, name, pod.status)
     server.start()
     health.start()
     try:

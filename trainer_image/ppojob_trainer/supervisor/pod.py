@@ -27,14 +27,10 @@ class PodPlan:
     """What a pod is to run.
 
     Attributes:
-        role: role of the pod.
-        pod: index of the pod within its role.
-        ranks: ranks in this pod.
         first_rank: rank of the first of them in the role's world.
         silent_seconds: without a heartbeat for this long a process counts as lost.
         startup_seconds: the same for its first one.
         restarts_without_progress: how often a controller that gets nothing done is started again.
-        environment: what its processes inherit.
         has_gpus: whether each rank has a GPU, the one of its number among those of the pod.
         fork_server: folder of the server that its processes are forked by; None: by nobody.
     """

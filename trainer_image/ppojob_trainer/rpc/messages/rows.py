@@ -34,7 +34,6 @@ class RowIndex(msgspec.Struct, frozen=True):
     Attributes:
         prompt_lengths: (prompts,) tokens.
         lengths: (rows,) response tokens, prompt-major.
-        samples: rows a prompt.
         owners: (prompts,) the rank that owns the rows of each prompt.
     """
 
@@ -48,7 +47,6 @@ class PlaceRows(msgspec.Struct, frozen=True):
     """Tell an owner of train rows where all the others are.
 
     Attributes:
-        index: of the rows that are trained on.
         origins: (prompts,) round and position in it of each prompt; None: those of the one round.
     """
 
@@ -60,7 +58,6 @@ class OpenChannel(msgspec.Struct, frozen=True):
     """Open the channel between the owners of rows and another role, in their present epochs.
 
     Attributes:
-        role: the role at the other end.
         key: names the pair of epochs.
         owners: ranks of the owning role, members 0, 1, ... of the channel.
         consumers: ranks of the other role, the members behind those.
@@ -82,7 +79,6 @@ class MoveRows(msgspec.Struct, frozen=True):
     """Move the train rows from their owners to the other role; both sides are told together.
 
     Attributes:
-        role: the role at the other end.
         batch: whose rows; a consumer that has them keeps what it has filled in.
         index: of the rows at their owners.
     """
@@ -96,9 +92,6 @@ class MoveColumns(msgspec.Struct, frozen=True):
     """Move columns of rows that both roles have; both sides are told together.
 
     Attributes:
-        role: the role at the other end.
-        index: of the rows at their owners.
-        columns: which.
         to_owners: towards the owners, else away from them.
     """
 
@@ -118,8 +111,6 @@ class WriteRows(msgspec.Struct, frozen=True):
     """Write rows that this rank owns as a part of a parquet folder.
 
     Attributes:
-        purpose: whose rows.
-        step: of the loop.
         folder: relative to the run folder.
         part: number of the part.
         first: position in the batch of the first of their prompts.
