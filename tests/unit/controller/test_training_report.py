@@ -1,7 +1,5 @@
 """What the resource of a job shows of its training."""
 
-import math
-
 import pytest
 
 from ppojob_api.v1alpha1.status import TrainingStatus
@@ -93,13 +91,6 @@ def test_how_a_job_ended_is_not_the_controllers_to_say(phase: str, stage: str) -
 )
 def test_kl_is_that_to_the_reference_where_there_is_one(metrics, kl) -> None:
     assert Told().after(5, {"actor/ppo_kl": 0.1, **metrics}).kl == kl
-
-
-def test_what_a_step_does_not_say_is_not_kept_from_another() -> None:
-    told = Told()
-    told.after(5, STEP)
-    last = told.after(6, {"critic/score/mean": math.nan, "actor/entropy": math.inf})
-    assert (last.reward, last.kl, last.entropy) == (None, None, None)
 
 
 def test_a_validation_stays_until_the_next_and_tells_nothing_of_the_pace() -> None:
