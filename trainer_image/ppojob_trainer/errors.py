@@ -69,8 +69,6 @@ class ChannelLost(PPOJobError):
     """
 
     def __init__(self, channel: str, reason: str) -> None:
-        self.channel = channel
-        self.reason = reason
         super().__init__(f"{channel}: lost: {reason}")
 
 
@@ -78,9 +76,6 @@ class Fenced(PPOJobError):
     """Something of an older epoch still speaks; it must stop, and its answer is not used."""
 
     def __init__(self, role: str, got: int, current: int) -> None:
-        self.role = role
-        self.got = got
-        self.current = current
         super().__init__(f"{role}: got attempt {got}: it ended; the current attempt is {current}")
 
 

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import json
 import os
 import select
 import signal
@@ -91,7 +92,7 @@ class _Server:
             if event & (select.POLLHUP | select.POLLERR):
                 raise ConnectionError("nobody waits for it any more")
             text, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, _DESCRIPTORS)
-            order = Order.from_json(text)
+            order = Order(**json.loads(text))
             pid = os.fork()
         except (OSError, ValueError, TypeError) as problem:
             _say(f"nothing was forked: {problem}")

@@ -99,11 +99,6 @@ def _api_access() -> ApiAccess | None:
     return ApiAccess(_value(contract.ENV_API_HOST), _number(contract.ENV_API_PORT), Path(folder))
 
 
-def _parent_pid() -> int | None:
-    name = contract.ENV_DIE_WITH_PARENT
-    return _number(name) if os.environ.get(name) else None
-
-
 def variables_of_code(role: RoleName) -> tuple[str, ...]:
     """Names of the variables that reward functions, or tools, may see besides the few of all."""
     return tuple(os.environ.get(contract.VARIABLES_OF_CODE[role], "").split())
@@ -116,7 +111,7 @@ def read_pod_environment() -> PodEnvironment:
         ConfigError: one is missing or not of its form.
     """
     book = os.environ.get(contract.ENV_ADDRESS_BOOK)
-    path = Path(_value(contract.ENV_CONFIG))
+    path, parent = Path(_value(contract.ENV_CONFIG)), contract.ENV_DIE_WITH_PARENT
     try:
         config = RunConfig.from_json(path.read_bytes())
         return PodEnvironment(
@@ -129,7 +124,7 @@ def read_pod_environment() -> PodEnvironment:
             scratch=Path(_value(contract.ENV_SCRATCH)),
             address_book=json.loads(Path(book).read_text()) if book else {},
             api_access=_api_access(),
-            parent_pid=_parent_pid(),
+            parent_pid=_number(parent) if os.environ.get(parent) else None,
         )
     except (OSError, ValueError) as problem:
         raise ConfigError(f"environment: {problem}") from problem

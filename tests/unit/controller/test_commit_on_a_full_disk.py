@@ -76,16 +76,8 @@ def test_the_same_step_is_committed_in_the_end(epoch, commits_of, tmp_path: Path
     assert not commits.is_committed(PROGRESS)
     if epoch > 1:
         commits = begun(epoch)
-    commits.save(PROGRESS)
-    assert commits.is_committed(PROGRESS)
-    assert [len(rank.asked) for rank in ranks] == [2, 2]
-
-
-def test_a_commit_that_was_interrupted_is_not_written_twice(commits_of, tmp_path: Path):
-    """A role was lost beside it: the ranks that wrote it answer from memory."""
-    rank = Rank(0, tmp_path / "run", refusals=0)
-    commits = commits_of(rank)(1)
+    # A role is lost beside it: asked again, the ranks remember what they wrote.
     commits._write_shards(commits.store.begin(PROGRESS.step))
     commits.save(PROGRESS)
     assert commits.is_committed(PROGRESS)
-    assert len(rank.asked) == 1
+    assert [len(rank.asked) for rank in ranks] == [2, 2]

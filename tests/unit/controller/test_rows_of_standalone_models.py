@@ -143,9 +143,3 @@ def test_rows_of_another_step_or_before_a_rewind_are_passed_over_anew(
     sides.pass_over(consumers, controller=3, **where)
     assert sides.column == [2.0] * sum(LENGTHS)
     assert sides.model.passes == 2
-
-
-def test_a_model_that_was_lost_gets_the_rows_and_passes_over_them_again(sides: Sides):
-    sides.pass_over(sides.consumers(epoch=1), controller=1, dies=True)
-    sides.pass_over(sides.consumers(epoch=2), controller=2)
-    assert sides.column == [2.0] * sum(LENGTHS)

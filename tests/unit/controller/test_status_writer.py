@@ -123,16 +123,6 @@ def test_the_last_state_does_not_wait_for_a_pause_of_ours() -> None:
     assert recipient.taken == [state(1)]
 
 
-def test_the_end_is_held_up_by_an_outage_for_so_long_only() -> None:
-    recipient = Recipient(*[NotWrittenError("no answer")] * 100_000)
-    writer = StatusWriter(recipient.write, Pace(final_pause_seconds=0.01))
-    writer.offer(state(1))
-    writer.close(0.5)
-    tries = len(recipient.tried)
-    assert tries > 1
-    eventually(lambda: not any(one.name == "status-writer" for one in threading.enumerate()))
-
-
 def test_the_end_is_not_held_up_by_a_cluster_that_has_let_go_of_the_job() -> None:
     recipient = Recipient(*[RefusedError("HTTP 401")] * 9)
     writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER, first_pause_seconds=NEVER))

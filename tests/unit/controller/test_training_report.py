@@ -66,22 +66,6 @@ def test_what_changes_nothing_is_not_told_and_a_commit_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "stage"),
-    [
-        ("Recovering", "Recovering"),
-        ("Finishing", "Finishing"),
-        ("Succeeded", "Training"),
-        ("Failed", "Training"),
-        ("Interrupted", ""),
-    ],
-)
-def test_how_a_job_ended_is_not_the_controllers_to_say(phase: str, stage: str) -> None:
-    told = Told()
-    told.report.change_phase(phase, 10)
-    assert told.states[-1].stage == stage
-
-
-@pytest.mark.parametrize(
     ("metrics", "kl"),
     [
         ({}, 0.1),
@@ -101,14 +85,6 @@ def test_a_validation_stays_until_the_next_and_tells_nothing_of_the_pace() -> No
     assert (first.eta, first.tokens_per_second) == (None, None)
     assert told.after(1, {**STEP, "val-core/c/acc/best@2/mean": 1.0}).validation == 0.5
     assert told.after(2, {**STEP, "val-core/c/acc/mean@1": 1.0}).validation == 1.0
-
-
-def test_time_that_is_left_follows_from_recent_steps() -> None:
-    told = Told(total=1000)
-    for step in range(5, 105):
-        last = told.after(step, {**STEP, "timing_s/step": 100.0 if step < 95 else 36.0})
-    assert last.eta == duration(36.0 * (1000 - 104)) == "8h58m"
-    assert told.after(1000, STEP).eta is None
 
 
 def test_time_that_is_left_counts_what_only_some_steps_have() -> None:

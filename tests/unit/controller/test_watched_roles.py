@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from pod_plans import pod_plan
 
 from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.roles import RoleGroup, Roles, Supervisors
@@ -25,7 +24,6 @@ from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import BARRIER, IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
-from ppojob_trainer.supervisor.pod import Pod
 
 THEIRS = PodIdentity(code="c", config="other", models={})
 Status = Callable[[Any], PodStatus]
@@ -62,14 +60,11 @@ def raises(problem: Exception) -> Callable[[Any], msgspec.Struct]:
 
 def test_a_pod_that_began_anew_has_lost_its_ranks(actor) -> None:
     """Its container was started again: it answers, and knows of no epoch."""
+    for phase in ("starting", "ready"):
+        actor(pod(1, phase), idle).supervisors.watch()
     roles = actor(pod(0, "idle"), idle)
     with pytest.raises(RoleLost, match="pod 0: it began anew, without ranks"):
         roles.supervisors.watch()
-
-
-@pytest.mark.parametrize("phase", ["starting", "ready"])
-def test_a_pod_in_its_epoch_is_fine(phase: str, actor) -> None:
-    actor(pod(1, phase), idle).supervisors.watch()
 
 
 @pytest.mark.parametrize(
@@ -77,20 +72,16 @@ def test_a_pod_in_its_epoch_is_fine(phase: str, actor) -> None:
     [
         (StorageError(Path("/run/x"), "No space left"), StorageError, "/run/x: No space left"),
         (ValueError("no"), JobFailed, "ValueError: no"),
+        # Between the living, it costs the consumer.
+        (ChannelLost("a-b", "too slow"), RoleLost, "too slow"),
     ],
 )
-def test_work_that_fails_ends_the_job(problem, error, words, actor) -> None:
-    roles = actor(pod(1, "ready"), raises(problem))
-    with pytest.raises(error, match=f"actorRollout rank 0: .*{words}"):
+def test_work_that_fails_ends_the_job_or_costs_a_role(problem, error, words, actor, serve) -> None:
+    consumer = serve([Route(BARRIER, raises(problem))], role="reward")
+    roles = actor(pod(1, "ready"), raises(problem), consumer)
+    with pytest.raises(error, match=words) as caught:
         roles.barrier(roles.groups, 3, "save")
-
-
-def test_a_channel_that_breaks_between_the_living_costs_the_consumer(actor, serve) -> None:
-    consumer = serve([Route(BARRIER, raises(ChannelLost("a-b", "too slow")))], role="reward")
-    roles = actor(pod(1, "ready"), raises(ChannelLost("a-b", "too slow")), consumer)
-    with pytest.raises(RoleLost) as caught:
-        roles.barrier(roles.groups, 3, "move_rows")
-    assert caught.value.role == "reward"
+    assert getattr(caught.value, "role", "reward") == "reward"
 
 
 def test_a_pod_that_runs_something_else_is_not_started(actor) -> None:
@@ -170,31 +161,24 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(is_
     roles.supervisors.start(roles.groups[1], 2)
 
 
-def silent(role: str, *, is_stateful: bool, epoch: int) -> RoleGroup:
-    """A role whose pod is gone: nobody listens on that port."""
-    peer = Peer(f"{role} supervisor", "127.0.0.1", 1, role)
-    return RoleGroup(role, (peer,), (), is_stateful, False, epoch=epoch)
-
-
-def test_a_job_that_is_asked_to_end_waits_for_no_role_that_is_gone(actor) -> None:
-    """As a deleted one, whose pods go all at once."""
+@pytest.mark.parametrize(
+    ("gone", "error", "words"),
+    [
+        # As of a deleted job, whose pods go all at once.
+        ("actorRollout", Interrupted, "without actorRollout: the last commit stands"),
+        # The actor holds a step that is not committed: it is to be ended first.
+        ("reward", RoleLost, "reward supervisor: no answer to identity within 2 s"),
+    ],
+)
+def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(
+    gone, error, words, actor
+) -> None:
     roles = actor(pod(1, "ready"), idle)
-    roles.supervisors.stop_requested = lambda: True
-    roles.supervisors.groups = (silent("actorRollout", is_stateful=True, epoch=1),)
-    with pytest.raises(Interrupted, match="without actorRollout: the last commit stands"):
-        roles.supervisors.start(roles.groups[0], 2)
-
-
-def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(actor) -> None:
-    """The actor holds a step that is not committed: it is to be ended first."""
-    roles = actor(pod(1, "ready"), idle)
-    roles.supervisors.stop_requested = lambda: True
-    roles.supervisors.groups = (*roles.groups, silent("reward", is_stateful=False, epoch=1))
     roles.caller.default_deadline_seconds = 2.0
-    with pytest.raises(RoleLost, match="reward supervisor: no answer to identity within 2 s"):
-        roles.supervisors.start(roles.groups[1], 2)
-
-
-def test_an_epoch_that_is_asked_for_is_starting() -> None:
-    status = Pod(pod_plan("actorRollout")).want_epoch(4)
-    assert (status.epoch, status.phase) == (4, "starting")
+    peer = Peer(f"{gone} supervisor", "127.0.0.1", 1, gone)  # nobody listens there
+    lost = RoleGroup(gone, (peer,), (), gone == "actorRollout", False, epoch=1)
+    others = roles.groups if gone == "reward" else ()
+    roles.supervisors.groups = (*others, lost)
+    roles.supervisors.stop_requested = lambda: True
+    with pytest.raises(error, match=words):
+        roles.supervisors.start(lost, 2)

@@ -200,12 +200,6 @@ def test_a_server_keeps_no_descriptor_of_ranks_that_ended(forks: Forks):
     eventually(lambda: held() <= before)
 
 
-def test_a_rank_is_of_the_group_of_its_supervisor(forks: Forks):
-    assert os.getpgid(forks.process.pid) != os.getpgrp()
-    rank, printed = forks.start("import os; print(os.getpgrp())")
-    assert (rank.wait(), int(printed.read_text())) == (0, os.getpgrp())
-
-
 SUPERVISOR = """
 import os, sys, time
 from pathlib import Path

@@ -86,7 +86,8 @@ class DynamicSampling:
             number = len(rounds)
             batch, dropped = self._round(number, step, draw, timer)
             rounds.append(batch)
-            signals.append(self._signals(batch, dropped, step))
+            numbers = batch.numbers(self.settings.metric, step, METRIC)
+            signals.append(has_signal(numbers, batch.samples, dropped))
             lost |= {(number, position) for position in _lost(batch, dropped)}
             if sum(map(sum, signals)) >= size:
                 break
@@ -117,11 +118,6 @@ class DynamicSampling:
         with timer("write_rows"):
             self.stages.keep(batch, step)
         return batch, dropped
-
-    def _signals(self, batch: Batch, dropped: list[int], step: int) -> list[bool]:
-        """(prompts,) whether the responses of each differ in the metric."""
-        numbers = batch.numbers(self.settings.metric, step, METRIC)
-        return has_signal(numbers, batch.samples, dropped)
 
 
 BatchSource: TypeAlias = OneRound | DynamicSampling

@@ -5,14 +5,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.v1alpha1.schedule import BestCommitSpec
-from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.commit import CommitStore, PendingCommit
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
@@ -31,17 +27,17 @@ _NAMES_TOLD: Final = 3
 class BestCommit:
     """Finds the best of some steps, from the metrics alone: it has no state of its own.
 
-    Every step that is committed has its line in the metrics.
+    Every step that is committed is in `history`.
     """
 
     spec: BestCommitSpec
-    metrics: Path
+    history: Callable[[], Iterator[Mapping[str, float | None]]]
 
     def among(self, steps: Collection[int]) -> int | None:
         """The step with the best value; of equal ones the first; None where no step has one."""
         sign = 1.0 if self.spec.mode == "max" else -1.0
         found: tuple[float, int] | None = None
-        for record in self._records():
+        for record in self.history():
             step, value = record["step"], record.get(self.spec.metric)  # null is not a number
             if step is None or value is None or int(step) not in steps:
                 continue
@@ -59,7 +55,7 @@ class BestCommit:
             ConfigError: neither it nor an earlier one has the metric.
         """
         name = self.spec.metric
-        if name in validation or any(name in record for record in self._records()):
+        if name in validation or any(name in record for record in self.history()):
             return
         near = ", ".join(difflib.get_close_matches(name, validation, n=_NAMES_TOLD, cutoff=0.0))
         raise ConfigError(
@@ -68,10 +64,6 @@ class BestCommit:
                 f"metric; one that it has, such as {near}"
             )
         )
-
-    def _records(self) -> Iterator[dict[str, float | None]]:
-        decoder = msgspec.json.Decoder(dict[str, float | None])
-        return map(decoder.decode, durable.read_lines(self.metrics))
 
 
 @dataclass

@@ -28,7 +28,6 @@ from ppojob_trainer.metrics.step_metrics import (
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rows.row_files import write_advantages
-from ppojob_trainer.rpc.messages.training import Advantaged
 
 _log = logging.getLogger(__name__)
 
@@ -134,6 +133,7 @@ def training_metrics(
 ) -> dict[str, float]:
     """Everything about a step that does not depend on the clock."""
     advantaged = result.advantaged
+    values, explained = advantaged.values, advantaged.explained_variance
     return {
         **progress_metrics(step, epoch),
         **row_metrics(
@@ -144,19 +144,11 @@ def training_metrics(
         ),
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
-        **_value_metrics(advantaged),
+        # What the critic said before its update, and how well it foresaw the returns.
+        **({} if values is None else values.named("critic/values")),
+        **({} if explained is None else {"critic/vf_explained_var": explained}),
         **advantaged.told,
         **result.statistics,
-    }
-
-
-def _value_metrics(advantaged: Advantaged) -> dict[str, float]:
-    """What the critic said before its update, and how well it foresaw the returns."""
-    if advantaged.values is None or advantaged.explained_variance is None:
-        return {}
-    return {
-        **advantaged.values.named("critic/values"),
-        "critic/vf_explained_var": advantaged.explained_variance,
     }
 
 

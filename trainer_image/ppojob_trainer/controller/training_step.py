@@ -207,15 +207,13 @@ class TrainingStep:
                     statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
             id_ = RequestId(0, step, "sync_weights")
-            weights = SyncWeights(step, refresh_reference=self._refreshes_after(step))
+            refresh = self.spec.algorithm.kl.reference_refresh
+            is_due = refresh is not None and step % refresh.every_steps == 0
+            weights = SyncWeights(step, refresh_reference=is_due)
             self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped)
-
-    def _refreshes_after(self, step: int) -> bool:
-        refresh = self.spec.algorithm.kl.reference_refresh
-        return refresh is not None and step % refresh.every_steps == 0
 
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
         """The coefficients, that of the entropy bonus as the entropy of this step wants it."""

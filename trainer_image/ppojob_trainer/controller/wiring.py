@@ -78,14 +78,24 @@ def build_loop(
     train, validation = open_prompts(config, began, stack)
     order = train.order(spec.data, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
-    hosts = _hosts(environment, roles)
+    # The ranks in which each role's model runs: its own, or those of the role it lives with.
+    hosts: dict[str, RoleGroup] = {
+        role.role: roles.group(role.colocated_with or role.role)
+        for role in config.topology.roles
+        if role.role != "controller"
+    }
     tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
     channels = RoleChannels(roles, hosts["actorRollout"], config.uid)
+    model = None
+    if "rewardModel" in hosts and spec.reward_model is not None:  # not where rows are replayed
+        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
     stages = RolloutStages(
         roles,
         hosts["actorRollout"],
-        _engines(spec, hosts, channels),
-        _scoring(spec, roles, hosts, began),
+        StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
+        if "rollout" in hosts
+        else Engines(hosts["actorRollout"]),
+        Scoring(roles, hosts["actorRollout"], hosts.get("reward"), model),
         tape,
         has_turns=spec.agent is not None,
         tools=hosts.get("tools"),
@@ -99,7 +109,7 @@ def build_loop(
 
     best = None
     if spec.checkpoint.best is not None:
-        best = BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE)
+        best = BestCommit(spec.checkpoint.best, records.history)
 
     def tell_committed(step: int) -> None:
         shown.committed(step)
@@ -180,24 +190,6 @@ def _tape(
     )
 
 
-def _scoring(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup], began: float) -> Scoring:
-    model = None
-    if "rewardModel" in hosts and spec.reward_model is not None:
-        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
-    return Scoring(
-        roles=roles,
-        owner=hosts["actorRollout"],
-        functions=hosts.get("reward"),
-        model=model,
-    )
-
-
-def _engines(spec: PPOJobSpec, hosts: dict[str, RoleGroup], channels: RoleChannels) -> Engines:
-    if "rollout" in hosts:
-        return StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
-    return Engines(hosts["actorRollout"])
-
-
 def _training_step(
     spec: PPOJobSpec, stages: RolloutStages, hosts: dict[str, RoleGroup], channels: RoleChannels
 ) -> TrainingStep:
@@ -221,15 +213,6 @@ def _training_step(
         ),
         source=source,
     )
-
-
-def _hosts(environment: PodEnvironment, roles: Roles) -> dict[str, RoleGroup]:
-    """The ranks in which each role's model runs: its own, or those of the role it lives with."""
-    return {
-        role.role: roles.group(role.colocated_with or role.role)
-        for role in environment.config.topology.roles
-        if role.role != "controller"
-    }
 
 
 def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:

@@ -7,6 +7,7 @@ known key (by CURVE, before a byte of ours is read), method, caller's role, size
 the controller's epoch, the role's own epoch; only then does a handler see it.
 """
 
+import hashlib
 import logging
 import os
 import queue
@@ -15,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ppojob_trainer import failpoints
 from ppojob_trainer.errors import ChannelLost, StorageError
-from ppojob_trainer.rpc.answers import AnswerStore, RequestChangedError
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ANSWER_POINTS, CONTROLLER, Method
 from ppojob_trainer.rpc.wire import (
@@ -78,6 +78,80 @@ class _Refusal(Exception):  # noqa: N818 - a message that is refused is no fault
         self.failure = Failure(kind, message)
 
 
+@dataclass(slots=True)
+class _Entry:
+    """One piece of work: who waits for it and, once done, its answer.
+
+    Attributes:
+        digest: of the request's method and body.
+        waiting: (connection, call number) of everybody who asked.
+        answer: encoded body, or None while the work is under way.
+    """
+
+    method: str
+    digest: bytes
+    waiting: list[tuple[bytes, int]] = field(default_factory=list)
+    answer: bytes | None = None
+
+
+class _AnswerStore:
+    """The answers of this step and the last, by request id.
+
+    A controller that died, or lost a connection, asks again with the same id. Work that is done is
+    answered from here; work under way is joined; nothing is done twice. What was done before a job
+    went back to a commit is never asked for again.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[RequestId, _Entry] = {}
+        self._kept_from = (0, 0)  # rewinds and step
+
+    def ask(
+        self, request: RequestId, method: str, body: memoryview, waiter: tuple[bytes, int]
+    ) -> tuple[_Entry, bool]:
+        """Note that somebody asks; returns the entry and whether the work is new.
+
+        Raises:
+            _Refusal: the id is known with another method or body: the step is not what it was.
+        """
+        hashed = hashlib.blake2b(method.encode() + b"\0", digest_size=16)
+        hashed.update(body)
+        digest = hashed.digest()
+        entry = self._entries.get(request)
+        if entry is None:
+            self._forget_before(request.rewinds, request.step - 1)
+            entry = self._entries[request] = _Entry(method, digest, [waiter])
+            return entry, True
+        if entry.digest != digest:
+            raise _Refusal(
+                ErrorKind.CHANGED,
+                f"{request.stage} of step {request.step} came again with another content, as where "
+                "a reward function does not say the same twice",
+            )
+        if entry.answer is None and waiter not in entry.waiting:
+            entry.waiting.append(waiter)
+        return entry, False
+
+    def keep(self, request: RequestId, answer: bytes, *, is_error: bool) -> _Entry:
+        """Keep the answer of work that is done; errors are answered but not kept."""
+        entry = self._entries[request]
+        entry.answer = answer
+        if is_error:
+            del self._entries[request]
+        return entry
+
+    def _forget_before(self, rewinds: int, step: int) -> None:
+        """Drop answers from before a rewind or a step; work under way stays."""
+        if (rewinds, step) <= self._kept_from:
+            return
+        self._kept_from = (rewinds, step)
+        self._entries = {
+            id_: entry
+            for id_, entry in self._entries.items()
+            if (id_.rewinds, id_.step) >= self._kept_from or not entry.answer
+        }
+
+
 class RpcServer:
     """Serves the methods of one process.
 
@@ -100,7 +174,7 @@ class RpcServer:
         }
         self._epoch = epoch
         self._seen_controller_epoch = 0
-        self._answers = AnswerStore()
+        self._answers = _AnswerStore()
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
@@ -199,7 +273,7 @@ class RpcServer:
         return accepted
 
     def _deliver(self, request_id: RequestId, answer: bytes, *, is_error: bool) -> None:
-        entry = self._answers.settle(request_id, answer, is_error=is_error)
+        entry = self._answers.keep(request_id, answer, is_error=is_error)
         points = ANSWER_POINTS.get(entry.method)
         if points is not None:
             failpoints.hit(points[0])
@@ -290,10 +364,7 @@ class RpcServer:
         if request_id is None:
             raise _Refusal(ErrorKind.BAD_REQUEST, f"{header.method} needs a request id")
         waiter = (connection, header.call)
-        try:
-            entry, is_new = self._answers.ask(request_id, header.method, body, waiter)
-        except RequestChangedError as problem:
-            raise _Refusal(ErrorKind.CHANGED, str(problem)) from None
+        entry, is_new = self._answers.ask(request_id, header.method, body, waiter)
         if entry.answer is not None:
             self._send(connection, header.call, entry.answer, is_error=False)
         return _Work(route, request_id, lambda: route.handler(request)) if is_new else None

@@ -45,15 +45,6 @@ class Order:
     folder: str
     group: int
 
-    def to_json(self) -> bytes:
-        """As sent; names that are no UTF-8 survive."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> "Order":
-        """As received."""
-        return cls(**json.loads(text))
-
 
 def rank_variables(threads: int) -> dict[str, str]:
     """What every rank on this machine is told, besides what it inherits."""
@@ -149,7 +140,7 @@ class ForkServer:
         try:
             with _socket_in(self._folder) as path:
                 connection.connect(path)
-            socket.send_fds(connection, [order.to_json()], [heartbeat, 1, 2])
+            socket.send_fds(connection, [json.dumps(asdict(order)).encode()], [heartbeat, 1, 2])
         except BaseException:
             connection.close()
             raise
