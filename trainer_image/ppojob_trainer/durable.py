@@ -83,7 +83,7 @@ def make_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) ->
 
 
 def raise_storage_error(path: Path, doing: str, error: OSError) -> NoReturn:
-    """Raise the StorageError of an OSError, or the error itself where no disk is to blame.
+    """Raise the StorageError of an OSError, or the error itself where it is not the disk's.
 
     Raises:
         StorageError: with the free space beside the path, and what failed.
@@ -109,7 +109,7 @@ def _free_space(path: Path) -> str:
 def write_file(path: Path, data: bytes, name: str) -> None:
     """Replace a file as a whole: afterwards the old or the new content is there, never a mix.
 
-    On a refusal the old content stands. `name` is a point with FILE_ACTS.
+    If the disk refuses, the old content stays. `name` is a point with FILE_ACTS.
     """
     aside = path.with_name(f".{path.name}.aside")
     try:
@@ -138,7 +138,7 @@ def append_line(path: Path, line: bytes, name: str) -> None:
         if end != os.fstat(file).st_size:
             os.ftruncate(file, end)
         if end == 0:
-            # The name before the first line: whoever finds a line need not wonder about the folder.
+            # The file's name first: a line that is read then has a durable name.
             fsync_folder(path.parent, name)
         try:
             with act(name, "write", path):

@@ -110,7 +110,7 @@ class RewardFailed(PPOJobError):
     Attributes:
         where: function and row (``gsm8k: row 12``).
         reason: one line; lines with prompt and response below it where the controller raises it.
-        row: number of the response in its batch; None where no single one is to blame.
+        row: number of the response in its batch; None where it is not a single one.
         response: its text, or the beginning of it.
     """
 
@@ -150,7 +150,7 @@ class InjectedFault(PPOJobError):
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What is wrong with an argument; whoever asked knows where it stands."""
+    """What is wrong with an argument; the caller knows where it is written."""
 
     got: str
     why: str

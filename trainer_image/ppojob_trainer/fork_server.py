@@ -90,7 +90,7 @@ class _Server:
         descriptors: list[int] = []
         try:
             if event & (select.POLLHUP | select.POLLERR):
-                raise ConnectionError("nobody waits for it any more")
+                raise ConnectionError("its supervisor does not wait any more")
             text, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, _DESCRIPTORS)
             order = Order(**json.loads(text))
             pid = os.fork()

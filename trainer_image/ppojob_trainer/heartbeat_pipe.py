@@ -49,7 +49,7 @@ class HeartbeatPipe:
         os.write(self._descriptor, _READY)
 
     def tell_progress(self) -> None:
-        """Say that something is done for good; whoever counts restarts begins anew."""
+        """Say that something is done for good; the count of restarts begins anew."""
         os.write(self._descriptor, _PROGRESS)
 
     def tell_error(self, message: str) -> None:

@@ -140,7 +140,9 @@ def post_json(
                 problem += ", and not to its end"
             if error.code not in _AGAIN:
                 raise CallFailed(problem) from None
-            wait = _asked_wait(error.headers.get("Retry-After", ""), wait)
+            # The other form of the header, a date, is not read.
+            if (asked := error.headers.get("Retry-After", "")).isdecimal():
+                wait = min(float(asked), _LONGEST_WAIT_SECONDS)
         except (OSError, HTTPException) as error:
             reason = _shown(str(getattr(error, "reason", None) or error).encode(), key)
             problem = f"{url} gave no answer: {reason or type(error).__name__}"
@@ -212,8 +214,3 @@ def _without(key: str, value: Json) -> Json:
         case dict():
             return {name: _without(key, each) for name, each in value.items()}
     return value
-
-
-def _asked_wait(header: str, otherwise: float) -> float:
-    """Seconds of a ``Retry-After``; its other form, a date, is not read."""
-    return min(float(header), _LONGEST_WAIT_SECONDS) if header.isdecimal() else otherwise

@@ -105,7 +105,7 @@ def variables_of_code(role: RoleName) -> tuple[str, ...]:
 
 
 def read_pod_environment() -> PodEnvironment:
-    """Read the variables that whoever started the pod has set.
+    """Read the variables that the operator or the local runner has set.
 
     Raises:
         ConfigError: one is missing or not of its form.

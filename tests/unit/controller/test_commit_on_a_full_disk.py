@@ -50,7 +50,7 @@ def commits_of(role_of, roles_of, tmp_path: Path) -> Callable[..., Commits]:
         routes = [
             [Route(SAVE_SHARDS, one.save), Route(BARRIER, lambda _: Nothing())] for one in ranks
         ]
-        group = role_of("actorRollout", *routes, channels=True)
+        group = role_of("actorRollout", *routes)
         return lambda epoch: Commits(
             roles=roles_of(group, epoch=epoch),
             store=CommitStore(root, job_uid="u", config=b"{}"),

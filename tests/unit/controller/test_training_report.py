@@ -3,7 +3,7 @@
 import pytest
 
 from ppojob_api.v1alpha1.status import TrainingStatus
-from ppojob_trainer.controller.training_report import TrainingReport, duration
+from ppojob_trainer.controller.progress import TrainingReport, duration
 
 STEP = {
     "critic/score/mean": 0.512345,
@@ -87,15 +87,20 @@ def test_a_validation_stays_until_the_next_and_tells_nothing_of_the_pace() -> No
     assert told.after(2, {**STEP, "val-core/c/acc/mean@1": 1.0}).validation == 1.0
 
 
-def test_time_that_is_left_counts_what_only_some_steps_have() -> None:
+def test_time_that_is_left_is_that_of_recent_steps_and_of_what_only_some_have() -> None:
     told = Told(total=100)
     seldom = {"timing_s/save_checkpoint": 50.0, "timing_s/testing": 10.0, "timing_s/step": 62.0}
-    history = [{**STEP, **(seldom if step % 12 == 0 else {})} for step in range(1, 25)]
+    slow = {"timing_s/step": 100.0}
+    history = [
+        {**STEP, **(slow if step < 12 else seldom if step % 12 == 0 else {})}
+        for step in range(1, 25)
+    ]
     for step, metrics in enumerate(history, start=1):
         last = told.after(step, metrics)
     assert last.eta == duration((2.0 + 2 * 60.0 / 24) * (100 - 24)) == "8m52s"
     told.report.resume(24, 24, history)
     assert told.states[-1].eta == "8m52s"
+    assert told.after(100, STEP).eta is None
 
 
 def test_who_stands_up_shows_what_stands() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.roles import RoleGroup, Roles, Supervisors
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import (
     ChannelLost,
     ConfigError,
@@ -42,7 +42,7 @@ def actor(serve, caller_of) -> Callable[..., Roles]:
         ranks = (serve([Route(BARRIER, work)]), *more)
         supervisor = serve(routes, epoch=None)
         group = RoleGroup("actorRollout", (supervisor,), ranks, True, True, epoch=1)
-        return Roles(Supervisors(caller_of(), (group,), 5.0, lambda: False, Agreement("c", "r")))
+        return Roles(caller_of(), (group,), 5.0, lambda: False, Agreement("c", "r"))
 
     return make
 
@@ -64,7 +64,7 @@ def test_a_pod_that_began_anew_has_lost_its_ranks(actor) -> None:
         actor(pod(1, phase), idle).supervisors.watch()
     roles = actor(pod(0, "idle"), idle)
     with pytest.raises(RoleLost, match="pod 0: it began anew, without ranks"):
-        roles.supervisors.watch()
+        roles.watch()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_pod_that_runs_something_else_is_not_started(actor) -> None:
 
     roles = actor(started, idle)
     with pytest.raises(ConfigError, match=r"^actorRollout rank 0: got configuration other: "):
-        roles.supervisors.start(roles.groups[0], 2)
+        roles.start(roles.groups[0], 2)
 
 
 SAME = PodIdentity(code="c", config="r", models={"/m": "a"})
@@ -115,7 +115,7 @@ def pods(serve, caller_of) -> Callable[..., Roles]:
             }.items()
         )
         agreement = Agreement(code="c", config="r")
-        return Roles(Supervisors(caller_of(), groups, 5.0, lambda: False, agreement))
+        return Roles(caller_of(), groups, 5.0, lambda: False, agreement)
 
     return make
 
@@ -133,16 +133,16 @@ def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(reading, pods)
     Else a pod that was made again with another model would be compared with itself alone.
     """
     roles = pods(tells(SAME), tells(*reading, OTHER_MODEL))
-    assert [group.name for group in roles.supervisors.missing()] == ["reward"]
+    assert [group.name for group in roles.missing()] == ["reward"]
     with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):
-        roles.supervisors.start(roles.groups[1], 2)
+        roles.start(roles.groups[1], 2)
 
 
 def test_a_pod_whose_storage_hangs_is_lost_in_the_end(pods) -> None:
     roles = pods(tells(SAME), tells(UNREAD))
     roles.caller.default_deadline_seconds = 0.5
     with pytest.raises(RoleLost, match=r"reward rank 0: no word of its models for 0\.5 s"):
-        roles.supervisors.start(roles.groups[1], 2)
+        roles.start(roles.groups[1], 2)
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -155,10 +155,10 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(is_
 
     roles = pods(slow if is_slow else tells(UNREAD), tells(SAME))
     try:
-        assert [group.name for group in roles.supervisors.missing()] == ["reward"]
+        assert [group.name for group in roles.missing()] == ["reward"]
     finally:
         may_go_on.set()
-    roles.supervisors.start(roles.groups[1], 2)
+    roles.start(roles.groups[1], 2)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(
     peer = Peer(f"{gone} supervisor", "127.0.0.1", 1, gone)  # nobody listens there
     lost = RoleGroup(gone, (peer,), (), gone == "actorRollout", False, epoch=1)
     others = roles.groups if gone == "reward" else ()
-    roles.supervisors.groups = (*others, lost)
-    roles.supervisors.stop_requested = lambda: True
+    roles.groups = (*others, lost)
+    roles.stop_requested = lambda: True
     with pytest.raises(error, match=words):
-        roles.supervisors.start(lost, 2)
+        roles.start(lost, 2)

@@ -154,24 +154,6 @@ def test_a_fork_finds_what_a_rank_finds_that_is_started_by_itself(forks, tmp_pat
     assert forked == expected
 
 
-@pytest.mark.parametrize(
-    ("program", "code"),
-    [
-        ("raise SystemExit(3)", 3),
-        ("import os; os.kill(os.getpid(), 11)", -signal.SIGSEGV),
-    ],
-)
-def test_how_a_rank_ends_is_told(program: str, code: int, forks: Forks):
-    rank, _ = forks.start(program)
-    assert rank.wait() == rank.poll() == rank.returncode == code
-
-
-def test_a_fork_goes_on_as_what_was_ordered_and_says_so(forks: Forks):
-    shown = "print(command, open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0))[-1])"
-    rank, printed = forks.start(shown, command="controller")
-    assert (rank.wait(), printed.read_text()) == (0, "controller controller\n")
-
-
 def test_a_rank_holds_nothing_of_its_siblings(forks: Forks):
     sleeping, _ = forks.start(SLEEPS)
     wait_for_fork(sleeping)

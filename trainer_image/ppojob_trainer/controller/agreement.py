@@ -1,7 +1,7 @@
 """Whether all pods of a job run the same: program, configuration, and files of models.
 
 Images and volumes are the platform's: a node may hold an older image of the same tag, a volume of
-its own another model in the same place. Nothing would fail then, and the weights would be nobody's.
+its own another model in the same place. Nothing would fail then, and the weights would be wrong.
 """
 
 from collections.abc import Sequence

@@ -232,7 +232,7 @@ class Batch:
 
 
 def interaction_of(prompt: PromptRow) -> Interaction | None:
-    """The user of a row, by verl's `extra_info.interaction_kwargs`; None where it names nobody."""
+    """The user of a row, by verl's `extra_info.interaction_kwargs`; None where it names none."""
     arguments = prompt.extra_info.get(INTERACTION)
     if not isinstance(arguments, dict) or not isinstance(name := arguments.get("name"), str):
         return None
@@ -246,7 +246,7 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
 
     A row is dropped where its own reward failed, or that of the greedy response to its prompt. It
     counts in no estimate, loss, signal or mean of scores. A step without any other row is refused
-    before its rows are kept, so that a job whose function was mended scores them again.
+    before its rows are kept, so that a job whose function was fixed scores them again.
 
 
     Raises:

@@ -105,7 +105,7 @@ class DynamicSampling:
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer
     ) -> tuple[Batch, list[int]]:
-        """A round that is kept, and the rows of it that nobody trains on."""
+        """A round that is kept, and its rows that are not trained on."""
         assert self.settings.prompts_per_round is not None, "a resolved configuration says it"
         with timer("data"):
             prompts = draw(self.settings.prompts_per_round)

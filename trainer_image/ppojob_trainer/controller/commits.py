@@ -15,7 +15,7 @@ from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, StorageError
-from ppojob_trainer.rpc.messages.saving import Saved, SaveShards
+from ppojob_trainer.rpc.messages.saving import SaveShards
 from ppojob_trainer.rpc.methods import SAVE_SHARDS
 from ppojob_trainer.rpc.wire import RequestId
 
@@ -104,8 +104,8 @@ class Commits:
         """Commit the state of all stateful roles and of the loop.
 
         Raises:
-            RoleLost: a rank was lost while it wrote; the commits before stand.
-            StorageError: the disk refused; the commits before stand, and what was written of this
+            RoleLost: a rank was lost while it wrote; earlier commits are kept.
+            StorageError: the disk refused; earlier commits are kept, and what was written of this
                 one is gone.
         """
         # The folder's name counts rewinds: ranks that still write from before one find it gone.
@@ -130,7 +130,18 @@ class Commits:
         id_ = RequestId(0, pending.step, stage, self._failures)
         files = []
         for group in self.roles.stateful:
-            files += _entries(self.roles.ask_all(group, SAVE_SHARDS, request, id_))
+            answers = self.roles.ask_all(group, SAVE_SHARDS, request, id_)
+            files += [
+                FileEntry(
+                    path=file.path,
+                    size_bytes=file.size,
+                    sha256=file.sha256,
+                    role=file.path.split("/", 1)[0],  # the model's
+                    rank=rank,
+                )
+                for rank, answer in enumerate(answers)
+                for file in answer.files
+            ]
         return files
 
     def _clear(self, step: int) -> None:
@@ -146,18 +157,3 @@ class Commits:
             self.store.prune(self.keep_last, best)
         except StorageError as problem:
             _log.warning("old commits stay: %s", problem)
-
-
-def _entries(answers: list[Saved]) -> list[FileEntry]:
-    """The files that the ranks of a role wrote, each below the name of its model's role."""
-    return [
-        FileEntry(
-            path=file.path,
-            size_bytes=file.size,
-            sha256=file.sha256,
-            role=file.path.split("/", 1)[0],
-            rank=rank,
-        )
-        for rank, answer in enumerate(answers)
-        for file in answer.files
-    ]

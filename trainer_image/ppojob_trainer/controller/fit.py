@@ -1,6 +1,6 @@
 """The loop: step after step until the job is done, whatever is lost on the way.
 
-    fit:      stand up (fresh, beside living ranks, or from the last commit)
+    fit:      begin (fresh, beside living ranks, or from the last commit)
               validate once if asked
               for each step:  commit what the one before has made, when due
                       rollout, reward, advantages, update, weight sync
@@ -141,7 +141,7 @@ class Loop:
         return asked and progress.step == 0 and progress.metrics_lines == 0
 
     def _owed_validation(self, progress: Progress) -> StepTrained | None:
-        """The step that the job stands behind, where the run before ended in its validation."""
+        """The last step, where the run before ended in its validation."""
         owed = self._unvalidated
         return owed if owed is not None and owed.progress.step == progress.step else None
 

@@ -100,7 +100,7 @@ class JobResource:
         self._version = ""
 
     def write(self, training: TrainingStatus) -> None:
-        """Make this `status.training`, whoever has written it before.
+        """Make this `status.training`, even if another controller wrote it before.
 
         Raises:
             NotWrittenError: it could not be written now.
@@ -108,7 +108,7 @@ class JobResource:
         """
         for _ in range(_ATTEMPTS):
             try:
-                # The version is the fence: the API server heeds no uid where it writes a status.
+                # The version is the fence: the API server checks no uid where it writes a status.
                 self._version = self._version or self._current_version(training)
                 self._version = self._apply(training, self._version).version
             except _ConflictError:

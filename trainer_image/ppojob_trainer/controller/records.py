@@ -48,14 +48,14 @@ class Records:
         self.sinks.cut_after(_last_record(progress))
 
     def history(self) -> Iterator[dict[str, float | None]]:
-        """The metrics of the steps that stand, in ascending order."""
+        """The metrics of the steps so far, in ascending order."""
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
     def keep_advantages(self, result: StepResult, step: int) -> None:
         """Write what became of the rows of a step: rewards with penalties, and advantages.
 
-        A disk that refuses costs the job nothing: nobody goes on from this file.
+        A disk that refuses costs the job nothing: no run goes on from this file.
         """
         batch, advantaged = result.batch, result.advantaged
         rows = []
@@ -144,7 +144,7 @@ def training_metrics(
         ),
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
-        # What the critic said before its update, and how well it foresaw the returns.
+        # What the critic said before its update, and how well it predicted the returns.
         **({} if values is None else values.named("critic/values")),
         **({} if explained is None else {"critic/vf_explained_var": explained}),
         **advantaged.told,

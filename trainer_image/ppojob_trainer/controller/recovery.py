@@ -145,9 +145,7 @@ class Recovery:
     def _living(self) -> list[RoleGroup]:
         """The stateful roles whose ranks all serve."""
         return [
-            group
-            for group in self.roles.stateful
-            if group.epoch > 0 and self.roles.supervisors.is_ready(group)
+            group for group in self.roles.stateful if group.epoch > 0 and self.roles.is_ready(group)
         ]
 
     def _start(self, group: RoleGroup) -> None:
@@ -157,14 +155,14 @@ class Recovery:
                 time=time.time(), role=group.name, epoch=epoch, world_size=len(group.ranks)
             )
         )
-        self.roles.supervisors.start(group, epoch)
+        self.roles.start(group, epoch)
 
     def _start_missing(self) -> bool:
         """Start the roles that do not serve, and wait for all; answers whether one had state."""
-        missing = self.roles.supervisors.missing()
+        missing = self.roles.missing()
         for group in missing:
             self._start(group)
-        self.roles.supervisors.wait_ready(may_stop=not self._has_state)
+        self.roles.wait_ready(may_stop=not self._has_state)
         return any(group.is_stateful for group in missing)
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
@@ -218,7 +216,12 @@ class Recovery:
     def _restore(self, progress: Progress, commit: Commit | None) -> None:
         request = Restore(
             folder=str(commit.folder.relative_to(self.store.root.parent)) if commit else None,
-            files=_files(commit) if commit else [],
+            # One that comes back in another layout needs parts of several ranks.
+            files=[
+                SavedFile(entry.path, entry.size_bytes, entry.sha256)
+                for entry in (commit.manifest.files if commit else ())
+                if entry.role != "controller"
+            ],
             total_updates=self.total_updates,
         )
         for group in self.roles.stateful:
@@ -231,12 +234,3 @@ class Recovery:
         )
         self.journal.append(Resumed(time=time.time(), progress=progress))
         self._has_state = True
-
-
-def _files(commit: Commit) -> list[SavedFile]:
-    """The files of all ranks: one that comes back in another layout needs parts of several."""
-    return [
-        SavedFile(entry.path, entry.size_bytes, entry.sha256)
-        for entry in commit.manifest.files
-        if entry.role != "controller"
-    ]

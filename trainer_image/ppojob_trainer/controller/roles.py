@@ -77,12 +77,16 @@ def role_group(topology: RoleTopology, host: Callable[[str], str]) -> RoleGroup:
 
 
 @dataclass
-class Supervisors:
-    """Starts the ranks of roles, and raises `RoleLost` where one is gone.
+class Roles:
+    """Starts the ranks of roles and asks them for work.
+
+    Whatever waits here ends with `RoleLost` when a rank is lost or a supervisor does not answer.
 
     Attributes:
+        groups: the roles that have pods.
         startup_seconds: longest time from `start` to ready.
         stop_requested: whether somebody asked the job to end.
+        rewinds: how often the job went back to a commit; no answer from before the last is used.
     """
 
     caller: Caller
@@ -90,14 +94,20 @@ class Supervisors:
     startup_seconds: float
     stop_requested: Callable[[], bool]
     agreement: Agreement
+    rewinds: int = 0
+
+    @property
+    def stateful(self) -> list[RoleGroup]:
+        """The roles whose state a commit holds."""
+        return [group for group in self.groups if group.is_stateful]
+
+    def group(self, name: str) -> RoleGroup:
+        """One role by its name."""
+        return next(group for group in self.groups if group.name == name)
 
     def status(self, group: RoleGroup) -> list[PodStatus]:
-        """What the supervisors of a role say.
-
-        Raises:
-            RoleLost: one does not answer.
-        """
-        return self._ask(group, STATUS, Nothing())
+        """What the supervisors of a role say."""
+        return self._ask_supervisors(group, STATUS, Nothing())
 
     def is_ready(self, group: RoleGroup) -> bool:
         """Whether all ranks of the role's epoch serve."""
@@ -110,7 +120,6 @@ class Supervisors:
         started: a controller that came back has not seen them start.
 
         Raises:
-            RoleLost: a supervisor does not answer.
             ConfigError: pods that live do not run the same.
         """
         found = []
@@ -128,7 +137,6 @@ class Supervisors:
         """Begin an epoch of a role, whose pods may have to be made first; see `wait_ready`.
 
         Raises:
-            RoleLost: a supervisor does not answer.
             ConfigError: a pod does not run the same as the others; nothing of it is started.
             Interrupted: somebody asked the job to end, and there is nothing to wait for.
         """
@@ -146,7 +154,7 @@ class Supervisors:
         for peer in group.ranks:
             self.caller.forget(peer)
         group.epoch = epoch
-        self._ask(group, START, StartRanks(epoch), raise_if_stopping)
+        self._ask_supervisors(group, START, StartRanks(epoch), raise_if_stopping)
 
     def wait_ready(self, *, may_stop: bool) -> None:
         """Wait until all ranks of all roles serve.
@@ -226,7 +234,7 @@ class Supervisors:
                 except RoleLost as also:
                     raise Interrupted(f"asked to end without {lost.name}; {also}") from also
 
-    def _ask(
+    def _ask_supervisors(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
@@ -239,11 +247,11 @@ class Supervisors:
         except CallTimeout as silence:
             raise RoleLost(group.name, str(silence)) from silence
         except CallRefused as refusal:
-            _raise_if_fenced(refusal, self.caller)
+            self._raise_if_fenced(refusal)
             raise
 
     def _admit(self, group: RoleGroup, method: Method[Any, PodIdentity], watch: Watch) -> list[str]:
-        identities = self._ask(group, method, Nothing(), watch)
+        identities = self._ask_supervisors(group, method, Nothing(), watch)
         return self.agreement.admit([peer.name for peer in group.supervisors], identities)
 
     def _missing_ranks(self, groups: Iterable[RoleGroup]) -> str:
@@ -255,37 +263,6 @@ class Supervisors:
             if state.state != "ready"
         ]
         return ", ".join(missing) or "their pods"
-
-
-@dataclass
-class Roles:
-    """Asks the ranks of roles; whatever waits here ends with `RoleLost` when a rank is lost.
-
-    Attributes:
-        rewinds: how often the job went back to a commit; no answer from before the last is used.
-    """
-
-    supervisors: Supervisors
-    rewinds: int = 0
-
-    @property
-    def caller(self) -> Caller:
-        """Makes the calls."""
-        return self.supervisors.caller
-
-    @property
-    def groups(self) -> tuple[RoleGroup, ...]:
-        """The roles that have pods."""
-        return self.supervisors.groups
-
-    @property
-    def stateful(self) -> list[RoleGroup]:
-        """Those of them whose state a commit holds."""
-        return [group for group in self.groups if group.is_stateful]
-
-    def group(self, name: str) -> RoleGroup:
-        """One role by its name."""
-        return next(group for group in self.groups if group.name == name)
 
     def ask(
         self,
@@ -326,12 +303,12 @@ class Roles:
     def collect(self, begun: Pending[Answer]) -> list[Answer]:
         """Wait for work that was begun; raises as `ask`."""
         try:
-            return self.caller.wait(begun, self.supervisors.watch)
+            return self.caller.wait(begun, self.watch)
         except CallTimeout as silence:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
-            _raise_if_fenced(refusal, self.caller)
-            self.supervisors.raise_loss_first()
+            self._raise_if_fenced(refusal)
+            self.raise_loss_first()
             if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
                 raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
@@ -391,6 +368,12 @@ class Roles:
         except (CallTimeout, CallRefused) as problem:
             _log.info("a channel to %s was not cut: %s", role, problem)
 
+    def _raise_if_fenced(self, refusal: CallRefused) -> None:
+        """Raise `Fenced` where a call was refused because another controller has taken over."""
+        if refusal.kind is ErrorKind.FENCED:
+            epoch = self.caller.epoch
+            raise Fenced(refusal.peer.role, epoch, epoch + 1) from refusal
+
     def _calls(
         self,
         group: RoleGroup,
@@ -409,9 +392,3 @@ def _dispensable(calls: Sequence[Call[Any]], peer: Peer) -> str:
     """The role to restart where living roles cannot work together: the one that costs least."""
     roles = (call.peer.role for call in calls)
     return next((role for role in roles if role != "actorRollout"), peer.role)
-
-
-def _raise_if_fenced(refusal: CallRefused, caller: Caller) -> None:
-    """Raise `Fenced` where a call was refused because another controller has taken over."""
-    if refusal.kind is ErrorKind.FENCED:
-        raise Fenced(refusal.peer.role, caller.epoch, caller.epoch + 1) from refusal

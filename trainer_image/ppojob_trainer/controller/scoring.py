@@ -59,7 +59,7 @@ class _Begun(Generic[Answer]):
 
     @property
     def is_over(self) -> bool:
-        """Whether all answers are here, though nobody has waited for them."""
+        """Whether all answers have arrived, before anything waited for them."""
         return self.first.is_done and self.first.refusal is None and len(self.rounds) == 1
 
     def answers(self, roles: Roles) -> list[Answer]:
@@ -137,7 +137,7 @@ class Scoring:
         answers = begun.answers(self.roles)
         failure = next((answer.failure for answer in answers if answer.failure is not None), None)
         if failure is not None:
-            self.roles.supervisors.raise_loss_first()
+            self.roles.raise_loss_first()
             raise _failed(begun.group, failure, batch)
         return [score for answer in answers for score in answer.scores]
 

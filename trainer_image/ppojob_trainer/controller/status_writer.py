@@ -1,7 +1,7 @@
 """Tells the cluster how far the job is, from a thread that is never in the way of the loop.
 
 What is told is always the newest state: one that was not sent in time is dropped. At most six
-states a minute, but a turn of the training (another stage, another controller) goes out at once,
+states a minute, but a change of stage or controller goes out at once,
 and so does the last state, before the process ends.
 """
 
@@ -110,10 +110,10 @@ class StatusWriter:
         """When the newest state may go out, in monotonic seconds."""
         if self._deadline is not None:
             return max(self._asked_until, self._pause_until)
-        rest = float("-inf") if self._is_turn() else self._tried_at + self._pace.interval_seconds
+        rest = float("-inf") if self._is_change() else self._tried_at + self._pace.interval_seconds
         return max(self._asked_until, self._pause_until, rest)
 
-    def _is_turn(self) -> bool:
+    def _is_change(self) -> bool:
         """Whether the newest state is of another stage or controller than the one sent last."""
         if self._newest is None or self._sent is None:
             return True

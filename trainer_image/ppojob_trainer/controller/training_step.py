@@ -126,7 +126,7 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Weights of the terms of the policy's loss that are led from step to step."""
+    """Weights of terms of the policy's loss that may change from step to step."""
 
     kl: float = 0.0
     entropy: float = 0.0

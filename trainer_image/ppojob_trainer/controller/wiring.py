@@ -2,7 +2,8 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ppojob_api import contract
@@ -10,6 +11,9 @@ from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_api.validation import check_length, length_warnings
+from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.algorithms.entropy_controller import EntropyController
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.files import sha256_of
@@ -21,11 +25,10 @@ from ppojob_trainer.controller.commits import BestCommit, Commits
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
-from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.role_channels import RoleChannels
-from ppojob_trainer.controller.roles import RoleGroup, Roles, Supervisors, role_group
+from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
@@ -35,7 +38,9 @@ from ppojob_trainer.controller.training_step import (
     Updates,
     needs_old_logprobs,
 )
+from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks
@@ -44,12 +49,16 @@ from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.retrieval.manifest import MANIFEST
 from ppojob_trainer.rewards.overlong import OverlongPenalty
+from ppojob_trainer.rewards.row_checks import row_checks
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
+from ppojob_trainer.tools.schemas import tool_schemas
 from ppojob_trainer.trackers.libraries import LIBRARIES
 from ppojob_trainer.trackers.messages import TrackedRun
 from ppojob_trainer.trackers.sink import TrackerSink
+
+_log = logging.getLogger(__name__)
 
 
 def build_loop(
@@ -149,6 +158,53 @@ def build_loop(
         stop_requested=stop,
         tell_progress=heartbeat.tell_progress,
     )
+
+
+def open_prompts(
+    config: RunConfig, began: float, stack: contextlib.ExitStack
+) -> tuple[PromptDataset, PromptDataset | None]:
+    """Open the data of a job: the training prompts, and those that are held out, if any.
+
+    Templates take `began`, unix seconds at which the job began, for the present time.
+
+    Raises:
+        ConfigError: the data cannot be read, or does not fit the job.
+    """
+    spec = config.spec
+    model = Path(spec.model.path)
+    tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
+    template = Path(spec.model.chat_template) if spec.model.chat_template else None
+    chat = stack.enter_context(
+        ChatTokenizer(model, tokenizer, template, began=began, tools=tool_schemas(spec.agent))
+    )
+    agents = row_agents(spec.agent)
+
+    def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
+        rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
+        return stack.enter_context(
+            PromptDataset.open(files, data, chat, rewards=rewards, agents=agents, max_rows=max_rows)
+        )
+
+    train = opened(spec.data.train, spec.data, spec.data.max_train_rows)
+    field, drawn = spec.algorithm.draw
+    if len(train) < drawn:
+        raise ConfigError(
+            f"spec.algorithm.{field}: got {drawn}: the training data has {len(train)} "
+            "usable rows; at most that many, or more data"
+        )
+    if problems := check_length(config.job(), len(train)):
+        raise ConfigError(map(str, problems))
+    for problem in length_warnings(config.job(), len(train)):
+        _log.warning("%s", problem)
+    validation = None
+    if spec.data.validation:
+        validation = opened(
+            spec.data.validation, spec.data.of_validation, spec.data.max_validation_rows
+        )
+    for dataset in (train, validation):
+        for warning in dataset.warnings if dataset else ():
+            _log.warning("%s", warning)
+    return train, validation
 
 
 def _code_files(spec: PPOJobSpec) -> dict[str, str]:
@@ -278,7 +334,7 @@ def _roles(
         code_digest(), config_digest(environment.config), native_bfloat16=has_native_bfloat16()
     )
     startup = spec.timeouts.startup_seconds
-    return Roles(Supervisors(caller, groups, startup, stop, agreement))
+    return Roles(caller, groups, startup, stop, agreement)
 
 
 def _sinks(

@@ -275,11 +275,11 @@ class Caller:
 
     def _check_deadline(self, item: _Underway, now: float) -> None:
         if now >= item.deadline:
-            self.forget(item.call.peer)  # what it was sent must not wait for whoever comes back
+            self.forget(item.call.peer)  # its successor must not get what it was sent
             raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
 
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
-        """Take one answer, waiting a moment for it; one that nobody waits for is dropped."""
+        """Take one answer, waiting a moment for it; an answer that is not awaited is dropped."""
         try:
             header_frame = socket.recv()
         except zmq.Again:
@@ -309,7 +309,7 @@ class Caller:
             socket.reconnect_ivl = 50
             socket.reconnect_ivl_max = 1000
             # A pod that is made again has another address. The name is looked up with each attempt
-            # to connect, so none may wait long for an address that nobody has any more; and a
+            # to connect, so none may wait long for an address that no longer exists; and a
             # connection whose other end went without a word must be noticed.
             socket.connect_timeout = _CONNECT_MILLISECONDS
             socket.heartbeat_ivl = _HEARTBEAT_MILLISECONDS

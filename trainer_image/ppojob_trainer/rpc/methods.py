@@ -100,7 +100,7 @@ PUT_TEXTS = Method(
 SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
 SCORE_BY_MODEL = Method("score_by_model", ScoreByModel, ModelScored, limit_bytes=256 * MEBI)
 ACT = Method("act", Act, Acted, callers=GENERATING_ROLES, has_epoch=False)
-"""Its callers are not told when the role is started again, and whoever serves has the answer."""
+"""Its callers are not told when the role is started again; each attempt of it can answer."""
 PLACE_ROWS = Method("place_rows", PlaceRows, Nothing)
 OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)
 MOVE_ROWS = Method("move_rows", MoveRows, Nothing)

@@ -39,9 +39,9 @@ from ppojob_trainer.rpc.wire import (
 
 _log = logging.getLogger(__name__)
 _KINDS = {ChannelLost: ErrorKind.CHANNEL_LOST, StorageError: ErrorKind.STORAGE}
-"""Failures that whoever asked decides by."""
+"""Failures that the caller distinguishes."""
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises for bytes that nobody of ours has sent."""
+"""What a decoder raises for bytes that no client of ours has sent."""
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
 _READABLE = int(zmq.POLLIN)
@@ -186,8 +186,8 @@ class RpcServer:
         self._socket.maxmsgsize = max(route.method.limit_bytes for route in routes) + _HEADER_LIMIT
         self._socket.linger = 200
         self._socket.bind(f"tcp://{address}:{port}")
-        # Only who holds the turn may touch the socket; anybody may wait for its descriptor.
-        self._turn = threading.Lock()
+        # Only the holder of this lock may use the socket; any thread may wait for its descriptor.
+        self._socket_lock = threading.Lock()
         self._stop_out, self._stop_in = os.pipe()
         self._thread = threading.Thread(target=self._listen, name="rpc", daemon=True)
 
@@ -207,7 +207,7 @@ class RpcServer:
                 outcome.add_done_callback(partial(self._put_late, item))
                 continue
             answer, is_error = outcome
-            with self._turn:
+            with self._socket_lock:
                 if self._socket.closed:
                     return
                 self._deliver(item.request_id, answer, is_error=is_error)
@@ -220,7 +220,7 @@ class RpcServer:
         os.write(self._stop_in, b"\0")
         if self._thread.is_alive():
             self._thread.join(timeout=5)
-        with self._turn:
+        with self._socket_lock:
             self._socket.close()
         self._authenticator.stop()
         self._context.term()
@@ -249,7 +249,7 @@ class RpcServer:
         poller.register(self._socket.fileno(), select.POLLIN)
         poller.register(self._stop_out, select.POLLIN)
         while True:
-            with self._turn:
+            with self._socket_lock:
                 accepted = self._receive_all()
             self._hand_over(accepted)
             if any(ready == self._stop_out for ready, _ in poller.poll()):
@@ -264,7 +264,7 @@ class RpcServer:
         """Take the messages that are there and answer the questions; returns new work.
 
         The descriptor tells of a message only once, and any use of the socket may be what hears
-        it; so both threads look again before they give the turn away.
+        it; so both threads look again before they release the lock.
         """
         accepted = []
         while int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:

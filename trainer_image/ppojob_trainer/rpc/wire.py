@@ -52,7 +52,7 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 class ErrorKind(StrEnum):
     """Why a call was not answered.
 
-    `CHANGED`: the id is known with another content, since whoever the content came from did not
+    `CHANGED`: the id is known with another content, since its source (a reward function) did not
     say the same again; so the step cannot be ended as it was begun.
     """
 

@@ -139,7 +139,7 @@ class OwnIdentity:
         for path in self._folders:
             try:
                 models[path] = self._read(Path(path))
-            except (OSError, BadHeader) as problem:  # whoever loads it tells more
+            except (OSError, BadHeader) as problem:  # loading it tells more
                 _log.warning("%s: not compared with that of other pods: %s", path, problem)
         self._known = msgspec.structs.replace(self._known, models=models)
 

@@ -53,7 +53,6 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
         text: for the model; where the call failed, what it is told of that.
         reward: that the tool gave for the call, or the user for the turn.
         failure: empty, or a word: `unknown`, `arguments`, `raised`, `timeout`, `died`.
-        seconds: that the call took.
         ends: the user ends the conversation.
     """
 

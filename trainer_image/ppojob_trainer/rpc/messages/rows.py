@@ -112,14 +112,11 @@ class WriteRows(msgspec.Struct, frozen=True):
 
     Attributes:
         folder: relative to the run folder.
-        part: number of the part.
         first: position in the batch of the first of their prompts.
         scores: of the rows, in row order.
-        data_sources: of their prompts.
         ground_truths: JSON, of their prompts.
         extras: the scorers' further values as JSON, in row order.
         value_kinds: of those values in the whole batch, so that all parts have the same columns.
-        round: generation round of the step, from 0.
         extra_infos: JSON objects, of their prompts.
     """
 
