@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.identity import Agreement
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import STATUS

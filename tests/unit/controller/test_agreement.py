@@ -15,13 +15,12 @@ from tiny_models import save_model, save_tokenizer
 
 from ppojob_api.problem import Problem
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.fingerprint import fingerprint
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.safetensors_header import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment
-from ppojob_trainer.rpc.identity import PodIdentity, config_digest, program_digest
+from ppojob_trainer.rpc.identity import Agreement, PodIdentity, config_digest, program_digest
 from ppojob_trainer.supervisor.main import OwnIdentity
 
 A, B = "a" * 64, "b" * 64

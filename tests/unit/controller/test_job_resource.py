@@ -7,7 +7,7 @@ from fake_api_server import Answer
 from status_server import StatusServer, failing, make_certificate
 
 from ppojob_api.v1alpha1.status import TrainingStatus
-from ppojob_trainer.controller.job_resource import (
+from ppojob_trainer.controller.status_writer import (
     TAKEN_OVER,
     DisownedError,
     JobResource,

@@ -7,12 +7,13 @@ import pytest
 from patience import eventually
 
 from ppojob_api.v1alpha1.status import TrainingStatus
-from ppojob_trainer.controller.job_resource import (
+from ppojob_trainer.controller.status_writer import (
     DisownedError,
     NotWrittenError,
+    Pace,
     RefusedError,
+    StatusWriter,
 )
-from ppojob_trainer.controller.status_writer import Pace, StatusWriter
 
 NEVER = 3600.0
 AT_ONCE = Pace(interval_seconds=0.0, first_pause_seconds=0.01, longest_pause_seconds=0.02)

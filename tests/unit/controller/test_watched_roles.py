@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import (
     ChannelLost,
@@ -19,7 +18,7 @@ from ppojob_trainer.errors import (
     StorageError,
 )
 from ppojob_trainer.rpc.client import Peer
-from ppojob_trainer.rpc.identity import PodIdentity
+from ppojob_trainer.rpc.identity import Agreement, PodIdentity
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import BARRIER, IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route
@@ -61,7 +60,7 @@ def raises(problem: Exception) -> Callable[[Any], msgspec.Struct]:
 def test_a_pod_that_began_anew_has_lost_its_ranks(actor) -> None:
     """Its container was started again: it answers, and knows of no epoch."""
     for phase in ("starting", "ready"):
-        actor(pod(1, phase), idle).supervisors.watch()
+        actor(pod(1, phase), idle).watch()
     roles = actor(pod(0, "idle"), idle)
     with pytest.raises(RoleLost, match="pod 0: it began anew, without ranks"):
         roles.watch()

@@ -18,7 +18,7 @@ from ppojob_trainer.data.row_tools import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rewards.records import DROPPED, FAILED
 from ppojob_trainer.rpc.messages.rollout import Generated, Interaction, PromptTokens
-from ppojob_trainer.rpc.messages.rows import BatchName, RowIndex, ValueKind, batch_label
+from ppojob_trainer.rpc.messages.rows import BatchName, RowIndex, ValueKind
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
 SCORE: Final = "score"
@@ -74,7 +74,7 @@ class Batch:
     @property
     def label(self) -> str:
         """Names the batch within its step."""
-        return batch_label(self.purpose, self.round)
+        return self.name(0, 0).label
 
     def name(self, rewinds: int, step: int) -> BatchName:
         """Names the batch within its job."""

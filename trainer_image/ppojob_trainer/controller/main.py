@@ -14,9 +14,8 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import METRICS_FILE, SUMMARY_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.controller.job_resource import JobResource
 from ppojob_trainer.controller.progress import Reporter, TrainingReport
-from ppojob_trainer.controller.status_writer import StatusWriter
+from ppojob_trainer.controller.status_writer import JobResource, StatusWriter
 from ppojob_trainer.controller.wiring import build_loop
 from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe

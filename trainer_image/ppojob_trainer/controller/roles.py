@@ -11,7 +11,6 @@ import msgspec
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.errors import (
     ConfigError,
     Fenced,
@@ -21,7 +20,7 @@ from ppojob_trainer.errors import (
     StorageError,
 )
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer, Pending
-from ppojob_trainer.rpc.identity import PodIdentity
+from ppojob_trainer.rpc.identity import Agreement, PodIdentity
 from ppojob_trainer.rpc.messages.pods import PodStatus, StartRanks
 from ppojob_trainer.rpc.messages.rows import CutChannel
 from ppojob_trainer.rpc.methods import BARRIER, CUT_CHANNEL, IDENTITY, START, STATUS, Method

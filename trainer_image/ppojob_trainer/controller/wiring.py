@@ -19,7 +19,6 @@ from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, OneRound
 from ppojob_trainer.controller.commits import BestCommit, Commits
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
@@ -51,7 +50,7 @@ from ppojob_trainer.retrieval.manifest import MANIFEST
 from ppojob_trainer.rewards.overlong import OverlongPenalty
 from ppojob_trainer.rewards.row_checks import row_checks
 from ppojob_trainer.rpc.client import Caller
-from ppojob_trainer.rpc.identity import code_digest, config_digest
+from ppojob_trainer.rpc.identity import Agreement, code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.tools.schemas import tool_schemas
 from ppojob_trainer.trackers.libraries import LIBRARIES

@@ -9,11 +9,6 @@ CHANNEL_SECONDS = 10.0
 """Limit of an operation on a channel between sides that do nothing else meanwhile."""
 
 
-def batch_label(purpose: str, round_: int) -> str:
-    """Names a batch within its step; that of the only round is the purpose."""
-    return f"{purpose}/{round_}" if round_ else purpose
-
-
 class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Which batch: step, purpose and generation round, after how many rewinds of the job."""
 
@@ -24,8 +19,8 @@ class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def label(self) -> str:
-        """Purpose and round, as in the names of stages."""
-        return batch_label(self.purpose, self.round)
+        """Names the batch within its step; that of the only round is the purpose."""
+        return f"{self.purpose}/{self.round}" if self.round else self.purpose
 
 
 class RowIndex(msgspec.Struct, frozen=True):
