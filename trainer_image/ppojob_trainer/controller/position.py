@@ -61,6 +61,4 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
                 unvalidated = None
             case StepTrained():
                 unvalidated = event
-            case _:
-                pass
     return Position(controller_epoch, role_epochs, progress, rewinds, unvalidated)

@@ -105,8 +105,6 @@ def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
                 # What lies behind the commit and is not taken from there goes from the disk.
                 kept = {k: rows for k, rows in tape.kept.items() if k.step <= event.to_step}
                 tape = Tape(kept | before, before)
-            case _:
-                pass
     return tape
 
 
