@@ -32,8 +32,7 @@ from ppojob_trainer import stop_signal
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
-from ppojob_trainer.supervisor.forked_process import listen, suits
-from ppojob_trainer.supervisor.rank_variables import rank_variables
+from ppojob_trainer.supervisor.forked_process import listen, rank_variables, suits
 
 MOUNTS_FOLDER = ".pods"
 """Keys, addresses and scratch of the pods that run now; made anew by each run."""

@@ -15,8 +15,7 @@ from typing import Final
 import msgspec
 
 from ppojob_api.run_layout import METRICS_FILE
-from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
-from ppojob_trainer.controller.training_report import Pace
+from ppojob_trainer.controller.progress import STATUS_FILE, Pace, TrainingStatus
 from ppojob_trainer.metrics.new_lines import NewLines
 
 STEP_SECONDS: Final = "timing_s/step"

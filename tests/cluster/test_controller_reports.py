@@ -20,8 +20,13 @@ from operator_replica import Operator
 from ruamel.yaml import YAML
 
 from ppojob_api.v1alpha1.status import TrainingStatus
-from ppojob_trainer.controller.job_resource import DisownedError, JobResource, NotWrittenError
-from ppojob_trainer.controller.status_writer import Pace, StatusWriter
+from ppojob_trainer.controller.status_writer import (
+    DisownedError,
+    JobResource,
+    NotWrittenError,
+    Pace,
+    StatusWriter,
+)
 from ppojob_trainer.pod_environment import ApiAccess
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

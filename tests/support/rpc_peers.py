@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.controller.supervisors import Supervisors
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.identity import Agreement
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import STATUS
@@ -84,12 +82,12 @@ def caller_of(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Caller]]:
 def role_of(serve: Callable[..., Peer]) -> Callable[..., RoleGroup]:
     """A role of ranks with these routes, whose supervisor finds that all is well."""
 
-    def make(role: str, *ranks: list[Route], epoch: int = 1, channels: bool = False) -> RoleGroup:
+    def make(role: str, *ranks: list[Route], epoch: int = 1) -> RoleGroup:
         peers = tuple(serve(routes, role, epoch) for routes in ranks)
         ready = PodStatus(role, 0, epoch, "ready")
         supervisor = serve([Route(STATUS, lambda _: ready)], role, None)
         is_stateful = role == "actorRollout"
-        return RoleGroup(role, (supervisor,), peers, is_stateful, channels, epoch=epoch)
+        return RoleGroup(role, (supervisor,), peers, is_stateful, False, epoch=epoch)
 
     return make
 
@@ -102,6 +100,6 @@ def roles_of(caller_of: Callable[..., Caller]) -> Callable[..., Roles]:
         caller = caller_of(epoch=epoch)
         caller.default_deadline_seconds = 60.0
         agreement = Agreement("c", "r")
-        return Roles(Supervisors(caller, groups, 60.0, lambda: False, agreement), rewinds)
+        return Roles(caller, groups, 60.0, lambda: False, agreement, rewinds)
 
     return make

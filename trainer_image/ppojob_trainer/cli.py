@@ -55,7 +55,7 @@ def _serve_forks() -> int:
 
 def _run(command: str) -> int:
     if command == "supervise":
-        stop_signal.hold_back()  # in a container nobody has done so before
+        stop_signal.hold_back()  # in a container it was not held back before
         from ppojob_trainer.supervisor.main import supervise
 
         return supervise()

@@ -47,12 +47,8 @@ _TAIL_WINDOW_BYTES: Final = 1 << 16
 def point(name: str, *acts: Act) -> str:
     """Declare the failpoints of one durable thing.
 
-    Args:
-        name: dotted lower-case words, unique (``checkpoint.manifest``).
-        acts: what will be done to it; one of the ``*_ACTS`` above, or some of them.
-
-    Returns:
-        The name, which is handed to the functions below.
+    The acts are those of one of the ``*_ACTS`` above, or some of them. Returns the name, which is
+    handed to the functions below.
     """
     for act in dict.fromkeys(acts):
         failpoints.declare(f"{name}.{act}.before")
@@ -64,13 +60,7 @@ def point(name: str, *acts: Act) -> str:
 def act(name: str, kind: Act, path: Path) -> Iterator[None]:
     """Do one durable act between its two failpoints.
 
-    Args:
-        name: a declared point.
-        kind: which of its acts.
-        path: what is acted on, for the error.
-
-    Raises:
-        StorageError: the disk refused.
+    `path` is what is acted on, for the error.
     """
     failpoints.hit(f"{name}.{kind}.before")
     try:
@@ -93,15 +83,10 @@ def make_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) ->
 
 
 def raise_storage_error(path: Path, doing: str, error: OSError) -> NoReturn:
-    """Raise the StorageError of an OSError, or the error itself where no disk is to blame.
-
-    Args:
-        path: what was to be written; the message tells the free space beside it.
-        doing: the act, one word.
-        error: what the system answered.
+    """Raise the StorageError of an OSError, or the error itself where it is not the disk's.
 
     Raises:
-        StorageError: with the free space and what to do.
+        StorageError: with the free space beside the path, and what failed.
         OSError: ``error`` where it is a fault of the program (say, ENOENT).
     """
     if error.errno not in _STORAGE_ERRNOS:
@@ -124,13 +109,7 @@ def _free_space(path: Path) -> str:
 def write_file(path: Path, data: bytes, name: str) -> None:
     """Replace a file as a whole: afterwards the old or the new content is there, never a mix.
 
-    Args:
-        path: the file; its folder exists.
-        data: all of it.
-        name: a point with FILE_ACTS.
-
-    Raises:
-        StorageError: the disk refused; the old content stands.
+    If the disk refuses, the old content stays. `name` is a point with FILE_ACTS.
     """
     aside = path.with_name(f".{path.name}.aside")
     try:
@@ -150,14 +129,7 @@ def append_line(path: Path, line: bytes, name: str) -> None:
 
     A torn tail that a killed writer left behind is cut first: it was never acknowledged. On an
     error the file is as before.
-
-    Args:
-        path: the journal; made where it is absent.
-        line: without a newline inside or at its end.
-        name: a point with LINE_ACTS.
-
-    Raises:
-        StorageError: the disk refused.
+    `name` is a point with LINE_ACTS.
     """
     assert b"\n" not in line, "a journal line holds no newline"
     file = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -166,7 +138,7 @@ def append_line(path: Path, line: bytes, name: str) -> None:
         if end != os.fstat(file).st_size:
             os.ftruncate(file, end)
         if end == 0:
-            # The name before the first line: whoever finds a line need not wonder about the folder.
+            # The file's name first: a line that is read then has a durable name.
             fsync_folder(path.parent, name)
         try:
             with act(name, "write", path):
@@ -182,13 +154,9 @@ def append_line(path: Path, line: bytes, name: str) -> None:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Whole lines of a journal; a torn tail is left out, and the file is not touched.
+    """Whole lines of a journal, without their newlines; a torn tail is left out.
 
-    Args:
-        path: the journal; an absent one is empty.
-
-    Returns:
-        Lines without their newline.
+    The file is not touched; an absent one is empty.
     """
     try:
         data = path.read_bytes()
@@ -198,16 +166,7 @@ def read_lines(path: Path) -> list[bytes]:
 
 
 def truncate(path: Path, size_bytes: int, name: str) -> None:
-    """Cut a file to its first bytes, durably.
-
-    Args:
-        path: the file.
-        size_bytes: what stays.
-        name: a point with TRUNCATE_ACTS.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Cut a file to its first bytes, durably; `name` is a point with TRUNCATE_ACTS."""
     with act(name, "truncate", path):
         os.truncate(path, size_bytes)
     with act(name, "fsync", path):
@@ -215,15 +174,9 @@ def truncate(path: Path, size_bytes: int, name: str) -> None:
 
 
 def rename(source: Path, target: Path, name: str) -> None:
-    """Rename within one file system and make that durable.
+    """Rename within one file system and make that durable; `name` is a point with RENAME_ACTS.
 
-    Args:
-        source: file, folder or link; its content is fsynced already.
-        target: replaced where it is a file or a link.
-        name: a point with RENAME_ACTS.
-
-    Raises:
-        StorageError: the disk refused.
+    The content of `source` is fsynced already; `target` is replaced where it is a file or a link.
     """
     with act(name, "rename", target):
         source.rename(target)
@@ -233,29 +186,13 @@ def rename(source: Path, target: Path, name: str) -> None:
 
 
 def fsync_folder(path: Path, name: str) -> None:
-    """Make the entries of a folder durable (a rename or a new file is not, before this).
-
-    Args:
-        path: the folder.
-        name: a point with the act ``fsync_folder``.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Make the entries of a folder durable (a rename or a new file is not, before this)."""
     with act(name, "fsync_folder", path):
         _fsync_path(path)
 
 
 def fsync_file(path: Path, name: str) -> None:
-    """Make the content of a file durable that a library has written.
-
-    Args:
-        path: the file.
-        name: a point with the act ``fsync``.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Make the content of a file durable that a library has written."""
     with act(name, "fsync", path):
         _fsync_path(path)
 
@@ -264,13 +201,7 @@ def remove_tree(path: Path, name: str) -> None:
     """Remove a folder or a file; killed in between, part of it stays.
 
     What must never be seen in part is renamed out of sight first.
-
-    Args:
-        path: may be absent.
-        name: a point with REMOVE_ACTS.
-
-    Raises:
-        StorageError: the disk refused.
+    `name` is a point with REMOVE_ACTS; `path` may be absent.
     """
     with act(name, "remove", path):
         if path.is_dir() and not path.is_symlink():
@@ -283,12 +214,7 @@ def remove_tree(path: Path, name: str) -> None:
 def open_file(path: Path, flags: int) -> int:
     """Open a file for writing.
 
-    Args:
-        path: the file.
-        flags: as of ``os.open``; it is never inherited by child processes.
-
-    Returns:
-        The file descriptor, which the caller closes.
+    It is never inherited by child processes. Returns the file descriptor, which the caller closes.
 
     Raises:
         StorageError: the disk refused.
@@ -301,12 +227,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def write_all(file: int, data: memoryview) -> None:
-    """Write a whole buffer to a file descriptor, however short the system's writes are.
-
-    Args:
-        file: open for writing.
-        data: contiguous bytes.
-    """
+    """Write a whole buffer to a file descriptor, however short the system's writes are."""
     while data:
         data = data[os.write(file, data) :]
 

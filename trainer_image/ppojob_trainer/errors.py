@@ -1,24 +1,5 @@
 """What can go wrong in a training job, as types that the layers above decide by.
 
-::
-
-    PPOJobError                  everything the trainer raises on purpose; exit_status 3
-    +-- ConfigError              the input is wrong, nothing was started; exit_status 2
-    |   +-- CannotResume         the commit belongs to another job, configuration or format
-    +-- JobFailed                the job is over and did not succeed
-    +-- Interrupted              asked to end before the first step; exit_status 130
-    +-- RoleLost                 a role lost a rank: a new epoch of that role is needed
-    +-- ChannelLost              a channel to another role's ranks broke, was cut, or never opened
-    +-- WorldNotOpen             the ranks of an epoch did not find each other
-    +-- Fenced                   an order of an epoch that is over: whoever sent it must stop
-    +-- StorageError             the disk refused: full, read-only, broken
-    +-- DamagedCommit            a file of a commit is not what its manifest says
-    |   +-- CheckpointLost       the journal knows of commits, and none can be read
-    +-- RewardFailed             a reward function raised, hung or answered nonsense
-    |   +-- NonFiniteReward      ... or answered NaN or infinity
-    +-- RetrievalFailed          a search service gave no usable answer
-    +-- InjectedFault            raised by a failpoint in a test
-
 Every message is one line: ``where: got <value>: why; what is allowed``.
 """
 
@@ -68,12 +49,7 @@ class Interrupted(PPOJobError):
 
 
 class RoleLost(PPOJobError):
-    """A role can no longer answer in its present epoch.
-
-    Attributes:
-        role: name of the role, as in the resource (``actorRollout``).
-        reason: one line, for people.
-    """
+    """A role can no longer answer in its present epoch."""
 
     def __init__(self, role: str, reason: str) -> None:
         self.role = role
@@ -90,40 +66,21 @@ class ChannelLost(PPOJobError):
 
     The rank that meets this keeps its process: it answers its request as failed, and the controller
     takes that for the loss of the other role, which then gets its next epoch and the next channel.
-
-    Attributes:
-        channel: its key in the store.
-        reason: one line, for people.
     """
 
     def __init__(self, channel: str, reason: str) -> None:
-        self.channel = channel
-        self.reason = reason
         super().__init__(f"{channel}: lost: {reason}")
 
 
 class Fenced(PPOJobError):
-    """Something of an older epoch still speaks; it must stop, and its answer is not used.
-
-    Attributes:
-        role: the role whose epoch is meant.
-        got: epoch of the sender.
-        current: epoch that holds now.
-    """
+    """Something of an older epoch still speaks; it must stop, and its answer is not used."""
 
     def __init__(self, role: str, got: int, current: int) -> None:
-        self.role = role
-        self.got = got
-        self.current = current
         super().__init__(f"{role}: got attempt {got}: it ended; the current attempt is {current}")
 
 
 class StorageError(PPOJobError):
-    """A write did not reach the disk.
-
-    Attributes:
-        path: what was to be written.
-    """
+    """A write did not reach the disk."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path = path
@@ -135,7 +92,6 @@ class DamagedCommit(PPOJobError):
 
     Attributes:
         file: the file, relative to the checkpoints folder (``step-000020/manifest.json``).
-        reason: what is wrong with it.
     """
 
     def __init__(self, file: str, reason: str) -> None:
@@ -154,7 +110,7 @@ class RewardFailed(PPOJobError):
     Attributes:
         where: function and row (``gsm8k: row 12``).
         reason: one line; lines with prompt and response below it where the controller raises it.
-        row: number of the response in its batch; None where no single one is to blame.
+        row: number of the response in its batch; None where it is not a single one.
         response: its text, or the beginning of it.
     """
 
@@ -194,7 +150,7 @@ class InjectedFault(PPOJobError):
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What is wrong with an argument; whoever asked knows where it stands."""
+    """What is wrong with an argument; the caller knows where it is written."""
 
     got: str
     why: str

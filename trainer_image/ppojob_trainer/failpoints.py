@@ -51,10 +51,7 @@ class Action(StrEnum):
 class Armed:
     """One point of the environment variable.
 
-    Attributes:
-        name: the point.
-        nth: fires at this hit within the process, counted from 1.
-        action: what happens.
+    It fires at the `nth` hit within the process, counted from 1.
     """
 
     name: str
@@ -103,11 +100,7 @@ _plan: _Plan | None = None  # None: the environment was not read yet
 
 
 def declare(name: str) -> str:
-    """Register a point and give its name back.
-
-    Args:
-        name: dotted lower-case words, unique in the program (``controller.step.done``).
-    """
+    """Register a point and give its name back."""
     assert _NAME.fullmatch(name), f"failpoint name {name!r} is not dotted lower-case words"
     assert name not in _declared, f"failpoint {name} is declared twice"
     _declared.add(name)
@@ -121,9 +114,6 @@ def all_points() -> tuple[str, ...]:
 
 def parse(environ: Mapping[str, str]) -> tuple[Armed, ...]:
     """Read what is armed.
-
-    Args:
-        environ: the process environment.
 
     Raises:
         ConfigError: the variable does not parse, or points are armed and not enabled.
@@ -155,9 +145,6 @@ def arm(environ: Mapping[str, str] | None = None) -> None:
 
     The first hit does the same where no entry point has.
 
-    Args:
-        environ: the process environment by default.
-
     Raises:
         ConfigError: see ``parse``.
     """
@@ -167,25 +154,8 @@ def arm(environ: Mapping[str, str] | None = None) -> None:
     _plan = _Plan(parse(environ), Path(folder) if folder else None)
 
 
-def refuse_unknown() -> None:
-    """Refuse armed names that nothing imported so far declares: a typing error kills nothing.
-
-    Raises:
-        ConfigError: names the unknown ones.
-    """
-    if _plan is None:
-        arm()
-    assert _plan is not None
-    unknown = sorted({point.name for point in _plan.armed} - _declared)
-    if unknown:
-        raise ConfigError(f"{POINT_VARIABLE}: got {name!r}: no such failpoint" for name in unknown)
-
-
 def hit(name: str) -> None:
     """Pass a point; most of the time nothing happens.
-
-    Args:
-        name: a declared point.
 
     Raises:
         InjectedFault: the point is armed with ``raise``.

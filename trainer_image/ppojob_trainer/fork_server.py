@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import json
 import os
 import select
 import signal
@@ -54,11 +55,7 @@ class _Fork:
 
 
 class _Server:
-    """Waits for orders; its connections are those that have not ordered yet, and of forks.
-
-    Args:
-        listener: accepts them.
-    """
+    """Waits for orders; its connections are those that have not ordered yet, and of forks."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -92,9 +89,9 @@ class _Server:
         descriptors: list[int] = []
         try:
             if event & (select.POLLHUP | select.POLLERR):
-                raise ConnectionError("nobody waits for it any more")
+                raise ConnectionError("its supervisor does not wait any more")
             text, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, _DESCRIPTORS)
-            order = Order.from_json(text)
+            order = Order(**json.loads(text))
             pid = os.fork()
         except (OSError, ValueError, TypeError) as problem:
             _say(f"nothing was forked: {problem}")
@@ -149,9 +146,7 @@ def serve() -> str:
     """Load, then fork for everyone who asks; comes back in each fork, never in the server.
 
     The listening socket is standard input.
-
-    Returns:
-        The subcommand of this program that the fork is to run.
+    Returns the subcommand of this program that the fork is to run.
 
     Raises:
         ConfigError: loading has started threads, which a fork would not have.

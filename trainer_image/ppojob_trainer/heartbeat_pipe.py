@@ -24,8 +24,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
-    Args:
-        parent_pid: the process that started it; where that is gone already, this one ends at once.
+    Where `parent_pid` is gone already, this process ends at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -33,11 +32,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 class HeartbeatPipe:
-    """The process's end of the pipe.
-
-    Args:
-        descriptor: the writing end, inherited from the supervisor.
-    """
+    """The process's end of the pipe."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -54,7 +49,7 @@ class HeartbeatPipe:
         os.write(self._descriptor, _READY)
 
     def tell_progress(self) -> None:
-        """Say that something is done for good; whoever counts restarts begins anew."""
+        """Say that something is done for good; the count of restarts begins anew."""
         os.write(self._descriptor, _PROGRESS)
 
     def tell_error(self, message: str) -> None:
@@ -74,10 +69,6 @@ class HeartbeatPipe:
 
 class HeartbeatReader:
     """The supervisor's end: what one process has said so far.
-
-    Args:
-        descriptor: the reading end.
-        now: monotonic seconds at which the process was started.
 
     Attributes:
         last_beat: monotonic seconds of the last sign of life, its start at first.

@@ -45,10 +45,7 @@ class CallFailed(Exception):  # noqa: N818  it says what happened
 def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") -> Wrong | None:
     """Say what is wrong with an endpoint, before anything is started.
 
-    Args:
-        url: of the service.
-        key_variable: environment variable with its key; empty for none.
-        role: whose code asks it.
+    `key_variable` is the environment variable with its key; empty for none.
     """
     code, key_name = _CODE[role]
     if "@" in url.partition("://")[2].partition("/")[0]:
@@ -79,27 +76,9 @@ def longest_seconds(_program_seconds: float, arguments: Mapping[str, Json]) -> f
     return min((retries + 1) * attempt + retries * _LONGEST_WAIT_SECONDS, _LONGEST_SECONDS)
 
 
-def post_json(
-    url: str,
-    body: Json,
-    *,
-    key_variable: str = "",
-    retries: int = RETRIES,
-    attempt_seconds: float = ATTEMPT_SECONDS,
-) -> Json:
-    """Post a JSON body and give back the JSON answer; see `post`.
-
-    Raises:
-        CallFailed: no attempt gave an answer, or it is no JSON.
-    """
-    return post(
-        url,
-        body,
-        _json_of,
-        key_variable=key_variable,
-        retries=retries,
-        attempt_seconds=attempt_seconds,
-    )
+def _json_of(_: "HTTPMessage", body: bytes) -> Json:
+    decoded: Json = json.loads(body)
+    return decoded
 
 
 def json_or_text(answer: "HTTPMessage", body: bytes) -> Json:
@@ -114,16 +93,16 @@ def json_or_text(answer: "HTTPMessage", body: bytes) -> Json:
     return body.decode(errors="replace")
 
 
-def post(
+def post_json(
     url: str,
     body: Json,
-    read: Callable[["HTTPMessage", bytes], Json],
     *,
+    read: Callable[["HTTPMessage", bytes], Json] = _json_of,
     key_variable: str = "",
     retries: int = RETRIES,
     attempt_seconds: float = ATTEMPT_SECONDS,
 ) -> Json:
-    """Post a JSON body.
+    """Post a JSON body, and give back the answer, JSON by default.
 
     Connections that fail, answers that take too long and statuses that say "later" (429, 503 and
     their kin) are tried again, after 0.5, 1, 2 ... s, or as long as ``Retry-After`` says.
@@ -131,7 +110,7 @@ def post(
     Args:
         url: of the service.
         body: of the request.
-        read: makes something of the answer's headers and body; a ValueError is that it cannot.
+        read: what reads the answer's headers and body; raises a ValueError where it cannot.
         key_variable: environment variable with the bearer token; empty for none.
         retries: attempts after the first.
         attempt_seconds: longest silence of the service.
@@ -161,7 +140,9 @@ def post(
                 problem += ", and not to its end"
             if error.code not in _AGAIN:
                 raise CallFailed(problem) from None
-            wait = _asked_wait(error.headers.get("Retry-After", ""), wait)
+            # The other form of the header, a date, is not read.
+            if (asked := error.headers.get("Retry-After", "")).isdecimal():
+                wait = min(float(asked), _LONGEST_WAIT_SECONDS)
         except (OSError, HTTPException) as error:
             reason = _shown(str(getattr(error, "reason", None) or error).encode(), key)
             problem = f"{url} gave no answer: {reason or type(error).__name__}"
@@ -201,11 +182,6 @@ def _key(variable: str) -> str:
     return os.environ.get(variable, "").strip() if variable else ""
 
 
-def _json_of(_: "HTTPMessage", body: bytes) -> Json:
-    decoded: Json = json.loads(body)
-    return decoded
-
-
 def _read(
     url: str,
     answer: "HTTPResponse",
@@ -238,8 +214,3 @@ def _without(key: str, value: Json) -> Json:
         case dict():
             return {name: _without(key, each) for name, each in value.items()}
     return value
-
-
-def _asked_wait(header: str, otherwise: float) -> float:
-    """Seconds of a ``Retry-After``; its other form, a date, is not read."""
-    return min(float(header), _LONGEST_WAIT_SECONDS) if header.isdecimal() else otherwise

@@ -18,8 +18,6 @@ class ApiAccess:
     """How a pod of a cluster reaches the API server.
 
     Attributes:
-        host: name or IP address.
-        port: of the server.
         credentials: folder of `token` and `ca.crt`; the kubelet replaces both in time.
     """
 
@@ -34,11 +32,7 @@ class PodEnvironment:
 
     Attributes:
         config: the resolved run configuration; what it left to the processor is resolved too.
-        role: role of this pod.
-        pod_index: index of this pod within its role.
         address: IP address to bind.
-        keys: folder of the role's keys.
-        run_folder: folder of the run.
         scratch: writable folder of the pod's own.
         address_book: pod name -> IP address; empty where DNS resolves names.
         api_access: the way to the API server; None where there is none for this pod.
@@ -66,10 +60,7 @@ class PodEnvironment:
 class RankEnvironment:
     """What a supervisor tells the processes that it starts.
 
-    Attributes:
-        rank: rank within the role's world.
-        local_rank: rank within the pod.
-        epoch: epoch of the role.
+    `rank` is that within the role's world, `local_rank` that within the pod.
     """
 
     rank: int
@@ -108,24 +99,19 @@ def _api_access() -> ApiAccess | None:
     return ApiAccess(_value(contract.ENV_API_HOST), _number(contract.ENV_API_PORT), Path(folder))
 
 
-def _parent_pid() -> int | None:
-    name = contract.ENV_DIE_WITH_PARENT
-    return _number(name) if os.environ.get(name) else None
-
-
 def variables_of_code(role: RoleName) -> tuple[str, ...]:
     """Names of the variables that reward functions, or tools, may see besides the few of all."""
     return tuple(os.environ.get(contract.VARIABLES_OF_CODE[role], "").split())
 
 
 def read_pod_environment() -> PodEnvironment:
-    """Read the variables that whoever started the pod has set.
+    """Read the variables that the operator or the local runner has set.
 
     Raises:
         ConfigError: one is missing or not of its form.
     """
     book = os.environ.get(contract.ENV_ADDRESS_BOOK)
-    path = Path(_value(contract.ENV_CONFIG))
+    path, parent = Path(_value(contract.ENV_CONFIG)), contract.ENV_DIE_WITH_PARENT
     try:
         config = RunConfig.from_json(path.read_bytes())
         return PodEnvironment(
@@ -138,7 +124,7 @@ def read_pod_environment() -> PodEnvironment:
             scratch=Path(_value(contract.ENV_SCRATCH)),
             address_book=json.loads(Path(book).read_text()) if book else {},
             api_access=_api_access(),
-            parent_pid=_parent_pid(),
+            parent_pid=_number(parent) if os.environ.get(parent) else None,
         )
     except (OSError, ValueError) as problem:
         raise ConfigError(f"environment: {problem}") from problem

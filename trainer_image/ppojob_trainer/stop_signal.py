@@ -1,8 +1,8 @@
-"""SIGTERM asks a job to end behind its step; it waits until whoever is asked listens.
+"""SIGTERM asks a job to end after its step; it waits until the process that is asked listens.
 
 A process takes seconds to get as far as its handler, and a SIGTERM before that kills it (or, sent
-to PID 1 of a container, is dropped by the kernel). So whoever starts a process that listens does so
-with the signal held back: the mask outlives fork and exec, and the kernel keeps the signal.
+to PID 1 of a container, is dropped by the kernel). So a process that listens is started with
+the signal held back: the mask outlives fork and exec, and the kernel keeps the signal.
 """
 
 import signal

@@ -7,13 +7,13 @@ import pytest
 from rpc_peers import caller_of, rings, role_of, roles_of, serve  # noqa: F401
 from status_server import StatusServer, status_server
 
-from ppojob_trainer.controller import supervisors
+from ppojob_trainer.controller import roles
 
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody here dies a while after the failure that it is to blame for."""
-    monkeypatch.setattr(supervisors, "_LOSS_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(roles, "_LOSS_GRACE_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -15,14 +15,13 @@ from tiny_models import save_model, save_tokenizer
 
 from ppojob_api.problem import Problem
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.fingerprint import fingerprint
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment
-from ppojob_trainer.rpc.identity import PodIdentity, config_digest, program_digest
-from ppojob_trainer.supervisor.identity import OwnIdentity
+from ppojob_trainer.rpc.identity import Agreement, PodIdentity, config_digest, program_digest
+from ppojob_trainer.supervisor.main import OwnIdentity
 
 A, B = "a" * 64, "b" * 64
 RECORD = """\
@@ -35,10 +34,12 @@ ppojob_trainer/__pycache__/__init__.cpython-311.pyc,,
 """
 
 
-def test_pods_that_run_the_same_are_admitted() -> None:
+def test_pods_that_run_the_same_are_admitted_as_they_are_now() -> None:
     agreement = Agreement(code=A, config=B)
-    same = PodIdentity(A, B, {"/m": A})
-    agreement.admit(["job-actor-0", "job-actor-1"], [same, same])
+    for model in (A, B):  # a pod that is made again counts as it is now
+        same = PodIdentity(A, B, {"/m": model})
+        agreement.admit(["job-actor-0", "job-actor-1"], [same, same])
+    agreement.admit(["job-reference-0"], [same])
     agreement.admit(["job-critic-0"], [PodIdentity(A, B, {"/critic": B})])
     agreement.admit(["job-reward-0"], [PodIdentity(A, B, {})])
 
@@ -69,13 +70,6 @@ def test_types_of_numbers_that_depend_on_the_processor_are_named() -> None:
     assert "spec.training.autocast" in problem
 
 
-def test_a_pod_that_is_made_again_counts_as_it_is_now() -> None:
-    agreement = Agreement(code=A, config=A)
-    agreement.admit(["job-actor-0"], [PodIdentity(A, A, {"/m": A})])
-    agreement.admit(["job-actor-0"], [PodIdentity(A, A, {"/m": B})])
-    agreement.admit(["job-reference-0"], [PodIdentity(A, A, {"/m": B})])
-
-
 def test_a_pod_that_does_not_know_its_models_yet_is_compared_in_all_else() -> None:
     agreement = Agreement(code=A, config=A)
     assert agreement.admit(["job-actor-0"], [PodIdentity(A, A, None)]) == ["job-actor-0"]
@@ -91,31 +85,21 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def retrained(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    weights["model.norm.weight"] += 1e-3 * torch.randn(16)
-    save_file(weights, path, {"format": "pt"})
-
-
-def with_other_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
-
-
-def without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-@pytest.mark.parametrize("change", [retrained, with_other_template, without_weights])
-def test_another_model_has_another_fingerprint(change: Callable[[Path], None], model: Path) -> None:
-    before = fingerprint(model)
-    assert fingerprint(model) == before
-    change(model)
-    assert fingerprint(model) != before
-
-
-def test_weights_whose_header_cannot_be_read_have_no_fingerprint(model: Path) -> None:
-    """One pod that reads none of the header would else hold another model than the others."""
+@pytest.mark.parametrize("file", ["model.safetensors", "chat_template.jinja"])
+def test_another_model_has_another_fingerprint(file: str, model: Path) -> None:
+    seen = [fingerprint(model)]
+    assert fingerprint(model) == seen[0]
+    if file == "model.safetensors":
+        weights = load_file(model / file)
+        weights["model.norm.weight"] += 1e-3 * torch.randn(16)
+        save_file(weights, model / file, {"format": "pt"})
+    else:
+        (model / file).write_text("{{ messages }}")
+    seen.append(fingerprint(model))
+    (model / file).unlink()
+    seen.append(fingerprint(model))
+    assert len({*seen}) == 3
+    # One pod that reads none of the header would else hold another model than the others.
     (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     with pytest.raises(BadHeader, match="pointer"):
         fingerprint(model)
@@ -133,16 +117,13 @@ def known(environment: PodEnvironment, **how: Callable[[Path], str]) -> dict[str
     return own.tell().models
 
 
-def test_a_pod_tells_of_the_models_of_its_roles(model: Path) -> None:
+def test_a_pod_tells_of_the_models_of_its_roles_that_it_can_read(model: Path) -> None:
+    """An error of storage in one pod must not read as another model; loading it tells."""
     own_pods = {"roles": tiny_jobs.OWN_PODS}
     for role in ("actorRollout", "reference", "critic"):
         models = known(environment(model.parent, role, **own_pods))
         assert models == {str(model): fingerprint(model)}
     assert known(environment(model.parent, "reward")) == {}
-
-
-def test_a_model_that_cannot_be_read_is_compared_with_none(model: Path) -> None:
-    """An error of storage in one pod must not read as another model; loading it tells."""
     other = {"critic": {**tiny_jobs.PPO["critic"], "path": "/no/critic"}}
     pod = environment(model.parent, "actorRollout", **other)
     assert known(pod) == {str(model): fingerprint(model)}
@@ -187,15 +168,12 @@ def test_settings_that_may_change_on_the_way_do_not_count(tmp_path: Path) -> Non
     assert config_digest(other) != first
 
 
-@pytest.mark.parametrize("line", RECORD.splitlines()[:3])
-def test_another_source_file_is_another_program(line: str) -> None:
-    first = program_digest("1", RECORD)
-    assert program_digest("1", RECORD.replace(line, line.replace("sha256=", "sha256=x"))) != first
-    assert program_digest("1", RECORD.replace(line + "\n", "")) != first
-    assert program_digest("2", RECORD) != first
-
-
-def test_what_an_installer_adds_and_in_which_order_is_no_other_program() -> None:
-    lines = RECORD.splitlines()
+def test_a_program_is_its_source_files_whatever_an_installer_adds() -> None:
+    first, lines = program_digest("1", RECORD), RECORD.splitlines()
     for record in (lines[:3], reversed(lines)):
-        assert program_digest("1", "\n".join(record)) == program_digest("1", RECORD)
+        assert program_digest("1", "\n".join(record)) == first
+    assert program_digest("2", RECORD) != first
+    for line in lines[:3]:
+        changed = RECORD.replace(line, line.replace("sha256=", "sha256=x"))
+        assert program_digest("1", changed) != first
+        assert program_digest("1", RECORD.replace(f"{line}\n", "")) != first

@@ -50,13 +50,11 @@ def commits_of(role_of, roles_of, tmp_path: Path) -> Callable[..., Commits]:
         routes = [
             [Route(SAVE_SHARDS, one.save), Route(BARRIER, lambda _: Nothing())] for one in ranks
         ]
-        group = role_of("actorRollout", *routes, channels=True)
+        group = role_of("actorRollout", *routes)
         return lambda epoch: Commits(
             roles=roles_of(group, epoch=epoch),
-            stateful=(group,),
             store=CommitStore(root, job_uid="u", config=b"{}"),
             journal=Journal(root / "journal.jsonl"),
-            run_folder=tmp_path / "run",
             every=2,
             keep_last=2,
             best=None,
@@ -78,16 +76,8 @@ def test_the_same_step_is_committed_in_the_end(epoch, commits_of, tmp_path: Path
     assert not commits.is_committed(PROGRESS)
     if epoch > 1:
         commits = begun(epoch)
-    commits.save(PROGRESS)
-    assert commits.is_committed(PROGRESS)
-    assert [len(rank.asked) for rank in ranks] == [2, 2]
-
-
-def test_a_commit_that_was_interrupted_is_not_written_twice(commits_of, tmp_path: Path):
-    """A role was lost beside it: the ranks that wrote it answer from memory."""
-    rank = Rank(0, tmp_path / "run", refusals=0)
-    commits = commits_of(rank)(1)
+    # A role is lost beside it: asked again, the ranks remember what they wrote.
     commits._write_shards(commits.store.begin(PROGRESS.step))
     commits.save(PROGRESS)
     assert commits.is_committed(PROGRESS)
-    assert len(rank.asked) == 1
+    assert [len(rank.asked) for rank in ranks] == [2, 2]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.dynamic_sampling import (
+from ppojob_trainer.controller.batch_source import (
     DynamicSampling,
     choose,
     chosen_batch,
@@ -51,15 +51,6 @@ def test_the_first_prompts_with_signal_are_chosen_then_the_first_of_the_others(
     assert " ".join(places) == chosen
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5))
-def test_no_prompt_with_signal_gives_way_to_one_without(signals):
-    chosen = choose(signals, 3)
-    assert len(set(chosen)) == 3
-    assert chosen == sorted(chosen)
-    found = [(r, p) for r, of_round in enumerate(signals) for p, one in enumerate(of_round) if one]
-    assert set(found[:3]) <= set(chosen)
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 8))
 def test_metrics_account_for_every_prompt_that_was_answered(flat, width):
     signals = [flat[first : first + width] for first in range(0, len(flat), width)]
@@ -74,25 +65,18 @@ def test_metrics_account_for_every_prompt_that_was_answered(flat, width):
     assert told["train/num_gen_batches"] == math.ceil(len(flat) / width)
 
 
-def test_equal_numbers_are_no_signal_however_they_round():
-    # Their standard deviation in floating point is not 0.
-    assert has_signal([0.1, 0.1, 0.1, 0.1, 0.1, 0.3], 3) == [False, True]
-    assert has_signal([1.0, 1.0], 1) == [False, False]
-
-
-def test_a_response_without_a_score_makes_no_difference():
-    """One of onError: drop has a score of 0, which nobody gave."""
-    assert has_signal([1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], 3, [2, 4, 6, 7, 8]) == [
-        False,
-        True,
-        False,
-    ]
-
-
-def test_prompts_that_have_nothing_to_train_on_fill_a_batch_last():
-    signals = signals_of(".... .+..")
-    assert choose(signals, 3, {(0, 0), (0, 1)}) == [(0, 2), (0, 3), (1, 1)]
-    assert choose(signals_of("..."), 3, {(0, 0)}) == [(0, 0), (0, 1), (0, 2)]
+@pytest.mark.parametrize(
+    ("numbers", "samples", "dropped", "signals"),
+    [
+        # The standard deviation of the first three is not 0 in floating point.
+        ([0.1, 0.1, 0.1, 0.1, 0.1, 0.3], 3, [], [False, True]),
+        ([1.0, 1.0], 1, [], [False, False]),
+        # A dropped response has a score of 0, which nobody gave.
+        ([1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], 3, [2, 4, 6, 7, 8], [False, True, False]),
+    ],
+)
+def test_responses_that_score_the_same_are_no_signal(numbers, samples, dropped, signals):
+    assert has_signal(numbers, samples, dropped) == signals
 
 
 def prompt(index: int) -> PromptRow:
@@ -172,26 +156,22 @@ class Rounds:
         self.kept.append(batch.round)
 
 
-def chosen_of(stages: Rounds) -> list[int]:
-    """The prompts of a batch of two, out of rounds of two prompts with two responses."""
-    numbers = itertools.count()
+def test_failures_make_no_signal_and_fill_a_batch_last():
+    """Batches of two prompts, out of rounds of two prompts with two responses."""
     settings = DynamicSamplingSpec(metric="score", prompts_per_round=2, max_rounds=2)
     algorithm = AlgorithmSpec(type="grpo", prompts_per_step=2, samples_per_prompt=2)
-    sampling = DynamicSampling(stages, algorithm, settings, drops=True)  # type: ignore[arg-type]
-    rows = sampling.rows(
-        1, lambda count: [prompt(next(numbers)) for _ in range(count)], StepTimer()
-    )
-    return [one.index for one in rows.batch.prompts]
 
+    def chosen(stages: Rounds) -> list[int]:
+        numbers = itertools.count()
+        sampling = DynamicSampling(stages, algorithm, settings, drops=True)  # type: ignore[arg-type]
+        rows = sampling.rows(
+            1, lambda count: [prompt(next(numbers)) for _ in range(count)], StepTimer()
+        )
+        return [one.index for one in rows.batch.prompts]
 
-def test_failures_make_no_signal_and_fill_a_batch_last():
-    stages = Rounds([1.0, None, None, None], [1.0, 0.0, 1.0, 1.0])
-    assert chosen_of(stages) == [0, 2]
-    assert chosen_of(Rounds([None, None, 1.0, 1.0], [0.0, None, 2.0, 2.0])) == [1, 2]
-
-
-def test_a_round_without_any_score_is_not_kept():
-    stages = Rounds([1.0, 1.0, 0.0, 0.0], [None] * 4)
+    assert chosen(Rounds([1.0, None, None, None], [1.0, 0.0, 1.0, 1.0])) == [0, 2]
+    assert chosen(Rounds([None, None, 1.0, 1.0], [0.0, None, 2.0, 2.0])) == [1, 2]
+    without_any = Rounds([1.0, 1.0, 0.0, 0.0], [None] * 4)
     with pytest.raises(RewardFailed, match="drop for all 4 responses of step 1"):
-        chosen_of(stages)
-    assert stages.kept == [0]
+        chosen(without_any)
+    assert without_any.kept == [0]

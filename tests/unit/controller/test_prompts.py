@@ -10,7 +10,7 @@ from tiny_models import save_tokenizer
 
 from ppojob_api import run_config, validation
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_trainer.controller.prompts import open_prompts
+from ppojob_trainer.controller.wiring import open_prompts
 from ppojob_trainer.errors import ConfigError
 
 pytestmark = pytest.mark.processes
@@ -54,10 +54,7 @@ def test_epochs_are_judged_as_the_steps_that_they_make(where: str, tmp_path: Pat
 def test_what_the_end_comes_before_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert opened(tmp_path, steps={"epochs": 1}, checkpoint={"every": 11}) == ROWS
+    changes = {"steps": {"epochs": 3}, "critic": {"warmupSteps": 20}}  # which fits into three
+    assert opened(tmp_path, checkpoint={"every": 31}, **changes) == ROWS
     (line,) = (one for one in caplog.messages if one.startswith("spec."))
-    assert line.startswith("spec.checkpoint.every: got 11: ")
-
-
-def test_what_fits_into_more_epochs_is_no_problem(tmp_path: Path) -> None:
-    assert opened(tmp_path, steps={"epochs": 3}, critic={"warmupSteps": 20}) == ROWS
+    assert line.startswith("spec.checkpoint.every: got 31: ")

@@ -10,7 +10,7 @@ import torch
 
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.engines import HybridEngines
+from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import Scoring
@@ -90,7 +90,7 @@ def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], 
         scoring = Scoring(roles, group, None, None)
         folder = f"rows-{chunk_bytes}"
         tape = RowTape(Journal(tmp_path / "journal"), tmp_path, "settings")
-        stages = RolloutStages(roles, group, HybridEngines(group), scoring, tape, chunk_bytes)
+        stages = RolloutStages(roles, group, Engines(group), scoring, tape, chunk_bytes)
         stages.write_rows(batch, 1, folder)
         return tmp_path / folder
 

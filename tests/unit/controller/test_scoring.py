@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RoleLost

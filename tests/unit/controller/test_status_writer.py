@@ -1,22 +1,19 @@
 """When which state is sent, and that nothing of it ever holds up the loop."""
 
-import itertools
 import logging
 import threading
-import time
 
 import pytest
 from patience import eventually
-from status_server import StatusServer, failing
 
 from ppojob_api.v1alpha1.status import TrainingStatus
-from ppojob_trainer.controller.job_resource import (
+from ppojob_trainer.controller.status_writer import (
     DisownedError,
-    JobResource,
     NotWrittenError,
+    Pace,
     RefusedError,
+    StatusWriter,
 )
-from ppojob_trainer.controller.status_writer import Pace, StatusWriter
 
 NEVER = 3600.0
 AT_ONCE = Pace(interval_seconds=0.0, first_pause_seconds=0.01, longest_pause_seconds=0.02)
@@ -74,20 +71,6 @@ def test_steps_wait_for_their_time_and_turns_do_not() -> None:
     assert recipient.taken == [*turns, last]
 
 
-def test_no_more_than_the_pace_allows() -> None:
-    recipient = Recipient()
-    began = time.monotonic()
-    writer = StatusWriter(recipient.write, Pace(interval_seconds=0.1))
-    step = 0
-    while len(recipient.taken) < 5:
-        step += 1
-        writer.offer(state(step))
-        time.sleep(0.001)
-    assert time.monotonic() - began >= 0.4
-    writer.close()
-    assert recipient.taken[-1] == state(step)
-
-
 def test_pauses_grow_to_a_limit_and_are_never_the_same_for_all() -> None:
     pace = Pace(first_pause_seconds=1.0, longest_pause_seconds=60.0)
     for failures in range(1, 40):
@@ -141,16 +124,6 @@ def test_the_last_state_does_not_wait_for_a_pause_of_ours() -> None:
     assert recipient.taken == [state(1)]
 
 
-def test_the_end_is_held_up_by_an_outage_for_so_long_only() -> None:
-    recipient = Recipient(*[NotWrittenError("no answer")] * 100_000)
-    writer = StatusWriter(recipient.write, Pace(final_pause_seconds=0.01))
-    writer.offer(state(1))
-    writer.close(0.5)
-    tries = len(recipient.tried)
-    assert tries > 1
-    eventually(lambda: not any(one.name == "status-writer" for one in threading.enumerate()))
-
-
 def test_the_end_is_not_held_up_by_a_cluster_that_has_let_go_of_the_job() -> None:
     recipient = Recipient(*[RefusedError("HTTP 401")] * 9)
     writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER, first_pause_seconds=NEVER))
@@ -158,27 +131,3 @@ def test_the_end_is_not_held_up_by_a_cluster_that_has_let_go_of_the_job() -> Non
     eventually(lambda: len(recipient.tried) == 1)
     writer.close(NEVER)
     assert recipient.tried == [state(1), state(1)]
-
-
-def test_who_has_nothing_to_say_ends_at_once() -> None:
-    recipient = Recipient()
-    StatusWriter(recipient.write).close()
-    assert not recipient.tried
-
-
-@pytest.mark.processes
-def test_through_everything_that_a_server_does(server: StatusServer) -> None:
-    resource = JobResource(server.access, namespace="lab", name="sum", uid="u1", seconds=0.5)
-    writer = StatusWriter(resource.write, AT_ONCE)
-    passing = [failing(429, headers=(("Retry-After", "1"),)), failing(500), failing(0), failing(-1)]
-    passing += [failing(409), failing(503), failing(200, body=b"[]")]
-    server.faults.extend([*passing, failing(401), failing(403), failing(404)])
-    for step in range(1, 4):
-        writer.offer(state(step))
-    eventually(lambda: bool(server.states))
-    server.faults.extend(passing)
-    writer.offer(state(4))
-    writer.offer(state(5, "Finishing"))
-    writer.close()
-    # One that was taken and not answered in time is sent again.
-    assert [step for step, _ in itertools.groupby(one["step"] for one in server.states)] == [3, 5]

@@ -1,11 +1,9 @@
 """What the resource of a job shows of its training."""
 
-import math
-
 import pytest
 
 from ppojob_api.v1alpha1.status import TrainingStatus
-from ppojob_trainer.controller.training_report import TrainingReport, duration
+from ppojob_trainer.controller.progress import TrainingReport, duration
 
 STEP = {
     "critic/score/mean": 0.512345,
@@ -24,7 +22,7 @@ class Told:
         self.states: list[TrainingStatus] = []
         self.report = TrainingReport(self.states.append)
         self.report.begin(epoch=3, step=4, committed=2)
-        self.report.turn("Training", total)
+        self.report.change_phase("Training", total)
 
     def after(self, step: int, metrics: dict[str, float]) -> TrainingStatus:
         self.report.done(step, metrics)
@@ -34,8 +32,8 @@ class Told:
 def test_whoever_has_not_taken_over_says_nothing() -> None:
     told: list[TrainingStatus] = []
     report = TrainingReport(told.append)
-    report.turn("Starting", 8)
-    report.turn("Failed", 8)
+    report.change_phase("Starting", 8)
+    report.change_phase("Failed", 8)
     assert not told
     report.begin(epoch=1, step=0, committed=None)
     assert told == [TrainingStatus(epoch=1, stage="Starting", total_steps=8) for _ in told]
@@ -61,26 +59,10 @@ def test_what_changes_nothing_is_not_told_and_a_commit_is() -> None:
     told = Told()
     number = len(told.states)
     for _ in range(5):
-        told.report.turn("Training", 10)
+        told.report.change_phase("Training", 10)
     assert len(told.states) == number
     told.report.commit(4)
     assert told.states[-1].last_committed_step == 4
-
-
-@pytest.mark.parametrize(
-    ("phase", "stage"),
-    [
-        ("Recovering", "Recovering"),
-        ("Finishing", "Finishing"),
-        ("Succeeded", "Training"),
-        ("Failed", "Training"),
-        ("Interrupted", ""),
-    ],
-)
-def test_how_a_job_ended_is_not_the_controllers_to_say(phase: str, stage: str) -> None:
-    told = Told()
-    told.report.turn(phase, 10)
-    assert told.states[-1].stage == stage
 
 
 @pytest.mark.parametrize(
@@ -95,13 +77,6 @@ def test_kl_is_that_to_the_reference_where_there_is_one(metrics, kl) -> None:
     assert Told().after(5, {"actor/ppo_kl": 0.1, **metrics}).kl == kl
 
 
-def test_what_a_step_does_not_say_is_not_kept_from_another() -> None:
-    told = Told()
-    told.after(5, STEP)
-    last = told.after(6, {"critic/score/mean": math.nan, "actor/entropy": math.inf})
-    assert (last.reward, last.kl, last.entropy) == (None, None, None)
-
-
 def test_a_validation_stays_until_the_next_and_tells_nothing_of_the_pace() -> None:
     told = Told()
     metrics = {"val-core/a/b/acc/mean@1": 0.25, "val-core/c/acc/mean@1": 0.75}
@@ -112,34 +87,31 @@ def test_a_validation_stays_until_the_next_and_tells_nothing_of_the_pace() -> No
     assert told.after(2, {**STEP, "val-core/c/acc/mean@1": 1.0}).validation == 1.0
 
 
-def test_time_that_is_left_follows_from_recent_steps() -> None:
-    told = Told(total=1000)
-    for step in range(5, 105):
-        last = told.after(step, {**STEP, "timing_s/step": 100.0 if step < 95 else 36.0})
-    assert last.eta == duration(36.0 * (1000 - 104)) == "8h58m"
-    assert told.after(1000, STEP).eta is None
-
-
-def test_time_that_is_left_counts_what_only_some_steps_have() -> None:
+def test_time_that_is_left_is_that_of_recent_steps_and_of_what_only_some_have() -> None:
     told = Told(total=100)
     seldom = {"timing_s/save_checkpoint": 50.0, "timing_s/testing": 10.0, "timing_s/step": 62.0}
-    history = [{**STEP, **(seldom if step % 12 == 0 else {})} for step in range(1, 25)]
+    slow = {"timing_s/step": 100.0}
+    history = [
+        {**STEP, **(slow if step < 12 else seldom if step % 12 == 0 else {})}
+        for step in range(1, 25)
+    ]
     for step, metrics in enumerate(history, start=1):
         last = told.after(step, metrics)
     assert last.eta == duration((2.0 + 2 * 60.0 / 24) * (100 - 24)) == "8m52s"
-    told.report.stand(24, 24, history)
+    told.report.resume(24, 24, history)
     assert told.states[-1].eta == "8m52s"
+    assert told.after(100, STEP).eta is None
 
 
 def test_who_stands_up_shows_what_stands() -> None:
     told = Told()
-    told.report.turn("Recovering", 10)
+    told.report.change_phase("Recovering", 10)
     told.after(5, {**STEP, "critic/score/mean": 0.9})
     history = [{"val-core/a/acc/mean@1": 0.125}, {**STEP, "critic/score/mean": None}, STEP]
-    told.report.stand(2, 2, history)
+    told.report.resume(2, 2, history)
     last = told.states[-1]
     assert (last.step, last.reward, last.validation, last.eta) == (2, 0.5123, 0.125, "16s")
-    told.report.stand(0, None, [])
+    told.report.resume(0, None, [])
     assert told.states[-1] == TrainingStatus(epoch=3, total_steps=10, stage="Recovering")
 
 

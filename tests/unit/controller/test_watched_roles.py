@@ -7,12 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from pod_plans import pod_plan
 
-from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.controller.supervisors import Supervisors
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import (
     ChannelLost,
     ConfigError,
@@ -22,12 +18,11 @@ from ppojob_trainer.errors import (
     StorageError,
 )
 from ppojob_trainer.rpc.client import Peer
-from ppojob_trainer.rpc.identity import PodIdentity
+from ppojob_trainer.rpc.identity import Agreement, PodIdentity
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import BARRIER, IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
-from ppojob_trainer.supervisor.pod import Pod
 
 THEIRS = PodIdentity(code="c", config="other", models={})
 Status = Callable[[Any], PodStatus]
@@ -46,7 +41,7 @@ def actor(serve, caller_of) -> Callable[..., Roles]:
         ranks = (serve([Route(BARRIER, work)]), *more)
         supervisor = serve(routes, epoch=None)
         group = RoleGroup("actorRollout", (supervisor,), ranks, True, True, epoch=1)
-        return Roles(Supervisors(caller_of(), (group,), 5.0, lambda: False, Agreement("c", "r")))
+        return Roles(caller_of(), (group,), 5.0, lambda: False, Agreement("c", "r"))
 
     return make
 
@@ -64,14 +59,11 @@ def raises(problem: Exception) -> Callable[[Any], msgspec.Struct]:
 
 def test_a_pod_that_began_anew_has_lost_its_ranks(actor) -> None:
     """Its container was started again: it answers, and knows of no epoch."""
+    for phase in ("starting", "ready"):
+        actor(pod(1, phase), idle).watch()
     roles = actor(pod(0, "idle"), idle)
     with pytest.raises(RoleLost, match="pod 0: it began anew, without ranks"):
-        roles.supervisors.watch()
-
-
-@pytest.mark.parametrize("phase", ["starting", "ready"])
-def test_a_pod_in_its_epoch_is_fine(phase: str, actor) -> None:
-    actor(pod(1, phase), idle).supervisors.watch()
+        roles.watch()
 
 
 @pytest.mark.parametrize(
@@ -79,20 +71,16 @@ def test_a_pod_in_its_epoch_is_fine(phase: str, actor) -> None:
     [
         (StorageError(Path("/run/x"), "No space left"), StorageError, "/run/x: No space left"),
         (ValueError("no"), JobFailed, "ValueError: no"),
+        # Between the living, it costs the consumer.
+        (ChannelLost("a-b", "too slow"), RoleLost, "too slow"),
     ],
 )
-def test_work_that_fails_ends_the_job(problem, error, words, actor) -> None:
-    roles = actor(pod(1, "ready"), raises(problem))
-    with pytest.raises(error, match=f"actorRollout rank 0: .*{words}"):
+def test_work_that_fails_ends_the_job_or_costs_a_role(problem, error, words, actor, serve) -> None:
+    consumer = serve([Route(BARRIER, raises(problem))], role="reward")
+    roles = actor(pod(1, "ready"), raises(problem), consumer)
+    with pytest.raises(error, match=words) as caught:
         roles.barrier(roles.groups, 3, "save")
-
-
-def test_a_channel_that_breaks_between_the_living_costs_the_consumer(actor, serve) -> None:
-    consumer = serve([Route(BARRIER, raises(ChannelLost("a-b", "too slow")))], role="reward")
-    roles = actor(pod(1, "ready"), raises(ChannelLost("a-b", "too slow")), consumer)
-    with pytest.raises(RoleLost) as caught:
-        roles.barrier(roles.groups, 3, "move_rows")
-    assert caught.value.role == "reward"
+    assert getattr(caught.value, "role", "reward") == "reward"
 
 
 def test_a_pod_that_runs_something_else_is_not_started(actor) -> None:
@@ -101,7 +89,7 @@ def test_a_pod_that_runs_something_else_is_not_started(actor) -> None:
 
     roles = actor(started, idle)
     with pytest.raises(ConfigError, match=r"^actorRollout rank 0: got configuration other: "):
-        roles.supervisors.start(roles.groups[0], 2)
+        roles.start(roles.groups[0], 2)
 
 
 SAME = PodIdentity(code="c", config="r", models={"/m": "a"})
@@ -126,7 +114,7 @@ def pods(serve, caller_of) -> Callable[..., Roles]:
             }.items()
         )
         agreement = Agreement(code="c", config="r")
-        return Roles(Supervisors(caller_of(), groups, 5.0, lambda: False, agreement))
+        return Roles(caller_of(), groups, 5.0, lambda: False, agreement)
 
     return make
 
@@ -144,16 +132,16 @@ def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(reading, pods)
     Else a pod that was made again with another model would be compared with itself alone.
     """
     roles = pods(tells(SAME), tells(*reading, OTHER_MODEL))
-    assert [group.name for group in roles.supervisors.missing()] == ["reward"]
+    assert [group.name for group in roles.missing()] == ["reward"]
     with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):
-        roles.supervisors.start(roles.groups[1], 2)
+        roles.start(roles.groups[1], 2)
 
 
 def test_a_pod_whose_storage_hangs_is_lost_in_the_end(pods) -> None:
     roles = pods(tells(SAME), tells(UNREAD))
     roles.caller.default_deadline_seconds = 0.5
     with pytest.raises(RoleLost, match=r"reward rank 0: no word of its models for 0\.5 s"):
-        roles.supervisors.start(roles.groups[1], 2)
+        roles.start(roles.groups[1], 2)
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -166,37 +154,30 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(is_
 
     roles = pods(slow if is_slow else tells(UNREAD), tells(SAME))
     try:
-        assert [group.name for group in roles.supervisors.missing()] == ["reward"]
+        assert [group.name for group in roles.missing()] == ["reward"]
     finally:
         may_go_on.set()
-    roles.supervisors.start(roles.groups[1], 2)
+    roles.start(roles.groups[1], 2)
 
 
-def silent(role: str, *, is_stateful: bool, epoch: int) -> RoleGroup:
-    """A role whose pod is gone: nobody listens on that port."""
-    peer = Peer(f"{role} supervisor", "127.0.0.1", 1, role)
-    return RoleGroup(role, (peer,), (), is_stateful, False, epoch=epoch)
-
-
-def test_a_job_that_is_asked_to_end_waits_for_no_role_that_is_gone(actor) -> None:
-    """As a deleted one, whose pods go all at once."""
+@pytest.mark.parametrize(
+    ("gone", "error", "words"),
+    [
+        # As of a deleted job, whose pods go all at once.
+        ("actorRollout", Interrupted, "without actorRollout: the last commit stands"),
+        # The actor holds a step that is not committed: it is to be ended first.
+        ("reward", RoleLost, "reward supervisor: no answer to identity within 2 s"),
+    ],
+)
+def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(
+    gone, error, words, actor
+) -> None:
     roles = actor(pod(1, "ready"), idle)
-    roles.supervisors.stop_requested = lambda: True
-    roles.supervisors.groups = (silent("actorRollout", is_stateful=True, epoch=1),)
-    with pytest.raises(Interrupted, match="without actorRollout: the last commit stands"):
-        roles.supervisors.start(roles.groups[0], 2)
-
-
-def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(actor) -> None:
-    """The actor holds a step that is not committed: it is to be ended first."""
-    roles = actor(pod(1, "ready"), idle)
-    roles.supervisors.stop_requested = lambda: True
-    roles.supervisors.groups = (*roles.groups, silent("reward", is_stateful=False, epoch=1))
     roles.caller.default_deadline_seconds = 2.0
-    with pytest.raises(RoleLost, match="reward supervisor: no answer to identity within 2 s"):
-        roles.supervisors.start(roles.groups[1], 2)
-
-
-def test_an_epoch_that_is_asked_for_is_starting() -> None:
-    status = Pod(pod_plan("actorRollout")).want_epoch(4)
-    assert (status.epoch, status.phase) == (4, "starting")
+    peer = Peer(f"{gone} supervisor", "127.0.0.1", 1, gone)  # nobody listens there
+    lost = RoleGroup(gone, (peer,), (), gone == "actorRollout", False, epoch=1)
+    others = roles.groups if gone == "reward" else ()
+    roles.groups = (*others, lost)
+    roles.stop_requested = lambda: True
+    with pytest.raises(error, match=words):
+        roles.start(lost, 2)

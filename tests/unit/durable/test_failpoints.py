@@ -91,12 +91,6 @@ def test_raises_at_the_armed_hits_only():
     failpoints.hit(FIRST)
 
 
-def test_typing_error_in_a_name_is_refused():
-    failpoints.arm(environment("test.first=kill;test.misspelt=kill"))
-    with pytest.raises(ConfigError, match=r"test\.misspelt"):
-        failpoints.refuse_unknown()
-
-
 def test_declaring_twice_or_badly_is_a_fault_of_ours():
     for name in ("test.first", "Test.x", "nodot", "a..b"):
         with pytest.raises(AssertionError):

@@ -57,39 +57,16 @@ def tick_until(pod: Pod, is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def controller_of(pod: Pod) -> int:
-    (rank,) = pod.status().ranks
-    return rank.pid
-
-
 def test_a_controller_that_does_not_listen_yet_is_not_killed(pod: Pod, gate: Path):
+    """Its successor: tests/jobs/test_life_of_a_job.py."""
     pod.tick()
+    (rank,) = pod.status().ranks
+    assert not is_told_to_end(rank.pid)
     pod.ask_to_end()
-    assert is_told_to_end(controller_of(pod))
+    assert is_told_to_end(rank.pid)
     gate.touch()
     tick_until(pod, lambda: pod.status().phase == "done")
     assert (pod.status().exit_code, pod.status().restarts) == (contract.EXIT_INVALID, 0)
-
-
-def test_a_controller_that_starts_later_is_told_to_end(pod: Pod):
-    pod.ask_to_end()
-    pod.tick()
-    assert is_told_to_end(controller_of(pod))
-
-
-def test_the_successor_of_one_that_was_killed_is_told_to_end(pod: Pod):
-    pod.tick()
-    pod.ask_to_end()
-    first = controller_of(pod)
-    os.kill(first, signal.SIGKILL)
-    tick_until(pod, lambda: bool(pod.status().ranks) and controller_of(pod) != first)
-    assert pod.status().epoch == 2
-    assert is_told_to_end(controller_of(pod))
-
-
-def test_nobody_is_told_unasked(pod: Pod):
-    pod.tick()
-    assert not is_told_to_end(controller_of(pod))
 
 
 def test_a_controller_that_hangs_when_it_is_told_to_end_has_failed(plan: PodPlan):

@@ -23,9 +23,14 @@ from pod_plans import pod_plan
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
-from ppojob_trainer.supervisor.forked_process import ForkedProcess, ForkServer, listen, suits
+from ppojob_trainer.supervisor.forked_process import (
+    ForkedProcess,
+    ForkServer,
+    listen,
+    rank_variables,
+    suits,
+)
 from ppojob_trainer.supervisor.pod import Pod
-from ppojob_trainer.supervisor.rank_variables import rank_variables
 
 pytestmark = pytest.mark.processes
 
@@ -149,44 +154,6 @@ def test_a_fork_finds_what_a_rank_finds_that_is_started_by_itself(forks, tmp_pat
     assert forked == expected
 
 
-@pytest.mark.parametrize(
-    ("program", "code"),
-    [
-        ("raise SystemExit(3)", 3),
-        ("pass", 0),
-        ("import os; os.kill(os.getpid(), 11)", -signal.SIGSEGV),
-        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
-    ],
-)
-def test_how_a_rank_ends_is_told(program: str, code: int, forks: Forks):
-    rank, _ = forks.start(program)
-    assert rank.wait() == rank.poll() == rank.returncode == code
-
-
-def test_a_rank_is_signalled(forks: Forks):
-    rank, printed = forks.start(SLEEPS)
-    eventually(lambda: printed.read_text() == f"{wait_for_fork(rank)}\n", seconds=200)
-    rank.send_signal(signal.SIGKILL)
-    assert rank.wait() == -signal.SIGKILL
-    rank.send_signal(signal.SIGKILL)  # nobody
-
-
-def test_a_fork_goes_on_as_what_was_ordered_and_says_so(forks: Forks):
-    shown = "print(command, open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0))[-1])"
-    rank, printed = forks.start(shown, command="controller")
-    assert (rank.wait(), printed.read_text()) == (0, "controller controller\n")
-
-
-def test_nothing_of_a_rank_is_left_to_the_next(forks: Forks):
-    spoils = "import os; os.environ['LEFT'] = '1'"
-    assert forks.start(spoils, PPOJOB_SPOILED="1")[0].wait() == 0
-    seen = (
-        "import os; print(sorted(name for name in os.environ if 'LEFT' in name or 'SPOI' in name))"
-    )
-    rank, printed = forks.start(seen)
-    assert (rank.wait(), printed.read_text()) == (0, "[]\n")
-
-
 def test_a_rank_holds_nothing_of_its_siblings(forks: Forks):
     sleeping, _ = forks.start(SLEEPS)
     wait_for_fork(sleeping)
@@ -213,12 +180,6 @@ def test_a_server_keeps_no_descriptor_of_ranks_that_ended(forks: Forks):
         forks.start("pass")[0].wait()
     # Those of the first may still have been open then.
     eventually(lambda: held() <= before)
-
-
-def test_a_rank_is_of_the_group_of_its_supervisor(forks: Forks):
-    assert os.getpgid(forks.process.pid) != os.getpgrp()
-    rank, printed = forks.start("import os; print(os.getpgrp())")
-    assert (rank.wait(), int(printed.read_text())) == (0, os.getpgrp())
 
 
 SUPERVISOR = """

@@ -10,21 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ppojob_trainer.metrics.names import POD_SERIES
 from ppojob_trainer.rpc.messages.pods import PodStatus, RankState
-from ppojob_trainer.supervisor.health import health_server
-from ppojob_trainer.supervisor.pod_metrics import PodMetrics, read_process_use
+from ppojob_trainer.supervisor.health import health_server, read_process_use
 
 pytestmark = pytest.mark.processes
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def status_of(*ranks: RankState) -> PodStatus:
-    return PodStatus("actorRollout", pod=1, epoch=3, phase="ready", ranks=ranks, restarts=2)
-
-
 def scrape(status: PodStatus) -> Samples:
-    metrics = PodMetrics("sums", lambda: status)
-    server = health_server("127.0.0.1", 0, lambda: status, metrics)
+    server = health_server("127.0.0.1", 0, "sums", lambda: status)
     server.start()
     try:
         url = f"http://127.0.0.1:{server.port}/metrics"
@@ -45,28 +39,21 @@ def of_rank(name: str, rank: int) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def test_a_pod_and_its_ranks():
-    found = scrape(
-        status_of(RankState(2, os.getpid(), "ready"), RankState(3, os.getpid(), "silent"))
-    )
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    ranks = [
+        RankState(2, os.getpid(), "ready"),
+        RankState(3, 0, "starting"),
+        RankState(4, ended.pid, "exited", 1),
+    ]
+    found = scrape(PodStatus("actorRollout", 1, 3, "ready", tuple(ranks), restarts=2))
     pod = (("index", "1"), ("ppojob", "sums"), ("role", "actorRollout"))
     assert found["ppojob_pod_epoch", pod] == 3
     assert found["ppojob_pod_restarts_total", pod] == 2
-    assert found[of_rank("ppojob_rank_ready", 2)] == 1
-    assert found[of_rank("ppojob_rank_ready", 3)] == 0
-    assert found[of_rank("ppojob_rank_resident_memory_bytes", 2)] > 1e6
-    assert found[of_rank("ppojob_rank_cpu_seconds_total", 2)] > 0
+    assert [found[of_rank("ppojob_rank_ready", rank)] for rank in (2, 3, 4)] == [1, 0, 0]
+    for name in ("ppojob_rank_resident_memory_bytes", "ppojob_rank_cpu_seconds_total"):
+        assert [of_rank(name, rank) in found for rank in (2, 3, 4)] == [True, False, False]
     assert {name for name, _ in found} == {series.name for series in POD_SERIES}
-
-
-def test_ranks_that_are_not_there_take_nothing():
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    found = scrape(status_of(RankState(2, 0, "starting"), RankState(3, ended.pid, "exited", 1)))
-    assert {name for name, _ in found} == {
-        "ppojob_pod_epoch",
-        "ppojob_pod_restarts_total",
-        "ppojob_rank_ready",
-    }
 
 
 def test_the_use_is_that_of_the_process():
@@ -74,8 +61,8 @@ def test_the_use_is_that_of_the_process():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", held], **pipes) as process:
         process.stdout.readline()
-        use = read_process_use(process.pid)
+        resident_bytes, cpu_seconds = read_process_use(process.pid)
         process.stdin.close()
-    assert 64e6 < use.resident_bytes < 200e6
-    assert 0 < use.cpu_seconds < 10
+    assert 64e6 < resident_bytes < 200e6
+    assert 0 < cpu_seconds < 10
     assert read_process_use(process.pid) is None

@@ -10,7 +10,7 @@ from golden_lines import assert_lines, read_lines
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.http_calls import CallFailed, json_or_text, post
+from ppojob_trainer.http_calls import CallFailed, json_or_text, post_json
 from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.http_tool import returned
 from ppojob_trainer.tools.pool import ToolPool, Wanted
@@ -86,10 +86,10 @@ def test_a_service_that_says_nothing_or_too_much(serve) -> None:
 def test_how_much_a_service_may_say(serve) -> None:
     service = serve((200, b"x" * (16 * 1024**2 + 1), TEXT))
     with pytest.raises(CallFailed, match="answered more than 16777216 bytes"):
-        post(service.url, {}, json_or_text, retries=0)
+        post_json(service.url, {}, read=json_or_text, retries=0)
     broken = serve((200, '{"a": ', JSON))
     with pytest.raises(CallFailed, match="answered no JSON: "):
-        post(broken.url, {}, json_or_text, retries=0)
+        post_json(broken.url, {}, read=json_or_text, retries=0)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from ppojob_trainer.data.columns import INTERACTION
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.data.row_checks import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.rewards.records import DROPPED, FAILED
 from ppojob_trainer.rpc.messages.rollout import Generated, Interaction, PromptTokens
-from ppojob_trainer.rpc.messages.rows import RowIndex, ValueKind, batch_label
+from ppojob_trainer.rpc.messages.rows import BatchName, RowIndex, ValueKind
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
 SCORE: Final = "score"
@@ -31,7 +32,6 @@ class Origin:
     Attributes:
         round: generation round of the step, from 0.
         position: in the batch of that round.
-        owner: rank that has its rows.
     """
 
     round: int
@@ -74,7 +74,11 @@ class Batch:
     @property
     def label(self) -> str:
         """Names the batch within its step."""
-        return batch_label(self.purpose, self.round)
+        return self.name(0, 0).label
+
+    def name(self, rewinds: int, step: int) -> BatchName:
+        """Names the batch within its job."""
+        return BatchName(rewinds, step, self.purpose, self.round)
 
     @property
     def num_rows(self) -> int:
@@ -182,10 +186,7 @@ class Batch:
     def numbers(self, name: str, step: int, where: str) -> list[float]:
         """(rows,) the score, or a number that scorers gave beside it.
 
-        Args:
-            name: `score` or that of the number.
-            step: of the batch.
-            where: the field that names it.
+        `where` is the field that names it, for the message.
 
         Raises:
             RewardFailed: a row has no such number.
@@ -231,13 +232,45 @@ class Batch:
 
 
 def interaction_of(prompt: PromptRow) -> Interaction | None:
-    """The user of a row, by verl's `extra_info.interaction_kwargs`; None where it names nobody."""
+    """The user of a row, by verl's `extra_info.interaction_kwargs`; None where it names none."""
     arguments = prompt.extra_info.get(INTERACTION)
     if not isinstance(arguments, dict) or not isinstance(name := arguments.get("name"), str):
         return None
     asked = prompt.prompt
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     return Interaction(name, msgspec.json.encode(arguments), msgspec.json.encode(messages))
+
+
+def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
+    """The rows that are not trained on, where a reward function failed and says `onError: drop`.
+
+    A row is dropped where its own reward failed, or that of the greedy response to its prompt. It
+    counts in no estimate, loss, signal or mean of scores. A step without any other row is refused
+    before its rows are kept, so that a job whose function was fixed scores them again.
+
+
+    Raises:
+        RewardFailed: no row would be left.
+    """
+    alone = {row for row, values in enumerate(batch.values()) if values.get(DROPPED)}
+    compared = [] if greedy is None else greedy.values()
+    unknown = {position for position, values in enumerate(compared) if values.get(DROPPED)}
+    dropped = [
+        row for row in range(batch.num_rows) if row in alone or row // batch.samples in unknown
+    ]
+    if len(dropped) == batch.num_rows:
+        raise RewardFailed(
+            "spec.rewards[].onError",
+            f"got drop for all {batch.num_rows} responses of step {step}: nothing is left to train "
+            "on; functions that score some of them",
+        )
+    return dropped
+
+
+def values_of_failure(values: Mapping[str, float | str]) -> dict[str, float | str]:
+    """What counts of a response that has no score: that it has none, and by which function."""
+    told = (DROPPED, FAILED)
+    return {name: value for name, value in values.items() if name.rpartition("/")[2] in told}
 
 
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:

@@ -1,17 +1,32 @@
-"""Where the rows of a step come from: one round of generation, or whatever else makes a batch."""
+"""Where the rows of a step come from: one round of generation, or dynamic sampling.
 
-from collections.abc import Callable
+Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): prompts whose responses all score the same
+have no advantage, so they teach nothing and give way to further prompts. Prompts are drawn,
+answered and scored in rounds until the batch is full of groups whose scores differ. A round is a
+batch like any other: it is kept before the next one begins, and a step that is begun again makes
+the same rounds.
+
+When the rounds are used up, groups without signal fill the batch, those drawn first: the step then
+is the one that a job without dynamic sampling does. verl ends the job there.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeAlias
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_trainer.controller.batch import Batch
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
+from ppojob_trainer.controller.batch import Batch, Origin, dropped_rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.timer import StepTimer
 
+_log = logging.getLogger(__name__)
+
+METRIC = "spec.algorithm.dynamicSampling.metric"
 Draw = Callable[[int], list[PromptRow]]
-"""Draws so many further prompts."""
+"""Draws so many further prompts of the job, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +34,9 @@ class Rows:
     """What a step trains on.
 
     Attributes:
-        batch: the rows.
-        greedy: greedy responses to their prompts, where somebody reads those.
+        greedy: greedy responses to the prompts of the batch, where somebody reads those.
         is_kept: whether they are scored, and on the disk, already.
-        metrics: how they came about, by name of the metric.
+        metrics: how they were sampled, by name of the metric.
     """
 
     batch: Batch
@@ -31,33 +45,15 @@ class Rows:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class BatchSource(Protocol):
-    """Makes the rows of each step."""
-
-    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Make them; for a step that is begun again, the same.
-
-        Args:
-            step: number of the step.
-            draw: the job's prompts, in their order.
-            timer: takes the seconds of each stage.
-        """
-
-
 @dataclass(frozen=True)
 class OneRound:
-    """Draws as many prompts as a step has, and generates; scoring is left to the step.
-
-    Attributes:
-        stages: generation and scoring.
-        algorithm: the job's, nothing left open.
-    """
+    """Draws as many prompts as a step has, and generates; the step does the scoring."""
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Generate responses to prompts that nobody has chosen."""
+        """Make the rows of a step; the same for a step that is begun again."""
         owners = len(self.stages.actor.ranks)
         with timer("data"):
             prompts = draw(self.algorithm.prompts_per_step)
@@ -66,3 +62,138 @@ class OneRound:
         greedy = Batch("greedy", prompts, 1, owners) if has_greedy else None
         self.stages.generate(batch, step, greedy, timer)
         return Rows(batch, greedy)
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """Makes the rows of a step in rounds.
+
+    Attributes:
+        drops: whether responses at which a reward function failed are not trained on.
+    """
+
+    stages: RolloutStages
+    algorithm: AlgorithmSpec
+    settings: DynamicSamplingSpec
+    drops: bool
+
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Generate, score and keep rounds until the batch is full, or they are used up."""
+        rounds: list[Batch] = []
+        signals: list[list[bool]] = []
+        lost, size = set[tuple[int, int]](), self.algorithm.prompts_per_step
+        while len(rounds) < self.settings.max_rounds:
+            number = len(rounds)
+            batch, dropped = self._round(number, step, draw, timer)
+            rounds.append(batch)
+            numbers = batch.numbers(self.settings.metric, step, METRIC)
+            signals.append(has_signal(numbers, batch.samples, dropped))
+            lost |= {(number, position) for position in _lost(batch, dropped)}
+            if sum(map(sum, signals)) >= size:
+                break
+        found = sum(map(sum, signals))
+        if found < size:
+            _log.warning(
+                "step %d: after %d rounds %d of %d prompts have responses that differ in %s; "
+                "others fill the batch",
+                *(step, len(rounds), found, size, self.settings.metric),
+            )
+        origins = choose(signals, size, lost)
+        metrics = sampling_metrics(signals, size)
+        return Rows(chosen_batch(rounds, origins), is_kept=True, metrics=metrics)
+
+    def _round(
+        self, number: int, step: int, draw: Draw, timer: StepTimer
+    ) -> tuple[Batch, list[int]]:
+        """A round that is kept, and its rows that are not trained on."""
+        assert self.settings.prompts_per_round is not None, "a resolved configuration says it"
+        with timer("data"):
+            prompts = draw(self.settings.prompts_per_round)
+        owners = len(self.stages.actor.ranks)
+        batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
+        self.stages.generate(batch, step, timer=timer)
+        with timer("reward"):
+            self.stages.score(batch, step)
+        dropped = dropped_rows(batch, None, step) if self.drops else []
+        with timer("write_rows"):
+            self.stages.keep(batch, step)
+        return batch, dropped
+
+
+BatchSource: TypeAlias = OneRound | DynamicSampling
+
+
+def has_signal(numbers: list[float], samples: int, dropped: Sequence[int] = ()) -> list[bool]:
+    """(prompts,) whether the responses of each prompt have different numbers.
+
+    `numbers` are those of all rows, `samples` a prompt; `dropped` rows do not count.
+    """
+    left = set(range(len(numbers))) - set(dropped)
+    groups = (range(first, first + samples) for first in range(0, len(numbers), samples))
+    return [len({numbers[row] for row in group if row in left}) > 1 for group in groups]
+
+
+def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:
+    """Positions of the prompts that have no response to train on."""
+    counts = Counter(row // batch.samples for row in dropped)
+    return [position for position, count in counts.items() if count == batch.samples]
+
+
+def choose(
+    signals: list[list[bool]], size: int, lost: Collection[tuple[int, int]] = ()
+) -> list[tuple[int, int]]:
+    """The prompts of a batch: the first with signal, then the first of the others.
+
+    Args:
+        signals: (rounds, prompts of a round) whether responses differ.
+        size: prompts of the batch.
+        lost: places without a response to train on, which come last.
+
+    Returns:
+        Round and position of each, in the order in which they were drawn.
+    """
+    drawn = [
+        (round_, position)
+        for round_, of_round in enumerate(signals)
+        for position in range(len(of_round))
+    ]
+    # A stable sort: those with signal first, each kind as it was drawn.
+    by_signal = sorted(drawn, key=lambda at: (not signals[at[0]][at[1]], at in lost))
+    return sorted(by_signal[:size])
+
+
+def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
+    """The batch of some prompts of rounds, whose rows stay on the ranks that made them."""
+    samples = rounds[0].samples
+    owners = [batch.prompt_owners for batch in rounds]
+    rows = [
+        (rounds[round_], position * samples + sample)
+        for round_, position in places
+        for sample in range(samples)
+    ]
+    return Batch(
+        purpose="train",
+        prompts=[rounds[round_].prompts[position] for round_, position in places],
+        samples=samples,
+        owners=rounds[0].owners,
+        lengths=[batch.lengths[row] for batch, row in rows],
+        truncated=[batch.truncated[row] for batch, row in rows],
+        scores=[batch.scores[row] for batch, row in rows],
+        extras=[batch.extras[row] for batch, row in rows],
+        figures=[batch.figures[row] for batch, row in rows if batch.figures],
+        tool_seconds=[batch.tool_seconds[row] for batch, row in rows if batch.tool_seconds],
+        origins=[Origin(r, position, owners[r][position]) for r, position in places],
+    )
+
+
+def sampling_metrics(signals: list[list[bool]], size: int) -> dict[str, float]:
+    """How a batch came about; the names are verl's, which counts prompts under them as well."""
+    drawn = sum(map(len, signals))
+    found = sum(map(sum, signals))
+    filling = max(0, size - found)
+    return {
+        "train/num_gen_batches": float(len(signals)),
+        "training/filter_groups/evicted_samples": float(drawn - found - filling),
+        "training/filter_groups/discarded_surplus_samples": float(max(0, found - size)),
+        "training/filter_groups/wasted_share": (drawn - size) / drawn,
+    }

@@ -1,24 +1,69 @@
-"""When a commit is due, and how it comes about: ranks write, the controller seals."""
+"""Commits: when one is due, how ranks and controller make it, and which one is the best."""
 
+import difflib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
+from ppojob_api.problem import printable, shown
+from ppojob_api.v1alpha1.schedule import BestCommitSpec
 from ppojob_trainer.checkpoint.commit import CommitStore, PendingCommit
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.controller.best_commit import BestCommit
-from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.errors import StorageError
-from ppojob_trainer.rpc.messages.saving import Saved, SaveShards
+from ppojob_trainer.errors import ConfigError, StorageError
+from ppojob_trainer.rpc.messages.saving import SaveShards
 from ppojob_trainer.rpc.methods import SAVE_SHARDS
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
+_NAMES_TOLD: Final = 3
+
+
+@dataclass(frozen=True)
+class BestCommit:
+    """Finds the best of some steps, from the metrics alone: it has no state of its own.
+
+    Every step that is committed is in `history`.
+    """
+
+    spec: BestCommitSpec
+    history: Callable[[], Iterator[Mapping[str, float | None]]]
+
+    def among(self, steps: Collection[int]) -> int | None:
+        """The step with the best value; of equal ones the first; None where no step has one."""
+        sign = 1.0 if self.spec.mode == "max" else -1.0
+        found: tuple[float, int] | None = None
+        for record in self.history():
+            step, value = record["step"], record.get(self.spec.metric)  # null is not a number
+            if step is None or value is None or int(step) not in steps:
+                continue
+            if found is None or sign * value > found[0]:
+                found = (sign * value, int(step))
+        return None if found is None else found[1]
+
+    def refuse_unknown(self, validation: Mapping[str, float]) -> None:
+        """Refuse a metric that no validation has: no commit would ever be the best by it.
+
+        A later validation may lack it, where a reward function does not always tell its variable.
+        `validation` are the metrics of one that has no record yet.
+
+        Raises:
+            ConfigError: neither it nor an earlier one has the metric.
+        """
+        name = self.spec.metric
+        if name in validation or any(name in record for record in self.history()):
+            return
+        near = ", ".join(difflib.get_close_matches(name, validation, n=_NAMES_TOLD, cutoff=0.0))
+        raise ConfigError(
+            printable(
+                f"spec.checkpoint.best.metric: got {shown(name)}: the validation has no such "
+                f"metric; one that it has, such as {near}"
+            )
+        )
 
 
 @dataclass
@@ -26,22 +71,14 @@ class Commits:
     """Makes the commits of a job.
 
     Attributes:
-        roles: the processes of the job.
-        stateful: roles whose state a commit holds.
-        store: where commits lie.
-        journal: what happened.
-        run_folder: what paths told to ranks are relative to.
         every: steps between commits; None: only when asked.
-        keep_last: commits that stay.
         best: finds the commit that stays whatever its age; None where none does.
         tell_committed: called with the step when a commit is safe.
     """
 
     roles: Roles
-    stateful: tuple[RoleGroup, ...]
     store: CommitStore
     journal: Journal
-    run_folder: Path
     every: int | None
     keep_last: int
     best: BestCommit | None
@@ -67,8 +104,8 @@ class Commits:
         """Commit the state of all stateful roles and of the loop.
 
         Raises:
-            RoleLost: a rank was lost while it wrote; the commits before stand.
-            StorageError: the disk refused; the commits before stand, and what was written of this
+            RoleLost: a rank was lost while it wrote; earlier commits are kept.
+            StorageError: the disk refused; earlier commits are kept, and what was written of this
                 one is gone.
         """
         # The folder's name counts rewinds: ranks that still write from before one find it gone.
@@ -86,20 +123,31 @@ class Commits:
         self.prune()
 
     def _write_shards(self, pending: PendingCommit) -> list[FileEntry]:
-        request = SaveShards(str(pending.folder.relative_to(self.run_folder)))
+        request = SaveShards(str(pending.folder.relative_to(self.store.root.parent)))
         # Of an attempt that failed some ranks remember an answer, and its files are gone. Only the
         # controller that made it knows, so a successor's attempts have ids of their own.
         stage = f"save_shards/{self.roles.caller.epoch}"
         id_ = RequestId(0, pending.step, stage, self._failures)
         files = []
-        for group in self.stateful:
-            files += _entries(self.roles.ask_all(group, SAVE_SHARDS, request, id_))
+        for group in self.roles.stateful:
+            answers = self.roles.ask_all(group, SAVE_SHARDS, request, id_)
+            files += [
+                FileEntry(
+                    path=file.path,
+                    size_bytes=file.size,
+                    sha256=file.sha256,
+                    role=file.path.split("/", 1)[0],  # the model's
+                    rank=rank,
+                )
+                for rank, answer in enumerate(answers)
+                for file in answer.files
+            ]
         return files
 
     def _clear(self, step: int) -> None:
         """Give back the space that a failed attempt took: the steps that follow need some."""
         self._failures += 1
-        self.roles.barrier(self.stateful, step, f"save_shards/{self._failures}")
+        self.roles.barrier(self.roles.stateful, step, f"save_shards/{self._failures}")
         self.store.clear()
 
     def prune(self) -> None:
@@ -109,18 +157,3 @@ class Commits:
             self.store.prune(self.keep_last, best)
         except StorageError as problem:
             _log.warning("old commits stay: %s", problem)
-
-
-def _entries(answers: list[Saved]) -> list[FileEntry]:
-    """The files that the ranks of a role wrote, each below the name of its model's role."""
-    return [
-        FileEntry(
-            path=file.path,
-            size_bytes=file.size,
-            sha256=file.sha256,
-            role=file.path.split("/", 1)[0],
-            rank=rank,
-        )
-        for rank, answer in enumerate(answers)
-        for file in answer.files
-    ]

@@ -1,6 +1,6 @@
 """The loop: step after step until the job is done, whatever is lost on the way.
 
-    fit:      stand up (fresh, beside living ranks, or from the last commit)
+    fit:      begin (fresh, beside living ranks, or from the last commit)
               validate once if asked
               for each step:  commit what the one before has made, when due
                       rollout, reward, advantages, update, weight sync
@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -28,18 +29,15 @@ from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepT
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.commits import Commits
-from ppojob_trainer.controller.learning_signal import LearningSignal
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
     clock_metrics,
     evaluation_metrics,
     step_rows,
-    traffic_metrics,
     training_metrics,
 )
 from ppojob_trainer.controller.recovery import Recovery
-from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
@@ -53,6 +51,9 @@ from ppojob_trainer.rpc.methods import EXPORT_MODEL
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
+SILENT_STEPS = 3
+Outcome = tuple[Progress, dict[str, float]]
+"""The state after a step, and its metrics, before either is written down."""
 STEP_BEGIN = failpoints.declare("controller.step.begin")
 STEP_COMPUTED = failpoints.declare("controller.step.computed")
 STEP_RECORDED = failpoints.declare("controller.step.recorded")
@@ -64,26 +65,15 @@ class Loop:
     """One job's loop over its roles.
 
     Attributes:
-        spec: the job.
-        total_steps: steps of the whole job.
-        roles: the processes of the job.
         num_devices: what computes with a model in the whole job: GPUs, or ranks without any.
-        dataset: the training prompts.
         order: in which they are drawn.
-        training: one step.
         validation: held-out prompts; None where there are none.
-        records: metrics and rows.
-        commits: of everything.
-        recovery: gets roles and records to a common state.
-        journal: what happened.
-        reporter: tells people.
-        stop_requested: whether somebody asked to end behind this step.
+        stop_requested: whether somebody asked to end after this step.
         tell_progress: called when a step is done for good.
     """
 
     spec: PPOJobSpec
     total_steps: int
-    roles: Roles
     num_devices: int
     dataset: PromptDataset
     order: PromptOrder
@@ -97,7 +87,7 @@ class Loop:
     stop_requested: Callable[[], bool]
     tell_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
-    _signal: LearningSignal = field(default_factory=LearningSignal)
+    _signal: "LearningSignal" = field(default_factory=lambda: LearningSignal())
 
     def fit(self) -> Progress:
         """Train to the end, or until asked to stop; everything done is committed.
@@ -114,15 +104,15 @@ class Loop:
         commit = self.commits.newest()
         step = position.progress.step if position.progress else commit or 0
         self.reporter.training.begin(position.controller_epoch + 1, step, commit)
-        progress = self._standing(lambda: self.recovery.resume(position), before)
+        progress = self._recovered(partial(self.recovery.resume, position), before)
         while True:
             try:
                 while not (self.is_done(progress) or self.stop_requested()):
                     progress = self._advance(progress)
-                self._settle(progress)
+                self._finish(progress)
                 return progress
             except RoleLost as loss:
-                progress = self._recovered(loss, progress)
+                progress = self._recovered(partial(self.recovery.recover, loss, progress), progress)
 
     def is_done(self, progress: Progress) -> bool:
         """Whether all steps are done and no validation is owed."""
@@ -140,10 +130,10 @@ class Loop:
     def _advance(self, progress: Progress) -> Progress:
         """The first validation, one that failed before, or a step; returns the state behind it."""
         if self._validates_first(progress):
-            return self._record(self._first_validation(progress))
+            return self._record(*self._first_validation(progress))
         if (owed := self._owed_validation(progress)) is not None:
-            return self._record(self._late_validation(progress, owed))
-        return self._record(self._step(progress))
+            return self._record(*self._late_validation(progress, owed))
+        return self._record(*self._step(progress))
 
     def _validates_first(self, progress: Progress) -> bool:
         steps = self.spec.steps
@@ -151,21 +141,21 @@ class Loop:
         return asked and progress.step == 0 and progress.metrics_lines == 0
 
     def _owed_validation(self, progress: Progress) -> StepTrained | None:
-        """The step that the job stands behind, where the run before ended in its validation."""
+        """The last step, where the run before ended in its validation."""
         owed = self._unvalidated
         return owed if owed is not None and owed.progress.step == progress.step else None
 
-    def _first_validation(self, progress: Progress) -> "Outcome":
-        timer = StepTimer(on_stage=self._report_stage)
+    def _first_validation(self, progress: Progress) -> Outcome:
+        timer = self._timer()
         self.reporter.report(phase="Training", step=0)
         with timer("testing"):
             metrics = self._validate(0)
         metrics |= clock_metrics(None, timer.finish(), num_devices=self.num_devices)
-        return Outcome(msgspec.structs.replace(progress, metrics_lines=1), metrics)
+        return msgspec.structs.replace(progress, metrics_lines=1), metrics
 
-    def _step(self, progress: Progress) -> "Outcome":
+    def _step(self, progress: Progress) -> Outcome:
         step = progress.step + 1
-        timer = StepTimer(on_stage=self._report_stage)
+        timer = self._timer()
         self.reporter.report(phase="Training", step=step, message="")
         if self.commits.is_due(progress):
             with timer("save_checkpoint"):
@@ -177,7 +167,7 @@ class Loop:
         try:
             result = self.training.run(step, self._draw, coefficients, timer)
         except RewardFailed as failure:
-            raise self._saved(failure, progress) from failure
+            raise self._after_commit(failure, progress) from failure
         self.records.keep_advantages(result, step)
         zero = result.advantaged.zero_signal_groups
         if (told := self._signal.warning(step, zero, result.scores)) is not None:
@@ -202,44 +192,47 @@ class Loop:
             tokens=progress.tokens + rows.total_tokens,
             roles=tuple(updates.state_after(step) for updates in self.training.updates),
         )
-        if self._validates_after(step):
-            metrics |= self._validate_behind(Outcome(trained, metrics), timer)
+        if self._is_validation_due(step):
+            metrics |= self._validate_after(trained, metrics, timer)
         failpoints.hit(STEP_COMPUTED)
         times = timer.finish()
         metrics |= clock_metrics(rows, times, num_devices=self.num_devices)
-        metrics |= traffic_metrics(self._take_traffic())
+        caller = self.training.stages.roles.caller
+        metrics |= caller.traffic.metrics()
+        caller.traffic = Traffic()
         seconds = progress.seconds + times.step_seconds
-        return Outcome(msgspec.structs.replace(trained, seconds=seconds), metrics)
+        return msgspec.structs.replace(trained, seconds=seconds), metrics
 
     def _draw(self, count: int) -> list[PromptRow]:
         return self.dataset.rows(self.order.next_batch(count))
 
-    def _validate_behind(self, trained: "Outcome", timer: StepTimer) -> dict[str, float]:
+    def _validate_after(
+        self, progress: Progress, metrics: dict[str, float], timer: StepTimer
+    ) -> dict[str, float]:
         """Validate; where a reward function fails, what was trained and its metrics stay."""
-        progress = trained.progress
         try:
             with timer("testing"):
                 return self._validate(progress.step)
         except RewardFailed as failure:
             self.journal.append(
-                StepTrained(time=time.time(), progress=progress, metrics=dict(trained.metrics))
+                StepTrained(time=time.time(), progress=progress, metrics=dict(metrics))
             )
-            raise self._saved(failure, progress) from failure
+            raise self._after_commit(failure, progress) from failure
 
-    def _late_validation(self, progress: Progress, owed: StepTrained) -> "Outcome":
-        timer = StepTimer(on_stage=self._report_stage)
+    def _late_validation(self, progress: Progress, owed: StepTrained) -> Outcome:
+        timer = self._timer()
         self.reporter.report(phase="Training", step=progress.step)
         # A controller that was killed between line and journal has left the line of this step.
         self.records.sinks.cut_after(progress.step - 1)
         known = owed.metrics.items()
         metrics = {name: math.nan if value is None else value for name, value in known}
-        metrics |= self._validate_behind(Outcome(progress, metrics), timer)
+        metrics |= self._validate_after(progress, metrics, timer)
         times = timer.finish()
         metrics |= clock_metrics(None, times, num_devices=self.num_devices)
         seconds = progress.seconds + times.step_seconds
-        return Outcome(msgspec.structs.replace(progress, seconds=seconds), metrics)
+        return msgspec.structs.replace(progress, seconds=seconds), metrics
 
-    def _saved(self, failure: RewardFailed, done: Progress) -> PPOJobError:
+    def _after_commit(self, failure: RewardFailed, done: Progress) -> PPOJobError:
         """The failure, once what was done before it is committed: scoring changes no model."""
         if done.step == 0:
             return failure
@@ -257,10 +250,10 @@ class Loop:
         what, *response = str(failure).split("\n")
         return JobFailed("\n".join([what, told, *response]))
 
-    def _report_stage(self, stage: str) -> None:
-        self.reporter.report(stage=stage)
+    def _timer(self) -> StepTimer:
+        return StepTimer(on_stage=lambda stage: self.reporter.report(stage=stage))
 
-    def _validates_after(self, step: int) -> bool:
+    def _is_validation_due(self, step: int) -> bool:
         if self.validation is None:
             return False
         steps = self.spec.steps
@@ -292,12 +285,6 @@ class Loop:
             found["actor/reward_kl_penalty_coeff"] = coefficient
         return found
 
-    def _take_traffic(self) -> Traffic:
-        """What the controller gave to do, and was answered, since the last step."""
-        caller = self.roles.caller
-        taken, caller.traffic = caller.traffic, Traffic()
-        return taken
-
     def _coefficients(self, progress: Progress) -> Coefficients:
         entropy = progress.entropy_coefficient
         if entropy is None:
@@ -319,19 +306,18 @@ class Loop:
             progress.kl_coefficient, measured, num_rows, target=kl.target, horizon=kl.horizon
         )
 
-    def _record(self, outcome: "Outcome") -> Progress:
+    def _record(self, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""
-        progress = outcome.progress
         self._unvalidated = None
-        self.records.sinks.write(progress.step, outcome.metrics)
+        self.records.sinks.write(progress.step, metrics)
         failpoints.hit(STEP_RECORDED)
         self.journal.append(StepDone(time=time.time(), progress=progress))
         failpoints.hit(STEP_JOURNALED)
         self.tell_progress()
-        self.reporter.training.done(progress.step, outcome.metrics)
+        self.reporter.training.done(progress.step, metrics)
         return progress
 
-    def _settle(self, progress: Progress) -> None:
+    def _finish(self, progress: Progress) -> None:
         """Commit what is not committed, and export when the job is done."""
         if progress.step == 0:  # nothing was trained
             return
@@ -342,30 +328,41 @@ class Loop:
         if self.is_done(progress) and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
-            actor = self.training.stages.actor
-            self.roles.ask_all(actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
+            stages = self.training.stages
+            stages.roles.ask_all(stages.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
 
-    def _recovered(self, loss: RoleLost, progress: Progress) -> Progress:
-        return self._standing(lambda: self.recovery.recover(loss, progress), progress)
-
-    def _standing(self, stand: Callable[[], Progress], before: Progress) -> Progress:
-        """Bring the job onto its feet, also when roles are lost while it gets up."""
-        lost: RoleLost | None = None
+    def _recovered(self, recover: Callable[[], Progress], before: Progress) -> Progress:
+        """Have all roles serve in a common state, also when more of them are lost meanwhile."""
         while True:
             try:
-                progress = stand() if lost is None else self.recovery.recover(lost, before)
+                progress = recover()
             except RoleLost as loss:
-                lost = loss
+                recover = partial(self.recovery.recover, loss, before)
             else:
                 commit = self.commits.newest(progress.step)
-                self.reporter.training.stand(progress.step, commit, self.records.history())
+                self.reporter.training.resume(progress.step, commit, self.records.history())
                 return progress
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The state behind a step, and its metrics, before either is written down."""
+class LearningSignal:
+    """Warns of steps in which the responses to each prompt score the same; it decides nothing."""
 
-    progress: Progress
-    metrics: dict[str, float]
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def warning(self, step: int, zero_signal_groups: float, scores: list[float]) -> str | None:
+        """The warning for a step; once for several of them in a row, since one may be chance.
+
+        `zero_signal_groups` is the share of its prompts whose rows have no advantage.
+        """
+        self._steps = self._steps + 1 if zero_signal_groups == 1.0 else 0
+        if self._steps != SILENT_STEPS:
+            return None
+        least, most = min(scores), max(scores)
+        told = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+        return (
+            f"step {step}: got no learning signal for {SILENT_STEPS} steps: the responses to each "
+            f"prompt score the same (here {told}), so no advantage is other than 0; easier "
+            "prompts, more samples a prompt, or a reward that tells responses apart"
+        )

@@ -2,17 +2,20 @@
 
 import contextlib
 import faulthandler
+import json
 import logging
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 from ppojob_api import contract, validation
-from ppojob_trainer.controller.job_resource import JobResource
-from ppojob_trainer.controller.progress import Reporter
-from ppojob_trainer.controller.status_writer import StatusWriter
-from ppojob_trainer.controller.summary import forget_summary, write_summary
-from ppojob_trainer.controller.training_report import TrainingReport
+from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import METRICS_FILE, SUMMARY_FILE
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.controller.progress import Reporter, TrainingReport
+from ppojob_trainer.controller.status_writer import JobResource, StatusWriter
 from ppojob_trainer.controller.wiring import build_loop
 from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
@@ -20,6 +23,7 @@ from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.stop_signal import StopRequest
 
 _log = logging.getLogger(__name__)
+SUMMARY_POINT = durable.point("summary", *durable.FILE_ACTS)
 
 
 def run_controller() -> int:
@@ -54,7 +58,9 @@ def _drive(
     environment: PodEnvironment, reporter: Reporter, stop: StopRequest, heartbeat: HeartbeatPipe
 ) -> int:
     try:
-        forget_summary(environment.run_folder)
+        # What an earlier run of the folder has said is not true of this one. A power cut may bring
+        # it back, until this run writes its own.
+        (environment.run_folder / SUMMARY_FILE).unlink(missing_ok=True)
         for problem in validation.warnings(environment.config.job()):
             _log.warning("%s", problem)
         with contextlib.ExitStack() as stack:
@@ -63,7 +69,7 @@ def _drive(
             progress = loop.fit()
             is_done = loop.is_done(progress)
             phase = "Succeeded" if is_done else "Interrupted"
-            write_summary(environment.run_folder, environment.config, progress, phase)
+            _write_summary(environment.run_folder, environment.config, progress, phase)
             reporter.report(phase=phase, step=progress.step, stage="", message="")
             return contract.EXIT_DONE if is_done else contract.EXIT_INTERRUPTED
     except Interrupted as stopped:
@@ -86,3 +92,25 @@ def _fail(message: str, status: int, reporter: Reporter, heartbeat: HeartbeatPip
     reporter.report(phase="Failed", message=message)
     heartbeat.tell_error(message)
     return status
+
+
+def _write_summary(folder: Path, config: RunConfig, progress: Progress, phase: str) -> None:
+    """Write `summary.json`: how a run ended, with the first and the last `val-core` numbers."""
+    lines = map(json.loads, durable.read_lines(folder / METRICS_FILE))
+    cores = ({k: v for k, v in line.items() if k.startswith("val-core/")} for line in lines)
+    validations = [core for core in cores if core]
+    summary = {
+        "phase": phase,
+        "name": config.name,
+        "uid": config.uid,
+        "config_sha256": config.digest(),
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "validation": {
+            "first": validations[0] if validations else {},
+            "last": validations[-1] if validations else {},
+        },
+    }
+    text = json.dumps(summary, indent=2, sort_keys=True) + "\n"
+    durable.write_file(folder / SUMMARY_FILE, text.encode(), SUMMARY_POINT)

@@ -20,8 +20,6 @@ class Position:
     """What the journal says at its end.
 
     Attributes:
-        controller_epoch: of the last controller; 0 before the first.
-        role_epochs: last epoch begun of each role.
         progress: state behind the last step that the present stateful ranks finished, or were
             restored to; None when they were started and never restored.
         rewinds: how often the job has gone to a commit, or to its beginning.
@@ -38,9 +36,7 @@ class Position:
 def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
     """Fold the journal.
 
-    Args:
-        events: oldest first.
-        stateful: roles whose new epoch holds no state until it is restored.
+    `stateful` are the roles whose new epoch holds no state until it is restored.
     """
     controller_epoch = 0
     role_epochs: dict[str, int] = {}
@@ -65,6 +61,4 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
                 unvalidated = None
             case StepTrained():
                 unvalidated = event
-            case _:
-                pass
     return Position(controller_epoch, role_epochs, progress, rewinds, unvalidated)

@@ -1,20 +1,178 @@
-"""Where the job stands, for whoever watches: a file in the run folder, and the resource of the job.
+"""How far the job is, for people who watch it: a file in the run folder, and the job's resource.
 
 `status.json` is small, replaced as a whole, never read back by the controller, and worth no fsync.
+`status.training` of the resource is summed up from what the loop says of each step once it is
+journaled, so that it is never ahead of the journal.
 """
 
 import contextlib
 import logging
+import math
 import os
+import re
+import statistics
 import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
-from ppojob_trainer.controller.training_report import TrainingReport
+from ppojob_api.v1alpha1.status import TrainingStatus as JobTraining
 
 STATUS_FILE = "status.json"
 _log = logging.getLogger(__name__)
+
+Record = Mapping[str, float | None]
+"""The metrics of a step; a figure that is no number is None."""
+
+_RARE_STAGES: Final = ("timing_s/save_checkpoint", "timing_s/testing")
+"""What some steps have only."""
+
+_FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "reward": ("critic/score/mean",),
+    "kl": ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"),
+    "entropy": ("actor/entropy",),
+    "response_tokens": ("response_length/mean",),
+}
+"""Field -> metrics, of which the first that a step has is told."""
+
+_STEP_SECONDS: Final = "timing_s/step"
+_TOKENS: Final = "perf/total_num_tokens"
+_VALIDATION: Final = re.compile(r"val-core/.+/acc/mean@1")
+_STAGES: Final = frozenset({"Starting", "Training", "Recovering", "Finishing"})
+_RECENT_STEPS: Final = 10
+_DIGITS: Final = 4
+
+
+class Pace:
+    """How long a step takes: the median of recent steps.
+
+    What only some steps have, commits and validations, counts by its mean over all of them.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._steps = 0
+        self._rare_seconds = 0.0
+
+    def add(self, metrics: Record) -> None:
+        """One more step, in their order; one without a duration does not count."""
+        seconds = _finite(metrics.get(_STEP_SECONDS))
+        if seconds is not None:
+            rare = sum(_finite(metrics.get(stage)) or 0.0 for stage in _RARE_STAGES)
+            self._recent.append(seconds - rare)
+            self._steps += 1
+            self._rare_seconds += rare
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the next step; None while unknown."""
+        if not self._steps:
+            return None
+        return statistics.median(self._recent) + self._rare_seconds / self._steps
+
+
+class TrainingReport:
+    """Keeps a job's `status.training`.
+
+    Nothing is told before `begin`: a controller that is not one yet has nothing to say.
+    """
+
+    def __init__(self, hand_on: Callable[[JobTraining], None]) -> None:
+        self._hand_on = hand_on
+        self._state = JobTraining()
+        self._pace = Pace()
+
+    def begin(self, epoch: int, step: int, committed: int | None) -> None:
+        """The controller of an epoch has taken over.
+
+        `committed` is the step of the newest commit.
+        """
+        self._tell(epoch=epoch, step=step, last_committed_step=committed)
+
+    def change_phase(self, phase: str, total_steps: int) -> None:
+        """The loop is at another phase.
+
+        How a job has ended is not told here: an ended controller's stage stays, but one that makes
+        way for another has none. `total_steps` is 0 while not known.
+        """
+        stage = phase if phase in _STAGES else self._state.stage
+        if phase == "Interrupted":
+            stage = ""
+        self._tell(stage=stage, total_steps=total_steps or None)
+
+    def resume(self, step: int, committed: int | None, history: Iterable[Record]) -> None:
+        """The job goes on after a step, which may be an earlier one than was reported last.
+
+        `committed` is the step of the commit that a restart goes on from; `history` has the
+        metrics of the steps that remain, in ascending order.
+        """
+        self._pace = Pace()
+        changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
+        for metrics in history:
+            changes |= self._figures(metrics)
+        self._tell(step=step, last_committed_step=committed, **changes)
+
+    def done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is done for good; step 0 is the validation before the first."""
+        self._tell(step=step, **self._figures(metrics))
+
+    def commit(self, step: int) -> None:
+        """The state behind a step is safe."""
+        self._tell(last_committed_step=step)
+
+    def _figures(self, metrics: Record) -> dict[str, float | None]:
+        """What a record says; a step without validation leaves that of before."""
+        found: dict[str, float | None] = {}
+        scores = [value for name, value in metrics.items() if _VALIDATION.fullmatch(name)]
+        finite = [value for value in map(_finite, scores) if value is not None]
+        if finite:
+            found["validation"] = _rounded(statistics.fmean(finite))
+        for name, sources in _FIGURES.items():
+            value = next((metrics[one] for one in sources if one in metrics), None)
+            found[name] = _rounded(_finite(value))
+        seconds, tokens = _finite(metrics.get(_STEP_SECONDS)), _finite(metrics.get(_TOKENS))
+        # A validation alone has a duration as well, and no tokens that were trained.
+        if seconds and tokens is not None:
+            self._pace.add(metrics)
+            found["tokens_per_second"] = _rounded(tokens / seconds)
+        return found
+
+    def _tell(self, **changes: object) -> None:
+        before, state = self._state, self._state.model_copy(update=changes)
+        self._state = state.model_copy(update={"eta": self._eta(state)})
+        if self._state.epoch and self._state != before:
+            self._hand_on(self._state)
+
+    def _eta(self, state: JobTraining) -> str | None:
+        missing, each = (state.total_steps or 0) - state.step, self._pace.seconds
+        return None if missing <= 0 or each is None else duration(each * missing)
+
+
+def duration(seconds: float) -> str:
+    """A time by its two largest units: `3d4h`, `1h30m`, `2m05s`, `40s`."""
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    minutes, left = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m{left:02}s"
+    hours, minutes = divmod(round(whole / 60), 60)
+    if hours < 24:
+        return f"{hours}h{minutes:02}m"
+    days, hours = divmod(round(whole / 3600), 24)
+    return f"{days}d{hours:02}h"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _rounded(value: float | None) -> float | None:
+    """As many digits as a person reads."""
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 class TrainingStatus(msgspec.Struct, frozen=True):
@@ -23,7 +181,6 @@ class TrainingStatus(msgspec.Struct, frozen=True):
     Attributes:
         phase: `Starting`, `Training`, `Recovering`, `Finishing`, `Succeeded`, `Failed` or
             `Interrupted`.
-        step: step under way, 0 before the first.
         total_steps: steps of the whole job; 0 while not known.
         stage: what is being done, such as `gen`, or empty.
         since: unix seconds since when.
@@ -45,13 +202,7 @@ class TrainingStatus(msgspec.Struct, frozen=True):
 class Reporter:
     """Tells of the job.
 
-    Args:
-        folder: the run folder.
-        training: what the job's resource is told; by default nobody listens.
-
-    Attributes:
-        status: as published last.
-        training: as given.
+    `training` tells the job's resource; by default nothing does.
     """
 
     def __init__(self, folder: Path, training: TrainingReport | None = None) -> None:
@@ -66,10 +217,10 @@ class Reporter:
         with contextlib.suppress(OSError):
             self._aside.write_bytes(msgspec.json.encode(self.status))
             os.replace(self._aside, self._path)
-        self.training.turn(self.status.phase, self.status.total_steps)
+        self.training.change_phase(self.status.phase, self.status.total_steps)
 
     def notice(self, line: str) -> None:
-        """Tell a line that stays: in the log, and once on the screen of whoever watches."""
+        """Tell a line that stays: in the log, and once on the user's screen."""
         _log.warning("%s", line)
         if line not in self.status.notices:
             self.report(notices=(*self.status.notices, line))

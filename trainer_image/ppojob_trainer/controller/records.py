@@ -11,8 +11,7 @@ import msgspec
 from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.dropped_rows import values_of_failure
+from ppojob_trainer.controller.batch import Batch, values_of_failure
 from ppojob_trainer.controller.row_tape import ROW_FOLDERS, BatchKey
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.errors import StorageError
@@ -29,8 +28,6 @@ from ppojob_trainer.metrics.step_metrics import (
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rows.row_files import write_advantages
-from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.messages.training import Advantaged
 
 _log = logging.getLogger(__name__)
 
@@ -41,12 +38,7 @@ _FOLDER = re.compile(r"step-(\d{6,})(?:-round-(\d+))?\.parquet")
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a run.
-
-    Attributes:
-        sinks: where metrics go.
-        run_folder: where rows are.
-    """
+    """The records of a run."""
 
     sinks: Sinks
     run_folder: Path
@@ -56,14 +48,14 @@ class Records:
         self.sinks.cut_after(_last_record(progress))
 
     def history(self) -> Iterator[dict[str, float | None]]:
-        """The metrics of the steps that stand, in ascending order."""
+        """The metrics of the steps so far, in ascending order."""
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
     def keep_advantages(self, result: StepResult, step: int) -> None:
         """Write what became of the rows of a step: rewards with penalties, and advantages.
 
-        A disk that refuses costs the job nothing: nobody goes on from this file.
+        A disk that refuses costs the job nothing: no run goes on from this file.
         """
         batch, advantaged = result.batch, result.advantaged
         rows = []
@@ -93,10 +85,7 @@ class Records:
 
         Beside living ranks they stay: a rank that has written a part answers so from memory, and
         does not write it again.
-
-        Args:
-            progress: the state.
-            replayed: batches beyond it that are taken from the disk.
+        `replayed` are batches beyond the state that are taken from the disk.
         """
         last = _last_record(progress)
         for purpose, name in ROW_FOLDERS.items():
@@ -144,6 +133,7 @@ def training_metrics(
 ) -> dict[str, float]:
     """Everything about a step that does not depend on the clock."""
     advantaged = result.advantaged
+    values, explained = advantaged.values, advantaged.explained_variance
     return {
         **progress_metrics(step, epoch),
         **row_metrics(
@@ -154,19 +144,11 @@ def training_metrics(
         ),
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
-        **_value_metrics(advantaged),
+        # What the critic said before its update, and how well it predicted the returns.
+        **({} if values is None else values.named("critic/values")),
+        **({} if explained is None else {"critic/vf_explained_var": explained}),
         **advantaged.told,
         **result.statistics,
-    }
-
-
-def _value_metrics(advantaged: Advantaged) -> dict[str, float]:
-    """What the critic said before its update, and how well it foresaw the returns."""
-    if advantaged.values is None or advantaged.explained_variance is None:
-        return {}
-    return {
-        **advantaged.values.named("critic/values"),
-        "critic/vf_explained_var": advantaged.explained_variance,
     }
 
 
@@ -178,14 +160,6 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
         else {}
     )
     return {**times.metrics(), **speed}
-
-
-def traffic_metrics(traffic: Traffic) -> dict[str, float]:
-    """Bytes of the controller's work for others; they depend on what was sent again."""
-    return {
-        "rpc/sent_bytes": float(traffic.sent),
-        "rpc/received_bytes": float(traffic.received),
-    }
 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:

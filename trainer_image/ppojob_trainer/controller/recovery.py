@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import ppojob_trainer
 from ppojob_trainer.checkpoint.commit import Commit, CommitStore, Refusal
@@ -28,8 +27,7 @@ from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
@@ -45,14 +43,8 @@ class Recovery:
     """Brings roles and records to a common state.
 
     Attributes:
-        roles: the processes of the job.
-        journal: what happened.
-        store: the commits.
         records: metrics and rows, cut back on a rewind.
-        tape: rows that need not be generated again.
-        run_folder: what paths told to ranks are relative to.
         fresh: state of a job that has not begun.
-        reporter: tells people.
         total_updates: optimizer steps of the whole job, by model.
         budget: losses without a step done in between that are borne.
     """
@@ -62,22 +54,17 @@ class Recovery:
     store: CommitStore
     records: Records
     tape: RowTape
-    run_folder: Path
     fresh: Progress
     reporter: Reporter
     total_updates: dict[str, int]
     budget: int
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
-    _stands: bool = False  # whether the stateful ranks hold the state of the journal's end
-
-    @property
-    def _stateful(self) -> list[RoleGroup]:
-        return [group for group in self.roles.groups if group.is_stateful]
+    _has_state: bool = False  # whether the stateful ranks hold the state of the journal's end
 
     def begin_epoch(self) -> Position:
         """Become the controller: a new epoch that fences off any earlier one."""
-        stateful = frozenset(group.name for group in self._stateful)
+        stateful = frozenset(group.name for group in self.roles.stateful)
         position = read_position(self.journal.read(), stateful)
         self.tape.read()
         epoch = position.controller_epoch + 1
@@ -98,15 +85,15 @@ class Recovery:
         Raises:
             RoleLost: a role was lost on the way.
         """
-        if position.progress is not None and self._all_live():
+        if position.progress is not None and self._living() == self.roles.stateful:
             _log.info("the ranks live; going on after step %d", position.progress.step)
             self._check_data(position.progress)
             self.records.cut_metrics(position.progress)
-            self._stands = True
+            self._has_state = True
             if self._start_missing():
                 return self._rewind(position.progress.step, "a role was lost meanwhile")
             return position.progress
-        for group in self._stateful:
+        for group in self.roles.stateful:
             # Some ranks may wait for others that were never told of a collective.
             if group.epoch > 0 and len(group.ranks) > 1:
                 self._start(group)
@@ -123,10 +110,10 @@ class Recovery:
         self.reporter.report(phase="Recovering", message=str(loss), restarts=self._restarts)
         _log.warning("%s", loss)
         group = self.roles.group(loss.role)
-        if self._stands and group.has_channels:
+        if self._has_state and group.has_channels:
             self.roles.cut_channels(group.name)
         self._start(group)
-        if group.is_stateful or not self._stands:
+        if group.is_stateful or not self._has_state:
             return self._rewind(progress.step, loss.reason)
         if self._start_missing():
             return self._rewind(progress.step, f"{loss.reason}; and with it a role with state")
@@ -155,11 +142,11 @@ class Recovery:
                 f"{then[:12]}; bring the files back, or begin a run of its own in another folder"
             )
 
-    def _all_live(self) -> bool:
-        return all(
-            group.epoch > 0 and self.roles.supervisors.is_ready(group, group.epoch)
-            for group in self._stateful
-        )
+    def _living(self) -> list[RoleGroup]:
+        """The stateful roles whose ranks all serve."""
+        return [
+            group for group in self.roles.stateful if group.epoch > 0 and self.roles.is_ready(group)
+        ]
 
     def _start(self, group: RoleGroup) -> None:
         epoch = group.epoch + 1
@@ -168,19 +155,20 @@ class Recovery:
                 time=time.time(), role=group.name, epoch=epoch, world_size=len(group.ranks)
             )
         )
-        self.roles.supervisors.start(group, epoch)
+        self.roles.start(group, epoch)
 
     def _start_missing(self) -> bool:
         """Start the roles that do not serve, and wait for all; answers whether one had state."""
-        missing = self.roles.supervisors.missing()
+        missing = self.roles.missing()
         for group in missing:
             self._start(group)
-        self.roles.supervisors.wait_ready(self.roles.groups, may_stop=not self._stands)
+        self.roles.wait_ready(may_stop=not self._has_state)
         return any(group.is_stateful for group in missing)
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
-        self._stands = False
-        self._wait_until_nobody_writes(from_step)
+        self._has_state = False
+        # Ranks that live end what they were asked, among it to write commits and rows.
+        self.roles.barrier(self._living(), from_step, f"rewind/{self.roles.rewinds}")
         found = resume_point(self.store, self.journal.read())
         for refusal in found.refusals:
             self.journal.append(
@@ -194,7 +182,7 @@ class Recovery:
         progress = self.fresh
         if found.commit is not None:
             progress = found.commit.manifest.progress
-            self._tell(found.refusals, found.commit)
+            self._report_changes(found.refusals, found.commit)
         self._check_data(progress)
         self.journal.append(
             Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
@@ -207,16 +195,7 @@ class Recovery:
         self._restore(progress, found.commit)
         return progress
 
-    def _wait_until_nobody_writes(self, step: int) -> None:
-        """Let ranks that live end what they were told, commits and rows among it."""
-        living = [
-            group
-            for group in self._stateful
-            if group.epoch > 0 and self.roles.supervisors.is_ready(group, group.epoch)
-        ]
-        self.roles.barrier(living, step, f"rewind/{self.roles.rewinds}")
-
-    def _tell(self, refusals: Iterable[Refusal], commit: Commit) -> None:
+    def _report_changes(self, refusals: Iterable[Refusal], commit: Commit) -> None:
         """Say what is other than a person expects of the commit that the job goes on from."""
         for refusal in refusals:
             self.reporter.notice(
@@ -236,11 +215,16 @@ class Recovery:
 
     def _restore(self, progress: Progress, commit: Commit | None) -> None:
         request = Restore(
-            folder=str(commit.folder.relative_to(self.run_folder)) if commit else None,
-            files=_files(commit) if commit else [],
+            folder=str(commit.folder.relative_to(self.store.root.parent)) if commit else None,
+            # One that comes back in another layout needs parts of several ranks.
+            files=[
+                SavedFile(entry.path, entry.size_bytes, entry.sha256)
+                for entry in (commit.manifest.files if commit else ())
+                if entry.role != "controller"
+            ],
             total_updates=self.total_updates,
         )
-        for group in self._stateful:
+        for group in self.roles.stateful:
             self.roles.ask_all(group, RESTORE, request, RequestId(0, progress.step, "restore"))
         self.roles.ask_all(
             self.roles.group("actorRollout"),
@@ -249,13 +233,4 @@ class Recovery:
             RequestId(0, progress.step, "restore/sync_weights"),
         )
         self.journal.append(Resumed(time=time.time(), progress=progress))
-        self._stands = True
-
-
-def _files(commit: Commit) -> list[SavedFile]:
-    """The files of all ranks: one that comes back in another layout needs parts of several."""
-    return [
-        SavedFile(entry.path, entry.size_bytes, entry.sha256)
-        for entry in commit.manifest.files
-        if entry.role != "controller"
-    ]
+        self._has_state = True

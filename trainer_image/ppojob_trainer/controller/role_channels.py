@@ -1,19 +1,27 @@
-"""Channels between the ranks that own rows and those of another role, as the controller asks for.
+"""Row transfers between the ranks that own the rows and the ranks of another role.
 
-It names both ends and what goes over; tensors go from rank to rank.
+The controller names the two ends, the rows and the columns; the tensors go from rank to rank. A
+model that lives in the owners' ranks has the rows already, so nothing moves.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.rpc.client import Call
-from ppojob_trainer.rpc.messages.rows import CHANNEL_SECONDS, OpenChannel
-from ppojob_trainer.rpc.methods import OPEN_CHANNEL, Method
+from ppojob_trainer.rpc.messages.rows import (
+    CHANNEL_SECONDS,
+    BatchName,
+    MoveColumns,
+    MoveRows,
+    OpenChannel,
+    PlaceRows,
+)
+from ppojob_trainer.rpc.methods import MOVE_COLUMNS, MOVE_ROWS, OPEN_CHANNEL, PLACE_ROWS, Method
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -24,9 +32,8 @@ class RoleChannels:
     """The channels of a job.
 
     Attributes:
-        roles: the processes of the job.
         owner: the role whose ranks own the rows.
-        job_uid: identity of the job, part of the names of its stores.
+        job_uid: part of the names of the job's stores.
     """
 
     roles: Roles
@@ -34,12 +41,9 @@ class RoleChannels:
     job_uid: str
 
     def open(self, peer: RoleGroup, step: int, seconds: float = CHANNEL_SECONDS) -> None:
-        """Open the channel between the present epochs of the owner and a peer, unless it is.
+        """Open the channel between the present epochs of the owner and a peer, unless it is open.
 
-        Args:
-            peer: the other role.
-            step: of the loop.
-            seconds: limit of one operation on it.
+        `seconds` limits each operation on it.
         """
         key = self.key(peer)
         self.ask_both(
@@ -58,7 +62,7 @@ class RoleChannels:
         )
 
     def key(self, peer: RoleGroup) -> str:
-        """Names a channel; never used twice, since a store keeps what an attempt has left.
+        """Name of a channel; never used twice, since a store keeps what an attempt has left.
 
         A controller that came back opens channels anew: it does not know what its predecessor
         told one side and not the other.
@@ -73,18 +77,60 @@ class RoleChannels:
         request: Callable[[str], msgspec.Struct],
         id_: RequestId,
     ) -> None:
-        """Tell each side with the name of the other, when both have their hands free."""
+        """Ask both sides, each with the name of the other, once both have no other work."""
         self.roles.barrier((self.owner, peer), id_.step, id_.stage)
-        requests = (request(peer.name), request(self.owner.name))
-        self.roles.ask_both((self.owner, peer), method, requests, id_)
+        asked = [(self.owner, request(peer.name)), (peer, request(self.owner.name))]
+        self.roles.ask_each(method, asked, id_)
 
     def ask_owners(
         self, question: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
     ) -> list[Answer]:
-        """Ask some of the owners something that changes nothing, whatever they do meanwhile.
+        """Ask some owners a question that changes nothing, whatever work they do meanwhile.
 
         Raises:
             RoleLost: one does not answer.
         """
         calls = [Call(self.owner.ranks[rank], question, request) for rank in ranks]
         return self.roles.collect(self.roles.caller.start(calls))
+
+    def place_rows(self, batch: Batch, step: int) -> None:
+        """Tell all owners which rows there are, now that they have been generated."""
+        origins = None
+        if batch.origins is not None:
+            origins = [(origin.round, origin.position) for origin in batch.origins]
+        request = PlaceRows(batch.index, origins)
+        self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, "place_rows"))
+
+    def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
+        """Bring the rows to a role, over a channel between the present epochs of both."""
+        if consumer is self.owner:
+            return
+        self.open(consumer, step)
+        name = BatchName(self.roles.rewinds, step, batch.purpose)
+        index = batch.index
+        self.ask_both(
+            consumer,
+            MOVE_ROWS,
+            lambda role: MoveRows(role, name, index),
+            RequestId(0, step, f"move_rows/{self.key(consumer)}"),
+        )
+
+    def move_columns(
+        self,
+        consumer: RoleGroup,
+        batch: Batch,
+        step: int,
+        columns: Sequence[str],
+        *,
+        to_owners: bool = False,
+    ) -> None:
+        """Bring columns to a role that has the rows, or those that it filled in to the owners."""
+        if consumer is self.owner:
+            return
+        index = batch.index
+        self.ask_both(
+            consumer,
+            MOVE_COLUMNS,
+            lambda role: MoveColumns(role, index, list(columns), to_owners),
+            RequestId(0, step, f"move_columns/{'-'.join(columns)}/{self.key(consumer)}"),
+        )

@@ -1,51 +1,267 @@
-"""Work that the controller gives to the ranks of roles."""
+"""The roles that have pods: which of their ranks live, and what the controller asks of them."""
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.supervisors import Supervisors, raise_if_fenced
-from ppojob_trainer.errors import JobFailed, RoleLost, StorageError
+from ppojob_api import contract
+from ppojob_api.topology import RoleTopology
+from ppojob_trainer.errors import (
+    ConfigError,
+    Fenced,
+    Interrupted,
+    JobFailed,
+    RoleLost,
+    StorageError,
+)
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer, Pending
+from ppojob_trainer.rpc.identity import Agreement, PodIdentity
+from ppojob_trainer.rpc.messages.pods import PodStatus, StartRanks
 from ppojob_trainer.rpc.messages.rows import CutChannel
-from ppojob_trainer.rpc.methods import BARRIER, CUT_CHANNEL, Method
+from ppojob_trainer.rpc.methods import BARRIER, CUT_CHANNEL, IDENTITY, START, STATUS, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+Watch = Callable[[], None] | None
 _log = logging.getLogger(__name__)
+_STATEFUL_ROLES = ("actorRollout", "critic")
+_ROLES_WITH_ROWS = ("actorRollout", "rollout", "reference", "critic")
+_POLL_SECONDS = 0.2
+_LOSS_GRACE_SECONDS = 2.0
+_IDENTITY_OF_LIVING = replace(IDENTITY, deadline_seconds=3)
+
+
+@dataclass
+class RoleGroup:
+    """The processes of one role.
+
+    Attributes:
+        ranks: in the order of the role's world.
+        is_stateful: whether its loss costs the steps since the last commit.
+        has_channels: whether its ranks exchange rows with those of other roles.
+        epoch: the epoch that the controller speaks to; 0 before the first.
+    """
+
+    name: str
+    supervisors: tuple[Peer, ...]
+    ranks: tuple[Peer, ...]
+    is_stateful: bool
+    has_channels: bool
+    epoch: int = 0
+
+
+def role_group(topology: RoleTopology, host: Callable[[str], str]) -> RoleGroup:
+    """The group of a role that has pods of its own."""
+    supervisors, ranks = [], []
+    for pod in topology.pods:
+        address = host(pod.host)
+        supervisors.append(
+            Peer(f"{pod.name} supervisor", address, contract.PORT_SUPERVISOR, topology.role)
+        )
+        for local_rank, rank in enumerate(topology.ranks_of(pod.index)):
+            port = contract.PORT_FIRST_RANK + local_rank
+            ranks.append(Peer(f"{topology.role} rank {rank}", address, port, topology.role))
+    return RoleGroup(
+        name=topology.role,
+        supervisors=tuple(supervisors),
+        ranks=tuple(ranks),
+        is_stateful=topology.role in _STATEFUL_ROLES,
+        has_channels=topology.role in _ROLES_WITH_ROWS,
+    )
 
 
 @dataclass
 class Roles:
-    """Asks the ranks of roles; whatever waits here ends with `RoleLost` when a rank is lost.
+    """Starts the ranks of roles and asks them for work.
+
+    Whatever waits here ends with `RoleLost` when a rank is lost or a supervisor does not answer.
 
     Attributes:
-        supervisors: know which ranks live.
-        rewinds: how often the job went back to a commit: what was done before the last is no
-            answer in this one.
+        groups: the roles that have pods.
+        startup_seconds: longest time from `start` to ready.
+        stop_requested: whether somebody asked the job to end.
+        rewinds: how often the job went back to a commit; no answer from before the last is used.
     """
 
-    supervisors: Supervisors
+    caller: Caller
+    groups: tuple[RoleGroup, ...]
+    startup_seconds: float
+    stop_requested: Callable[[], bool]
+    agreement: Agreement
     rewinds: int = 0
 
     @property
-    def caller(self) -> Caller:
-        """Makes the calls."""
-        return self.supervisors.caller
-
-    @property
-    def groups(self) -> tuple[RoleGroup, ...]:
-        """The roles that have pods."""
-        return self.supervisors.groups
+    def stateful(self) -> list[RoleGroup]:
+        """The roles whose state a commit holds."""
+        return [group for group in self.groups if group.is_stateful]
 
     def group(self, name: str) -> RoleGroup:
         """One role by its name."""
         return next(group for group in self.groups if group.name == name)
+
+    def status(self, group: RoleGroup) -> list[PodStatus]:
+        """What the supervisors of a role say."""
+        return self._ask_supervisors(group, STATUS, Nothing())
+
+    def is_ready(self, group: RoleGroup) -> bool:
+        """Whether all ranks of the role's epoch serve."""
+        return all(s.epoch == group.epoch and s.phase == "ready" for s in self.status(group))
+
+    def missing(self) -> list[RoleGroup]:
+        """The roles that do not serve in their epoch, and are not starting.
+
+        Also compares what the pods of all other roles run with what those run that will be
+        started: a controller that came back has not seen them start.
+
+        Raises:
+            ConfigError: pods that live do not run the same.
+        """
+        found = []
+        for group in self.groups:
+            if group.epoch == 0 or not self._is_coming(group):
+                found.append(group)
+                continue
+            try:
+                self._admit(group, _IDENTITY_OF_LIVING, None)
+            except RoleLost as slow:  # which is no reason to take its ranks
+                _log.warning("%s; no other pod is compared with it", slow)
+        return found
+
+    def start(self, group: RoleGroup, epoch: int) -> None:
+        """Begin an epoch of a role, whose pods may have to be made first; see `wait_ready`.
+
+        Raises:
+            ConfigError: a pod does not run the same as the others; nothing of it is started.
+            Interrupted: somebody asked the job to end, and there is nothing to wait for.
+        """
+
+        def raise_if_stopping() -> None:
+            self._raise_if_stopping(group)
+
+        limit = self.caller.default_deadline_seconds
+        deadline = time.monotonic() + limit
+        while reading := self._admit(group, IDENTITY, raise_if_stopping):
+            if time.monotonic() > deadline:
+                raise RoleLost(group.name, f"{reading[0]}: no word of its models for {limit:g} s")
+            raise_if_stopping()
+            time.sleep(_POLL_SECONDS)
+        for peer in group.ranks:
+            self.caller.forget(peer)
+        group.epoch = epoch
+        self._ask_supervisors(group, START, StartRanks(epoch), raise_if_stopping)
+
+    def wait_ready(self, *, may_stop: bool) -> None:
+        """Wait until all ranks of all roles serve.
+
+        Args:
+            may_stop: whether a job that is asked to end does so here; not where other ranks hold
+                a step that is neither done nor in a commit.
+
+        Raises:
+            RoleLost: a rank ended while starting.
+            JobFailed: it takes longer than the limit; names the ranks that are missing.
+            Interrupted: somebody asked the job to end.
+        """
+        deadline = time.monotonic() + self.startup_seconds
+        waiting = list(self.groups)
+        while waiting:
+            if may_stop and self.stop_requested():
+                raise Interrupted("asked to end while the roles were starting")
+            self.watch()
+            waiting = [group for group in waiting if not self.is_ready(group)]
+            if waiting and time.monotonic() > deadline:
+                raise JobFailed(
+                    f"spec.timeouts.startupSeconds: {self.startup_seconds:g} s are over and "
+                    f"{self._missing_ranks(waiting)} do not serve; raise the limit or see their "
+                    "logs"
+                )
+            if waiting:
+                time.sleep(_POLL_SECONDS)
+
+    def watch(self) -> None:
+        """Ask all supervisors once.
+
+        Raises:
+            RoleLost: a role lost a rank, or a supervisor does not answer.
+            ConfigError: a rank found its input wrong, as it would again.
+        """
+        for group in self.groups:
+            if group.epoch == 0:
+                continue
+            for status in self.status(group):
+                if status.epoch < group.epoch:
+                    raise RoleLost(group.name, f"pod {status.pod}: it began anew, without ranks")
+                if status.phase != "lost":
+                    continue
+                if status.exit_code == contract.EXIT_INVALID:
+                    raise ConfigError(status.reason)
+                raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
+
+    def raise_loss_first(self) -> None:
+        """Look a while for a lost rank: another rank may have failed only because of that one.
+
+        Raises:
+            RoleLost: of the rank that was lost.
+        """
+        deadline = time.monotonic() + _LOSS_GRACE_SECONDS
+        while time.monotonic() < deadline:
+            self.watch()
+            time.sleep(_POLL_SECONDS)
+
+    def _is_coming(self, group: RoleGroup) -> bool:
+        coming = ("starting", "ready")
+        return all(s.epoch == group.epoch and s.phase in coming for s in self.status(group))
+
+    def _raise_if_stopping(self, lost: RoleGroup) -> None:
+        """End a job that is asked to end and waits for a role, where no rank holds a step.
+
+        A job that is deleted loses all its pods at once, and none of them comes back.
+        """
+        if not self.stop_requested():
+            return
+        if lost.is_stateful:
+            raise Interrupted(f"asked to end without {lost.name}: the last commit stands")
+        for group in self.groups:
+            if group.is_stateful and group.epoch > 0:
+                try:
+                    self.status(group)
+                except RoleLost as also:
+                    raise Interrupted(f"asked to end without {lost.name}; {also}") from also
+
+    def _ask_supervisors(
+        self,
+        group: RoleGroup,
+        method: Method[Any, Answer],
+        request: msgspec.Struct,
+        watch: Watch = None,
+    ) -> list[Answer]:
+        calls = [Call(peer, method, request) for peer in group.supervisors]
+        try:
+            return self.caller.call_all(calls, watch)
+        except CallTimeout as silence:
+            raise RoleLost(group.name, str(silence)) from silence
+        except CallRefused as refusal:
+            self._raise_if_fenced(refusal)
+            raise
+
+    def _admit(self, group: RoleGroup, method: Method[Any, PodIdentity], watch: Watch) -> list[str]:
+        identities = self._ask_supervisors(group, method, Nothing(), watch)
+        return self.agreement.admit([peer.name for peer in group.supervisors], identities)
+
+    def _missing_ranks(self, groups: Iterable[RoleGroup]) -> str:
+        missing = [
+            f"{group.name} rank {state.rank} ({state.state})"
+            for group in groups
+            for status in self.status(group)
+            for state in status.ranks
+            if state.state != "ready"
+        ]
+        return ", ".join(missing) or "their pods"
 
     def ask(
         self,
@@ -55,14 +271,10 @@ class Roles:
         request_id: RequestId,
         ranks: Sequence[int] | None = None,
     ) -> list[Answer]:
-        """Have ranks of a role do one piece of work, and wait for all of them.
+        """Have some ranks of a role do one piece of work, and wait for all of them.
 
-        Args:
-            group: the role.
-            method: what to do.
-            requests: one a rank that is asked.
-            request_id: which work; `epoch` and `rewinds` are filled in.
-            ranks: who is asked; all by default.
+        Each of `ranks`, by default the first ones, gets one request; `epoch` and `rewinds` of the
+        id are filled in here.
 
         Raises:
             RoleLost: a rank was lost meanwhile, does not answer in time, or was told otherwise.
@@ -79,23 +291,23 @@ class Roles:
         request_id: RequestId,
         ranks: Sequence[int] | None = None,
     ) -> Pending[Answer]:
-        """Have ranks of a role begin a piece of work; `ask` in two halves.
+        """Have some ranks of a role begin a piece of work; the first half of `ask`.
 
         What other ranks are asked meanwhile must not be collective with it. Whoever does not
-        `collect` it says so by `caller.give_up`.
+        `collect` the answers calls `caller.give_up`.
         """
-        peers = group.ranks if ranks is None else [group.ranks[rank] for rank in ranks]
+        peers = [group.ranks[rank] for rank in (range(len(requests)) if ranks is None else ranks)]
         return self.caller.start(self._calls(group, method, peers, requests, request_id))
 
     def collect(self, begun: Pending[Answer]) -> list[Answer]:
         """Wait for work that was begun; raises as `ask`."""
         try:
-            return self.caller.wait(begun, self.supervisors.watch)
+            return self.caller.wait(begun, self.watch)
         except CallTimeout as silence:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
-            raise_if_fenced(refusal, self.caller)
-            self.supervisors.raise_loss_first()
+            self._raise_if_fenced(refusal)
+            self.raise_loss_first()
             if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
                 raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
@@ -110,38 +322,37 @@ class Roles:
         request: msgspec.Struct,
         request_id: RequestId,
     ) -> list[Answer]:
-        """Tell all ranks of a role the same; as `ask`."""
-        return self._ask_each(method, [(group, request)], request_id)
+        """Ask all ranks of a role the same; raises as `ask`."""
+        return self.ask_each(method, [(group, request)], request_id)
 
-    def ask_both(
+    def ask_each(
         self,
-        groups: tuple[RoleGroup, RoleGroup],
-        method: Method[Any, Nothing],
-        requests: tuple[msgspec.Struct, msgspec.Struct],
+        method: Method[Any, Answer],
+        asked: Iterable[tuple[RoleGroup, msgspec.Struct]],
         request_id: RequestId,
-    ) -> None:
-        """Have all ranks of two roles do one piece of work together; as `ask`.
+    ) -> list[Answer]:
+        """Have all ranks of roles do one piece of work together; raises as `ask`.
 
-        Args:
-            groups: the two roles.
-            method: what to do.
-            requests: one for every rank of each role.
-            request_id: which work.
+        `asked` has for each role the request that every rank of it gets.
         """
-        self._ask_each(method, zip(groups, requests, strict=True), request_id)
+        calls = [
+            call
+            for group, request in asked
+            for call in self._calls(
+                group, method, group.ranks, [request] * len(group.ranks), request_id
+            )
+        ]
+        return self.collect(self.caller.start(calls))
 
     def barrier(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
-        """Wait until the ranks of these roles have done all that they were told before.
+        """Wait until the ranks of these roles have done all that they were asked before.
 
-        Args:
-            groups: the roles, all of them serving.
-            step: step of the loop.
-            stage: what is to come.
+        All of them serve; `stage` is what comes after.
         """
         # A controller that came back does not know what its predecessor has asked for, so the
-        # answer to its question is no answer.
+        # answer to the predecessor's question must not be taken for its own.
         id_ = RequestId(0, step, f"idle/{stage}/{self.caller.epoch}")
-        self._ask_each(BARRIER, ((group, Nothing()) for group in groups), id_)
+        self.ask_each(BARRIER, ((group, Nothing()) for group in groups), id_)
 
     def cut_channels(self, role: str) -> None:
         """End whatever waits on a channel to a role that is lost, at its peers."""
@@ -156,6 +367,12 @@ class Roles:
         except (CallTimeout, CallRefused) as problem:
             _log.info("a channel to %s was not cut: %s", role, problem)
 
+    def _raise_if_fenced(self, refusal: CallRefused) -> None:
+        """Raise `Fenced` where a call was refused because another controller has taken over."""
+        if refusal.kind is ErrorKind.FENCED:
+            epoch = self.caller.epoch
+            raise Fenced(refusal.peer.role, epoch, epoch + 1) from refusal
+
     def _calls(
         self,
         group: RoleGroup,
@@ -169,24 +386,8 @@ class Roles:
             Call(peer, method, request, id_) for peer, request in zip(peers, requests, strict=True)
         ]
 
-    def _ask_each(
-        self,
-        method: Method[Any, Answer],
-        asked: Iterable[tuple[RoleGroup, msgspec.Struct]],
-        request_id: RequestId,
-    ) -> list[Answer]:
-        """Have all ranks of roles do one piece of work together."""
-        calls = [
-            call
-            for group, request in asked
-            for call in self._calls(
-                group, method, group.ranks, [request] * len(group.ranks), request_id
-            )
-        ]
-        return self.collect(self.caller.start(calls))
-
 
 def _dispensable(calls: Sequence[Call[Any]], peer: Peer) -> str:
-    """Of the roles that work cannot go on between though all live, the one that costs least."""
+    """The role to restart where living roles cannot work together: the one that costs least."""
     roles = (call.peer.role for call in calls)
     return next((role for role in roles if role != "actorRollout"), peer.role)

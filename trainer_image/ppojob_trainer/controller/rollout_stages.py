@@ -12,9 +12,8 @@ import msgspec
 
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.engines import Engines, runs
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.engines import Engines
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
@@ -30,11 +29,7 @@ class RolloutStages:
     """Generates and scores batches.
 
     Attributes:
-        roles: the processes of the job.
-        actor: owns the rows.
-        engines: make them.
-        scoring: says what they are worth.
-        tape: keeps them.
+        actor: the role whose ranks own the rows.
         chunk_bytes: of what an owner is told at once of rows to write.
         has_turns: whether rows have several turns.
         tools: makes the calls of rows; None where there are no tools.
@@ -52,13 +47,7 @@ class RolloutStages:
     retriever: RoleGroup | None = None
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
-        """Generate, score and keep responses to all held-out prompts with the weights after `step`.
-
-        Args:
-            dataset: the prompts.
-            samples: responses a prompt.
-            step: of the loop.
-        """
+        """Generate, score and keep responses to all held-out prompts, with a step's weights."""
         prompts = dataset.rows(range(len(dataset)))
         batch = Batch("validation", prompts, samples, owners=len(self.actor.ranks))
         self.generate(batch, step)
@@ -75,11 +64,7 @@ class RolloutStages:
     ) -> None:
         """Have the rows generated, for their owners; fills in lengths.
 
-        Args:
-            batch: the rows.
-            step: of the loop.
-            greedy: greedy responses to the same prompts, which the engine makes at the same time.
-            timer: takes the seconds of each stage.
+        `greedy` are greedy responses to the same prompts, which the engine makes at the same time.
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
@@ -101,7 +86,6 @@ class RolloutStages:
         return True
 
     def _generate(self, batch: Batch, step: int, greedy: Batch | None) -> None:
-        makers = self.engines.group
         requests = [
             Generate(
                 purpose=batch.purpose,
@@ -113,11 +97,10 @@ class RolloutStages:
                 greedy=greedy is not None,
                 conversations=self._conversations(),
             )
-            for first, last in runs(makers, len(batch.prompts))
+            for first, last in self.engines.shares(len(batch.prompts))
         ]
         id_ = RequestId(0, step, f"{batch.label}/generate")
-        ranks = range(len(requests))
-        answers = self.roles.ask(makers, GENERATE, requests, id_, ranks=ranks)
+        answers = self.roles.ask(self.engines.group, GENERATE, requests, id_)
         batch.take_lengths(answers)
         if greedy is not None:
             greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
@@ -152,7 +135,7 @@ class RolloutStages:
             for first, last in batch.shares
         ]
         id_ = RequestId(0, step, f"{batch.label}/load_rows")
-        self.roles.ask(self.actor, LOAD_ROWS, requests, id_, ranks=range(len(requests)))
+        self.roles.ask(self.actor, LOAD_ROWS, requests, id_)
 
     @contextmanager
     def scoring_of(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
@@ -180,9 +163,6 @@ class RolloutStages:
         """Have the owners write their rows as parts of a parquet folder, of one part each.
 
         An owner whose rows one request cannot describe writes several.
-
-        Returns:
-            The parts.
         """
         whole = WriteRows(
             purpose=batch.purpose,

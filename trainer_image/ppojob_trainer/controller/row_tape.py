@@ -35,13 +35,7 @@ _PURPOSES = tuple(ROW_FOLDERS)
 
 
 class BatchKey(NamedTuple):
-    """Which batch of a run.
-
-    Attributes:
-        purpose: `train` or `validation`.
-        step: of the loop.
-        round: generation round of the step, from 0.
-    """
+    """Which batch of a run."""
 
     purpose: str
     step: int
@@ -97,9 +91,7 @@ class Tape:
 def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
     """Fold a journal.
 
-    Args:
-        events: oldest first.
-        settings: rows kept under others do not count; None for those of any.
+    Rows that were kept under other settings do not count; None takes those of any.
     """
     tape = Tape({}, {})
     for event in events:
@@ -113,8 +105,6 @@ def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
                 # What lies behind the commit and is not taken from there goes from the disk.
                 kept = {k: rows for k, rows in tape.kept.items() if k.step <= event.to_step}
                 tape = Tape(kept | before, before)
-            case _:
-                pass
     return tape
 
 
@@ -135,8 +125,6 @@ class RowTape:
     """The tape of a job.
 
     Attributes:
-        journal: of this run.
-        run_folder: where its rows are.
         settings: digest of what decides rows.
         recording: absolute folder of the run whose rows are trained on again; None where they are
             generated.

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
@@ -30,55 +29,37 @@ class _Place(msgspec.Struct):
     sample: int
 
 
-class _Text(msgspec.Struct):
+class Sample(msgspec.Struct, kw_only=True):
+    """A response: a row of the step's file, with the step and purpose of its batch.
+
+    Attributes:
+        prompt: with the chat template's tokens.
+        response: without special tokens.
+        is_truncated: whether a length limit ended it.
+    """
+
     row: int
     prompt: str
     response: str
     ground_truth: str | None
     score: float
-    truncated: bool
+    is_truncated: bool = msgspec.field(name="truncated")
+    step: int = 0
+    purpose: str = ""
 
 
-_Row = TypeVar("_Row", _Place, _Text)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A response.
-
-    Attributes:
-        step: Step whose weights made it.
-        purpose: `train` or `validation`.
-        row: Number of the row in the batch.
-        prompt: With the chat template's tokens.
-        response: Without special tokens.
-        ground_truth: As text.
-        score: What the reward functions gave.
-        is_truncated: Whether a length limit ended it.
-    """
-
-    step: int
-    purpose: str
-    row: int
-    prompt: str
-    response: str
-    ground_truth: str
-    score: float
-    is_truncated: bool
+_Row = TypeVar("_Row", _Place, Sample)
+_COLUMNS: Final = {
+    _Place: ["row", "sample"],
+    Sample: ["row", "prompt", "response", "ground_truth", "score", "truncated"],
+}
 
 
 def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[Sample]:
     """The first responses of a step's first prompts: one a prompt, while there are prompts.
 
-    Args:
-        run_folder: The run folder.
-        purpose: `train` or `validation`.
-        step: Number of the step.
-        count: How many at most.
-
-    Returns:
-        The samples in row order; none where the rows are missing or cannot be read, since samples
-        are worth no interruption.
+    Answers them in row order; none where the rows are missing or cannot be read, since samples are
+    worth no interruption.
     """
     folder = run_folder / BatchKey(purpose, step).folder
     try:
@@ -89,30 +70,13 @@ def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[
         found = [row for part in parts for row in _matching(part, wanted)]
     except (OSError, pa.ArrowException, msgspec.ValidationError):
         return []
-    return [
-        Sample(
-            step=step,
-            purpose=purpose,
-            row=row.row,
-            prompt=row.prompt,
-            response=row.response,
-            ground_truth=row.ground_truth or "",
-            score=row.score,
-            is_truncated=row.truncated,
-        )
-        for row in sorted(found, key=lambda row: row.row)
-    ]
+    for sample in found:
+        sample.step, sample.purpose = step, purpose
+    return sorted(found, key=lambda sample: sample.row)
 
 
 def log_samples(run_folder: Path, purpose: str, step: int, count: int) -> None:
-    """Show samples in the log, where nobody looks at the run folder.
-
-    Args:
-        run_folder: The run folder.
-        purpose: `train` or `validation`.
-        step: Number of the step.
-        count: How many at most.
-    """
+    """Show samples of a step in the log, for those who do not look at the run folder."""
     samples = read_samples(run_folder, purpose, step, count) if count else []
     for line in (line for sample in samples for line in sample_lines(sample)):
         _log.info("%s", line)
@@ -124,7 +88,7 @@ def sample_lines(sample: Sample) -> list[str]:
     cut = " (cut at the length limit)" if sample.is_truncated else ""
     return [
         f"--- {place}, row {sample.row}: score {sample.score:.3g}{cut}",
-        *excerpt(sample.prompt, sample.response, sample.ground_truth),
+        *excerpt(sample.prompt, sample.response, sample.ground_truth or ""),
     ]
 
 
@@ -140,15 +104,15 @@ def excerpt(prompt: str, response: str, ground_truth: str) -> list[str]:
 def _rows(part: Path, form: type[_Row]) -> Iterator[_Row]:
     """The rows of a part, the columns of `form` only, a few at a time."""
     with pq.ParquetFile(part) as file:
-        columns = list(form.__struct_fields__)
-        for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+        batches = file.iter_batches(_BATCH_ROWS, columns=_COLUMNS[form], use_threads=False)
+        for batch in batches:
             yield from msgspec.convert(batch.to_pylist(), list[form])  # type: ignore[valid-type]
 
 
-def _matching(part: Path, wanted: set[int]) -> Iterator[_Text]:
+def _matching(part: Path, wanted: set[int]) -> Iterator[Sample]:
     """The wanted rows of a part; reads no further than the last of them."""
     here = sum(place.row in wanted for place in _rows(part, _Place))
-    yield from islice((row for row in _rows(part, _Text) if row.row in wanted), here)
+    yield from islice((row for row in _rows(part, Sample) if row.row in wanted), here)
 
 
 def _block(name: str, lines: list[str]) -> list[str]:

@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.samples import excerpt
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.json_value import plain_text
@@ -30,10 +29,9 @@ Item = TypeVar("Item", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class RewardModel:
-    """Where the reward model runs, what its score counts, and which time its template sees.
+    """Where the reward model runs.
 
     Attributes:
-        host: the role whose ranks run it.
         weight: factor of its score.
         began: unix seconds at which the run began.
     """
@@ -48,9 +46,7 @@ class _Begun(Generic[Answer]):
     """Scores that were asked for.
 
     Attributes:
-        group: of whom.
-        method: what they do.
-        rounds: requests, one a rank in each round.
+        rounds: requests, one for each rank in each round.
         id_: which work; the index counts rounds.
         first: the first round, which is under way.
     """
@@ -63,7 +59,7 @@ class _Begun(Generic[Answer]):
 
     @property
     def is_over(self) -> bool:
-        """Whether all answers are here, though nobody has waited for them."""
+        """Whether all answers have arrived, before anything waited for them."""
         return self.first.is_done and self.first.refusal is None and len(self.rounds) == 1
 
     def answers(self, roles: Roles) -> list[Answer]:
@@ -71,8 +67,7 @@ class _Begun(Generic[Answer]):
         asked = [roles.collect(self.first)]
         for index, requests in enumerate(self.rounds[1:], start=1):
             id_ = msgspec.structs.replace(self.id_, index=index)
-            ranks = range(len(requests))
-            asked.append(roles.ask(self.group, self.method, requests, id_, ranks=ranks))
+            asked.append(roles.ask(self.group, self.method, requests, id_))
         return [answer for of_rank in zip(*asked, strict=True) for answer in of_rank]
 
 
@@ -85,10 +80,7 @@ class Scoring:
     owners of the rows have been told already.
 
     Attributes:
-        roles: the processes of the job.
-        owner: the role whose ranks own the rows.
         functions: the role that runs reward functions; None where a model alone scores.
-        model: the reward model, or None.
         chunk_bytes: of what a rank is told of its rows at once.
     """
 
@@ -107,7 +99,7 @@ class Scoring:
         Reward functions work meanwhile in pods of their own; a reward model's ranks may be those
         that something else is asked of, so they begin at the end.
         """
-        name = self._name(batch, step)
+        name = batch.name(self.roles.rewinds, step)
         last, known = self._scored.get(batch.purpose, (None, []))
         if last == name:
             yield lambda: batch.take_scores(known)
@@ -131,7 +123,7 @@ class Scoring:
 
     def _begin(self, group: RoleGroup, batch: Batch, step: int) -> _Begun[Scored]:
         """Each pod scores a run of rows; what they all said before a role was lost counts."""
-        name = self._name(batch, step)
+        name = batch.name(self.roles.rewinds, step)
         last, known = self._begun.get(batch.purpose, (None, None))
         if known is not None and last == name and known.is_over:
             return known
@@ -145,13 +137,13 @@ class Scoring:
         answers = begun.answers(self.roles)
         failure = next((answer.failure for answer in answers if answer.failure is not None), None)
         if failure is not None:
-            self.roles.supervisors.raise_loss_first()
+            self.roles.raise_loss_first()
             raise _failed(begun.group, failure, batch)
         return [score for answer in answers for score in answer.scores]
 
     def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
         """All ranks of the model work together, so those without rows are asked as well."""
-        name = self._name(batch, step)
+        name = batch.name(self.roles.rewinds, step)
         items = [
             batch.model_score_items(*part) for part in self._send_texts(model.host, batch, step)
         ]
@@ -176,12 +168,8 @@ class Scoring:
     ) -> _Begun[Answer]:
         """Ask ranks for the scores of items, in rounds where one request cannot hold them.
 
-        Args:
-            group: the role.
-            method: what to do.
-            items: of each rank, from the first on; each time all of them are asked.
-            request: what is asked of a rank for some of its items.
-            id_: which work.
+        `items` are those of each rank, from the first on; each round asks all of these ranks.
+        `request` makes a request of some of them.
         """
         cuts = [
             chunks([len(encode(item)) for item in of_rank], self.chunk_bytes) for of_rank in items
@@ -193,11 +181,8 @@ class Scoring:
             ]
             for index in range(max(map(len, cuts)))
         ]
-        first = self.roles.begin(group, method, rounds[0], id_, ranks=range(len(items)))
+        first = self.roles.begin(group, method, rounds[0], id_)
         return _Begun(group, method, rounds, id_, first)
-
-    def _name(self, batch: Batch, step: int) -> BatchName:
-        return BatchName(self.roles.rewinds, step, batch.purpose, batch.round)
 
     def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
         """Have the owners send all rows to the ranks of a role; which rank gets which run."""
@@ -206,7 +191,7 @@ class Scoring:
             senders = batch.owners_of(first, last)
             requests = [
                 SendTexts(
-                    batch=self._name(batch, step),
+                    batch=batch.name(self.roles.rewinds, step),
                     role=group.name,
                     host=group.ranks[rank].host,
                     port=group.ranks[rank].port,

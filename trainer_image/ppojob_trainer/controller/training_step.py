@@ -15,13 +15,11 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
-from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.batch import Batch, dropped_rows
 from ppojob_trainer.controller.batch_source import BatchSource, Draw
-from ppojob_trainer.controller.dropped_rows import dropped_rows
-from ppojob_trainer.controller.role_group import RoleGroup
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.role_channels import RoleChannels
+from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.rollout_stages import RolloutStages
-from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.data.order import epoch_order
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread
@@ -39,11 +37,7 @@ REWARD_KEYS = "spec.algorithm.gdpo.rewardKeys"
 class ForwardPass:
     """A pass over the rows before the updates.
 
-    Attributes:
-        model: whose.
-        host: the role whose ranks run it.
-        column: what it fills in.
-        timer: the timer's name for it.
+    `column` is what it fills in; `timer` is its name among the timer's stages.
     """
 
     model: str
@@ -57,13 +51,10 @@ class Updates:
     """The optimizer steps of one model in a step.
 
     Attributes:
-        model: whose.
         role: under which its state is in a commit.
-        host: the role whose ranks train it.
-        timer: the timer's name for it.
+        timer: its name among the timer's stages.
         prompts_per_step: prompts of a step.
         mini_batch_prompts: prompts of one optimizer step.
-        epochs: passes over the prompts.
         first_step: the first step that trains it.
         columns: what it needs besides what its own forward pass knows.
     """
@@ -135,12 +126,7 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Weights of the terms of the policy's loss that are led from step to step.
-
-    Attributes:
-        kl: of the KL to the reference.
-        entropy: of the entropy bonus.
-    """
+    """Weights of terms of the policy's loss that may change from step to step."""
 
     kl: float = 0.0
     entropy: float = 0.0
@@ -150,11 +136,7 @@ class Coefficients:
 class StepResult:
     """What a step leaves behind for the records.
 
-    Attributes:
-        batch: the rows with their scores.
-        advantaged: rewards and advantages.
-        statistics: of the passes and updates, by name of the metric.
-        dropped: rows that were not trained on.
+    `statistics` are by name of the metric; `dropped` rows were not trained on.
     """
 
     batch: Batch
@@ -174,21 +156,13 @@ class TrainingStep:
     """Runs one step on the job's roles.
 
     Attributes:
-        spec: the job, resolved.
-        roles: the processes of the job.
-        stages: generation and scoring, by the policy's role, which owns the rows.
-        flow: brings rows to the other roles.
-        passes: forward passes before the updates.
-        updates: of each model that learns, in order.
         penalty: what long responses lose of their score; None for nothing.
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
-        source: makes the rows.
     """
 
     spec: PPOJobSpec
-    roles: Roles
     stages: RolloutStages
-    flow: RowFlow
+    channels: RoleChannels
     passes: tuple[ForwardPass, ...]
     updates: tuple[Updates, ...]
     penalty: OverlongPenalty | None
@@ -198,18 +172,11 @@ class TrainingStep:
     def run(
         self, step: int, draw: Draw, coefficients: Coefficients, timer: StepTimer
     ) -> StepResult:
-        """Do the step; afterwards the rollout engine holds the weights of version `step`.
-
-        Args:
-            step: number of the step, from 1.
-            draw: the job's prompts, in their order.
-            coefficients: as the steps before have left them.
-            timer: takes the seconds of each stage.
-        """
+        """Do the step; afterwards the rollout engine holds the weights of version `step`."""
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
         with timer("gen"):
-            self.flow.place(batch, step)
+            self.channels.place_rows(batch, step)
         before: dict[str, float] = {}
         with ExitStack() as stack:
             finish_scoring: Callable[[], None] | None = None
@@ -240,15 +207,13 @@ class TrainingStep:
                     statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
             id_ = RequestId(0, step, "sync_weights")
-            weights = SyncWeights(step, refresh_reference=self._refreshes_after(step))
-            self.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
+            refresh = self.spec.algorithm.kl.reference_refresh
+            is_due = refresh is not None and step % refresh.every_steps == 0
+            weights = SyncWeights(step, refresh_reference=is_due)
+            self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped)
-
-    def _refreshes_after(self, step: int) -> bool:
-        refresh = self.spec.algorithm.kl.reference_refresh
-        return refresh is not None and step % refresh.every_steps == 0
 
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
         """The coefficients, that of the entropy bonus as the entropy of this step wants it."""
@@ -259,10 +224,10 @@ class TrainingStep:
         return replace(coefficients, entropy=bonus)
 
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
-        self.flow.bring_rows(forward.host, batch, step)
+        self.channels.move_rows(forward.host, batch, step)
         id_ = RequestId(0, step, f"forward/{forward.model}")
-        measured = self.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)[0]
-        self.flow.take_columns(forward.host, batch, step, [forward.column])
+        measured = self.stages.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)[0]
+        self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
         return step_statistics([measured])
 
     def _advantages(
@@ -285,7 +250,7 @@ class TrainingStep:
             step=step,
         )
         id_ = RequestId(0, step, "advantages")
-        return self.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
+        return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
 
     def _penalised(self, batch: Batch) -> list[float]:
         """(rows,) the scores, less what their length costs."""
@@ -307,11 +272,11 @@ class TrainingStep:
     def _update(
         self, updates: Updates, batch: Batch, step: int, coefficients: Coefficients
     ) -> dict[str, float]:
-        self.flow.bring_columns(updates.host, batch, step, updates.columns)
+        self.channels.move_columns(updates.host, batch, step, updates.columns)
         measured = []
         order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
         for index, positions in enumerate(order):
             request = Update(updates.model, positions, coefficients.kl, coefficients.entropy)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
-            measured.append(self.roles.ask_all(updates.host, UPDATE, request, id_)[0])
+            measured.append(self.stages.roles.ask_all(updates.host, UPDATE, request, id_)[0])
         return step_statistics(measured)

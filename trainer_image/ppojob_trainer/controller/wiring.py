@@ -2,7 +2,8 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ppojob_api import contract
@@ -10,37 +11,35 @@ from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_api.validation import check_length, length_warnings
+from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
-from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.batch_source import BatchSource, OneRound
-from ppojob_trainer.controller.best_commit import BestCommit
-from ppojob_trainer.controller.commits import Commits
-from ppojob_trainer.controller.dynamic_sampling import DynamicSampling
-from ppojob_trainer.controller.engines import Engines, HybridEngines, StandaloneEngines
+from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, OneRound
+from ppojob_trainer.controller.commits import BestCommit, Commits
+from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
-from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.role_channels import RoleChannels
-from ppojob_trainer.controller.role_group import RoleGroup, role_group
-from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
-from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
-from ppojob_trainer.controller.supervisors import Supervisors
 from ppojob_trainer.controller.training_step import (
     ForwardPass,
     TrainingStep,
     Updates,
     needs_old_logprobs,
 )
+from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks
@@ -49,12 +48,16 @@ from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.retrieval.manifest import MANIFEST
 from ppojob_trainer.rewards.overlong import OverlongPenalty
+from ppojob_trainer.rewards.row_checks import row_checks
 from ppojob_trainer.rpc.client import Caller
-from ppojob_trainer.rpc.identity import code_digest, config_digest
+from ppojob_trainer.rpc.identity import Agreement, code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
+from ppojob_trainer.tools.schemas import tool_schemas
 from ppojob_trainer.trackers.libraries import LIBRARIES
 from ppojob_trainer.trackers.messages import TrackedRun
 from ppojob_trainer.trackers.sink import TrackerSink
+
+_log = logging.getLogger(__name__)
 
 
 def build_loop(
@@ -83,14 +86,24 @@ def build_loop(
     train, validation = open_prompts(config, began, stack)
     order = train.order(spec.data, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
-    hosts = _hosts(environment, roles)
+    # The ranks in which each role's model runs: its own, or those of the role it lives with.
+    hosts: dict[str, RoleGroup] = {
+        role.role: roles.group(role.colocated_with or role.role)
+        for role in config.topology.roles
+        if role.role != "controller"
+    }
     tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
     channels = RoleChannels(roles, hosts["actorRollout"], config.uid)
+    model = None
+    if "rewardModel" in hosts and spec.reward_model is not None:  # not where rows are replayed
+        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
     stages = RolloutStages(
         roles,
         hosts["actorRollout"],
-        _engines(spec, hosts, channels),
-        _scoring(spec, roles, hosts, began),
+        StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
+        if "rollout" in hosts
+        else Engines(hosts["actorRollout"]),
+        Scoring(roles, hosts["actorRollout"], hosts.get("reward"), model),
         tape,
         has_turns=spec.agent is not None,
         tools=hosts.get("tools"),
@@ -102,6 +115,10 @@ def build_loop(
     reporter.report(total_steps=total_steps)
     training = _training_step(spec, stages, hosts, channels)
 
+    best = None
+    if spec.checkpoint.best is not None:
+        best = BestCommit(spec.checkpoint.best, records.history)
+
     def tell_committed(step: int) -> None:
         shown.committed(step)
         reporter.training.commit(step)
@@ -109,21 +126,27 @@ def build_loop(
     return Loop(
         spec=spec,
         total_steps=total_steps,
-        roles=roles,
         num_devices=config.topology.num_devices,
         dataset=train,
         order=order,
         training=training,
         validation=validation,
         records=records,
-        commits=_commits(spec, roles, store, journal, run_folder, tell_committed),
+        commits=Commits(
+            roles=roles,
+            store=store,
+            journal=journal,
+            every=spec.checkpoint.every,
+            keep_last=spec.checkpoint.keep_last,
+            best=best,
+            tell_committed=tell_committed,
+        ),
         recovery=Recovery(
             roles=roles,
             journal=journal,
             store=store,
             records=records,
             tape=tape,
-            run_folder=run_folder,
             fresh=_fresh(spec, train.digest, training),
             reporter=reporter,
             total_updates={u.model: u.done_after(total_steps) for u in training.updates},
@@ -134,6 +157,53 @@ def build_loop(
         stop_requested=stop,
         tell_progress=heartbeat.tell_progress,
     )
+
+
+def open_prompts(
+    config: RunConfig, began: float, stack: contextlib.ExitStack
+) -> tuple[PromptDataset, PromptDataset | None]:
+    """Open the data of a job: the training prompts, and those that are held out, if any.
+
+    Templates take `began`, unix seconds at which the job began, for the present time.
+
+    Raises:
+        ConfigError: the data cannot be read, or does not fit the job.
+    """
+    spec = config.spec
+    model = Path(spec.model.path)
+    tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
+    template = Path(spec.model.chat_template) if spec.model.chat_template else None
+    chat = stack.enter_context(
+        ChatTokenizer(model, tokenizer, template, began=began, tools=tool_schemas(spec.agent))
+    )
+    agents = row_agents(spec.agent)
+
+    def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
+        rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
+        return stack.enter_context(
+            PromptDataset.open(files, data, chat, rewards=rewards, agents=agents, max_rows=max_rows)
+        )
+
+    train = opened(spec.data.train, spec.data, spec.data.max_train_rows)
+    field, drawn = spec.algorithm.draw
+    if len(train) < drawn:
+        raise ConfigError(
+            f"spec.algorithm.{field}: got {drawn}: the training data has {len(train)} "
+            "usable rows; at most that many, or more data"
+        )
+    if problems := check_length(config.job(), len(train)):
+        raise ConfigError(map(str, problems))
+    for problem in length_warnings(config.job(), len(train)):
+        _log.warning("%s", problem)
+    validation = None
+    if spec.data.validation:
+        validation = opened(
+            spec.data.validation, spec.data.of_validation, spec.data.max_validation_rows
+        )
+    for dataset in (train, validation):
+        for warning in dataset.warnings if dataset else ():
+            _log.warning("%s", warning)
+    return train, validation
 
 
 def _code_files(spec: PPOJobSpec) -> dict[str, str]:
@@ -175,66 +245,29 @@ def _tape(
     )
 
 
-def _scoring(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup], began: float) -> Scoring:
-    model = None
-    if "rewardModel" in hosts and spec.reward_model is not None:
-        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
-    return Scoring(
-        roles=roles,
-        owner=hosts["actorRollout"],
-        functions=hosts.get("reward"),
-        model=model,
-    )
-
-
-def _engines(spec: PPOJobSpec, hosts: dict[str, RoleGroup], channels: RoleChannels) -> Engines:
-    if "rollout" in hosts:
-        return StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
-    return HybridEngines(hosts["actorRollout"])
-
-
 def _training_step(
     spec: PPOJobSpec, stages: RolloutStages, hosts: dict[str, RoleGroup], channels: RoleChannels
 ) -> TrainingStep:
     source: BatchSource = OneRound(stages, spec.algorithm)
     if (settings := spec.algorithm.dynamic_sampling) is not None:
         source = DynamicSampling(stages, spec.algorithm, settings, drops=spec.drops_responses)
+    penalty, control = spec.algorithm.overlong_penalty, spec.algorithm.entropy_control
     return TrainingStep(
         spec=spec,
-        roles=stages.roles,
         stages=stages,
-        flow=RowFlow(channels),
+        channels=channels,
         passes=_forward_passes(spec, hosts),
         updates=_updates(spec, hosts),
-        penalty=_penalty(spec),
-        entropy=_entropy_controller(spec),
+        penalty=None
+        if penalty is None
+        else OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor),
+        entropy=None
+        if control is None
+        else EntropyController(
+            control.target, control.step, control.min_coefficient, control.max_coefficient
+        ),
         source=source,
     )
-
-
-def _penalty(spec: PPOJobSpec) -> OverlongPenalty | None:
-    penalty = spec.algorithm.overlong_penalty
-    if penalty is None:
-        return None
-    return OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor)
-
-
-def _entropy_controller(spec: PPOJobSpec) -> EntropyController | None:
-    control = spec.algorithm.entropy_control
-    if control is None:
-        return None
-    return EntropyController(
-        control.target, control.step, control.min_coefficient, control.max_coefficient
-    )
-
-
-def _hosts(environment: PodEnvironment, roles: Roles) -> dict[str, RoleGroup]:
-    """The ranks in which each role's model runs: its own, or those of the role it lives with."""
-    return {
-        role.role: roles.group(role.colocated_with or role.role)
-        for role in environment.config.topology.roles
-        if role.role != "controller"
-    }
 
 
 def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:
@@ -284,29 +317,6 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
     return (value, policy)
 
 
-def _commits(
-    spec: PPOJobSpec,
-    roles: Roles,
-    store: CommitStore,
-    journal: Journal,
-    run_folder: Path,
-    tell_committed: Callable[[int], None],
-) -> Commits:
-    return Commits(
-        roles=roles,
-        stateful=tuple(group for group in roles.groups if group.is_stateful),
-        store=store,
-        journal=journal,
-        run_folder=run_folder,
-        every=spec.checkpoint.every,
-        keep_last=spec.checkpoint.keep_last,
-        best=None
-        if spec.checkpoint.best is None
-        else BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE),
-        tell_committed=tell_committed,
-    )
-
-
 def _roles(
     environment: PodEnvironment, stop: Callable[[], bool], stack: contextlib.ExitStack
 ) -> Roles:
@@ -323,7 +333,7 @@ def _roles(
         code_digest(), config_digest(environment.config), native_bfloat16=has_native_bfloat16()
     )
     startup = spec.timeouts.startup_seconds
-    return Roles(Supervisors(caller, groups, startup, stop, agreement))
+    return Roles(caller, groups, startup, stop, agreement)
 
 
 def _sinks(

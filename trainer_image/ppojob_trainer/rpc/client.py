@@ -43,12 +43,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class CallRefused(Exception):  # noqa: N818 - it is what happened, not a fault of this program
-    """A peer answered with an error.
-
-    Attributes:
-        peer: who answered.
-        failure: what it said.
-    """
+    """A peer answered with an error."""
 
     def __init__(self, peer: "Peer", method: str, failure: Failure) -> None:
         super().__init__(f"{peer.name}: {method}: {failure.message}")
@@ -62,11 +57,7 @@ class CallRefused(Exception):  # noqa: N818 - it is what happened, not a fault o
 
 
 class CallTimeout(Exception):  # noqa: N818
-    """A peer did not answer within the deadline.
-
-    Attributes:
-        peer: who is silent.
-    """
+    """A peer did not answer within the deadline."""
 
     def __init__(self, peer: "Peer", method: str, seconds: float) -> None:
         super().__init__(f"{peer.name}: no answer to {method} within {seconds:g} s")
@@ -110,7 +101,6 @@ class Pending(Generic[Answer]):
     """Calls that were started; `Caller.wait` has their answers.
 
     Attributes:
-        calls: what was asked.
         refusal: of the first peer that answered with an error.
     """
 
@@ -146,16 +136,21 @@ class Traffic:
     sent: int = 0
     received: int = 0
 
+    def metrics(self) -> dict[str, float]:
+        """They depend on what was sent again, and so on time."""
+        return {
+            "rpc/sent_bytes": float(self.sent),
+            "rpc/received_bytes": float(self.received),
+        }
+
 
 @dataclass
 class Caller:
     """Makes calls from one thread.
 
     Attributes:
-        keys: the caller's key ring.
         epoch: the controller's epoch, 0 for other roles.
         default_deadline_seconds: for methods without one of their own.
-        traffic: what has passed.
     """
 
     keys: KeyRing
@@ -195,8 +190,7 @@ class Caller:
     def start(self, calls: Sequence[Call[Answer]]) -> Pending[Answer]:
         """Make the calls at once, and wait for none.
 
-        Args:
-            calls: at most one under way a peer and method.
+        At most one of them may be under way for each peer and method.
 
         Raises:
             CallRefused: a request is larger than its method takes.
@@ -215,9 +209,8 @@ class Caller:
 
         Calls that were started before and are still under way are kept alive as well.
 
-        Args:
-            pending: the calls; when this raises they are given up.
-            watch: runs about twice a second while waiting; what it raises ends the wait.
+        They are given up when this raises. `watch` runs about twice a second; what it raises ends
+        the wait.
 
         Raises:
             CallRefused: a peer answered with an error; the first one is told.
@@ -282,11 +275,11 @@ class Caller:
 
     def _check_deadline(self, item: _Underway, now: float) -> None:
         if now >= item.deadline:
-            self.forget(item.call.peer)  # what it was sent must not wait for whoever comes back
+            self.forget(item.call.peer)  # its successor must not get what it was sent
             raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
 
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
-        """Take one answer, waiting a moment for it; one that nobody waits for is dropped."""
+        """Take one answer, waiting a moment for it; an answer that is not awaited is dropped."""
         try:
             header_frame = socket.recv()
         except zmq.Again:
@@ -316,7 +309,7 @@ class Caller:
             socket.reconnect_ivl = 50
             socket.reconnect_ivl_max = 1000
             # A pod that is made again has another address. The name is looked up with each attempt
-            # to connect, so none may wait long for an address that nobody has any more; and a
+            # to connect, so none may wait long for an address that no longer exists; and a
             # connection whose other end went without a word must be noticed.
             socket.connect_timeout = _CONNECT_MILLISECONDS
             socket.heartbeat_ivl = _HEARTBEAT_MILLISECONDS

@@ -1,6 +1,12 @@
-"""What a pod runs, as it tells the controller: no tensor, no prompt."""
+"""What a pod runs, as it tells the controller, and whether all pods of a job run the same.
+
+Images and volumes are the platform's: a node may hold an older image of the same tag, a volume of
+its own another model in the same place. Nothing would fail then, and the weights would be wrong.
+"""
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import distribution
 from typing import Final
 
@@ -8,7 +14,9 @@ import msgspec
 
 import ppojob_trainer
 from ppojob_api.run_config import RunConfig
+from ppojob_trainer.errors import ConfigError
 
+_SHOWN_DIGITS: Final = 12
 _PACKAGES: Final = ("ppojob_api/", "ppojob_trainer/")
 
 
@@ -16,7 +24,6 @@ class PodIdentity(msgspec.Struct, frozen=True):
     """What all pods of a job must have in common.
 
     Attributes:
-        code: digest of the program.
         config: digest of the run, and of what decides its weights.
         models: digests of the folders that the pod reads, by their paths; without those that
             cannot be read; None until it has looked at them all, so that it is asked again.
@@ -41,11 +48,9 @@ def program_digest(version: str, record: str) -> str:
 
     A working tree has no such list: its version alone counts, since it changes under its developer.
 
-    Args:
-        version: of the program.
-        record: text of its RECORD: a file a line, with its digest, in an order that is the
-            installer's, who adds lines of its own (https://packaging.python.org/en/latest/
-            specifications/recording-installed-packages/).
+    `record` is the text of its RECORD: a file a line, with its digest, in an order that is the
+    installer's, who adds lines of its own (https://packaging.python.org/en/latest/specifications/
+    recording-installed-packages/).
     """
     sources = sorted(
         line
@@ -62,3 +67,73 @@ def config_digest(config: RunConfig) -> str:
     that is made again then reads the new ones.
     """
     return hashlib.sha256(config.uid.encode() + config.trajectory_json()).hexdigest()
+
+
+@dataclass
+class Agreement:
+    """Remembers what the pods run, and admits those that run the same.
+
+    The digests, and whether the processor multiplies bfloat16 natively, are the controller's.
+    """
+
+    code: str
+    config: str
+    native_bfloat16: bool = False
+    _models: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> list[str]:
+        """Take pods in, which may have been made again since they were seen last.
+
+        Returns those that have not read their models yet, which are to be asked again.
+
+        Raises:
+            ConfigError: one runs something else; all that differ are named.
+        """
+        problems = []
+        for pod, identity in zip(pods, identities, strict=True):
+            problems += _other(pod, identity.code, self.code, "program", "image")
+            problems += self._of_config(pod, identity)
+            self._models[pod] = identity.models or {}
+        problems += self._of_models()
+        if problems:
+            raise ConfigError(problems)
+        return [pod for pod, known in zip(pods, identities, strict=True) if known.models is None]
+
+    def _of_config(self, pod: str, identity: PodIdentity) -> list[str]:
+        if identity.config == self.config or identity.native_bfloat16 == self.native_bfloat16:
+            return _other(pod, identity.config, self.config, "configuration", "ConfigMap")
+        theirs, ours = (
+            f"{'with' if native else 'without'} native bfloat16"
+            for native in (identity.native_bfloat16, self.native_bfloat16)
+        )
+        return [
+            f"{pod}: got a processor {theirs}: the controller's is {ours}, and types of numbers "
+            "are auto; one kind of processor for all pods, or spec.training.autocast and the "
+            "dtypes of spec.rollout and spec.rewardModel written out"
+        ]
+
+    def _of_models(self) -> list[str]:
+        problems = []
+        first: dict[str, tuple[str, str]] = {}
+        for pod, models in self._models.items():
+            for path, digest in models.items():
+                other, known = first.setdefault(path, (pod, digest))
+                if digest != known:
+                    problems.append(
+                        f"{path}: got {_short(digest)} in {pod} and {_short(known)} in {other}: "
+                        "ranks must begin with the same weights; the same files in all pods"
+                    )
+        return problems
+
+
+def _other(pod: str, theirs: str, ours: str, what: str, source: str) -> list[str]:
+    if theirs == ours:
+        return []
+    return [
+        f"{pod}: got {what} {_short(theirs)}: the controller's is {_short(ours)}; "
+        f"one {source} for all pods of a job"
+    ]
+
+
+def _short(digest: str) -> str:
+    return digest[:_SHOWN_DIGITS]

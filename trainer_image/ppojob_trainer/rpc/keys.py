@@ -23,7 +23,6 @@ class KeyRing:
     """The key pair of one role and the public keys of all.
 
     Attributes:
-        role: whose secret this is.
         secret: Z85 text, 40 bytes.
         public: role -> Z85 text of its public key.
     """

@@ -5,43 +5,14 @@ for this step and the last, until the job is rewound. The others are questions t
 """
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from ppojob_trainer import failpoints
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rpc.identity import PodIdentity
-from ppojob_trainer.rpc.messages.agents import Act, Acted
-from ppojob_trainer.rpc.messages.pods import PodStatus, StartRanks
-from ppojob_trainer.rpc.messages.rollout import (
-    BringWeights,
-    Generate,
-    Generated,
-    HandOver,
-    LoadRows,
-    Recall,
-    Recalled,
-    SyncWeights,
-)
-from ppojob_trainer.rpc.messages.rows import (
-    CutChannel,
-    MoveColumns,
-    MoveRows,
-    OpenChannel,
-    PlaceRows,
-    WriteRows,
-)
-from ppojob_trainer.rpc.messages.saving import ExportModel, Restore, Saved, SaveShards
-from ppojob_trainer.rpc.messages.scoring import (
-    ModelScored,
-    Score,
-    ScoreByModel,
-    Scored,
-    SendTexts,
-    Texts,
-)
-from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, Forward, Update
+from ppojob_trainer.rpc.messages import agents, pods, rollout, rows, saving, scoring, training
 from ppojob_trainer.rpc.wire import Nothing
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -56,9 +27,6 @@ class Method(Generic[Request, Answer]):
     """One method: its name, its schemas, and its bounds.
 
     Attributes:
-        name: what the header carries.
-        request: schema of the request's body.
-        answer: schema of the answer's body.
         callers: roles whose key may call it.
         limit_bytes: largest request body that is read.
         deadline_seconds: how long a caller waits; None means that the job's stage limit holds.
@@ -79,87 +47,53 @@ class Method(Generic[Request, Answer]):
 GENERATING_ROLES = frozenset({"actorRollout", "rollout"})
 """Whose ranks generate, and call tools for that."""
 
-STATUS = Method("status", Nothing, PodStatus, once=False, deadline_seconds=10)
+STATUS = Method("status", Nothing, pods.PodStatus, once=False, deadline_seconds=10)
 IDENTITY = Method("identity", Nothing, PodIdentity, once=False)
-START = Method("start", StartRanks, PodStatus, once=False)
+START = Method("start", pods.StartRanks, pods.PodStatus, once=False)
 
-RESTORE = Method("restore", Restore, Nothing)
-SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Nothing)
-GENERATE = Method("generate", Generate, Generated, limit_bytes=256 * MEBI)
-BRING_WEIGHTS = Method("bring_weights", BringWeights, Nothing)
-HAND_OVER = Method("hand_over", HandOver, Nothing)
-RECALL = Method("recall", Recall, Recalled, once=False)
-LOAD_ROWS = Method("load_rows", LoadRows, Nothing, limit_bytes=256 * MEBI)
-SEND_TEXTS = Method("send_texts", SendTexts, Nothing)
+RESTORE = Method("restore", saving.Restore, Nothing)
+SYNC_WEIGHTS = Method("sync_weights", rollout.SyncWeights, Nothing)
+GENERATE = Method("generate", rollout.Generate, rollout.Generated, limit_bytes=256 * MEBI)
+BRING_WEIGHTS = Method("bring_weights", rollout.BringWeights, Nothing)
+HAND_OVER = Method("hand_over", rollout.HandOver, Nothing)
+RECALL = Method("recall", rollout.Recall, rollout.Recalled, once=False)
+LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=256 * MEBI)
+SEND_TEXTS = Method("send_texts", scoring.SendTexts, Nothing)
 PUT_TEXTS = Method(
     "put_texts",
-    Texts,
+    scoring.Texts,
     Nothing,
     callers=frozenset({"actorRollout"}),
     limit_bytes=256 * MEBI,
     once=False,
 )
 """No work, though it changes something: taken in beside work, and safe to repeat by its name."""
-SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
-SCORE_BY_MODEL = Method("score_by_model", ScoreByModel, ModelScored, limit_bytes=256 * MEBI)
-ACT = Method("act", Act, Acted, callers=GENERATING_ROLES, has_epoch=False)
-"""Its callers are not told when the role is started again, and whoever serves has the answer."""
-PLACE_ROWS = Method("place_rows", PlaceRows, Nothing)
-OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)
-MOVE_ROWS = Method("move_rows", MoveRows, Nothing)
-MOVE_COLUMNS = Method("move_columns", MoveColumns, Nothing)
-CUT_CHANNEL = Method("cut_channel", CutChannel, Nothing, once=False, deadline_seconds=5)
-FORWARD = Method("forward", Forward, PassStatistics)
+SCORE = Method("score", scoring.Score, scoring.Scored, limit_bytes=256 * MEBI)
+SCORE_BY_MODEL = Method(
+    "score_by_model", scoring.ScoreByModel, scoring.ModelScored, limit_bytes=256 * MEBI
+)
+ACT = Method("act", agents.Act, agents.Acted, callers=GENERATING_ROLES, has_epoch=False)
+"""Its callers are not told when the role is started again; each attempt of it can answer."""
+PLACE_ROWS = Method("place_rows", rows.PlaceRows, Nothing)
+OPEN_CHANNEL = Method("open_channel", rows.OpenChannel, Nothing)
+MOVE_ROWS = Method("move_rows", rows.MoveRows, Nothing)
+MOVE_COLUMNS = Method("move_columns", rows.MoveColumns, Nothing)
+CUT_CHANNEL = Method("cut_channel", rows.CutChannel, Nothing, once=False, deadline_seconds=5)
+FORWARD = Method("forward", training.Forward, PassStatistics)
 BARRIER = Method("barrier", Nothing, Nothing)
 """Nothing to do: done when all that was asked before is."""
-ADVANTAGES = Method("advantages", Advantages, Advantaged)
-UPDATE = Method("update", Update, PassStatistics)
-WRITE_ROWS = Method("write_rows", WriteRows, Saved, limit_bytes=256 * MEBI)
-SAVE_SHARDS = Method("save_shards", SaveShards, Saved)
-EXPORT_MODEL = Method("export_model", ExportModel, Nothing)
+ADVANTAGES = Method("advantages", training.Advantages, training.Advantaged)
+UPDATE = Method("update", training.Update, PassStatistics)
+WRITE_ROWS = Method("write_rows", rows.WriteRows, saving.Saved, limit_bytes=256 * MEBI)
+SAVE_SHARDS = Method("save_shards", saving.SaveShards, saving.Saved)
+EXPORT_MODEL = Method("export_model", saving.ExportModel, Nothing)
 
-MODEL_METHODS = (
-    BARRIER,
-    RESTORE,
-    OPEN_CHANNEL,
-    MOVE_ROWS,
-    MOVE_COLUMNS,
-    FORWARD,
-    UPDATE,
-    SAVE_SHARDS,
-)
-"""Work of every rank that holds a model; `CUT_CHANNEL` is their question."""
-ACTOR_ROLLOUT_METHODS = (
-    *MODEL_METHODS,
-    SYNC_WEIGHTS,
-    GENERATE,
-    LOAD_ROWS,
-    SEND_TEXTS,
-    PLACE_ROWS,
-    ADVANTAGES,
-    WRITE_ROWS,
-    EXPORT_MODEL,
-)
-ROLLOUT_METHODS = (BARRIER, OPEN_CHANNEL, BRING_WEIGHTS, GENERATE, HAND_OVER)
-"""Work of ranks that hold an engine and nothing else; `CUT_CHANNEL` is their question."""
-REWARD_METHODS = (SCORE,)
-REWARD_MODEL_METHODS = (SCORE_BY_MODEL,)
-TOOLS_METHODS = (ACT,)
-"""Of the roles `tools` and `retriever`."""
-
-
-_WITH_POINTS: tuple[Method[Any, Any], ...] = (
-    *ACTOR_ROLLOUT_METHODS,
-    *ROLLOUT_METHODS,
-    *REWARD_METHODS,
-    *REWARD_MODEL_METHODS,
-    *TOOLS_METHODS,
-)
 ANSWER_POINTS = {
-    name: (
-        failpoints.declare(f"rpc.{name}.answer.before"),
-        failpoints.declare(f"rpc.{name}.answer.after"),
+    work.name: (
+        failpoints.declare(f"rpc.{work.name}.answer.before"),
+        failpoints.declare(f"rpc.{work.name}.answer.after"),
     )
-    for name in dict.fromkeys(method.name for method in _WITH_POINTS)
+    for work in list(vars().values())
+    if isinstance(work, Method) and work.once
 }
 """The failpoints before and behind handing out the answer of one method's work."""

@@ -7,6 +7,7 @@ known key (by CURVE, before a byte of ours is read), method, caller's role, size
 the controller's epoch, the role's own epoch; only then does a handler see it.
 """
 
+import hashlib
 import logging
 import os
 import queue
@@ -15,7 +16,8 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +26,6 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ppojob_trainer import failpoints
 from ppojob_trainer.errors import ChannelLost, StorageError
-from ppojob_trainer.rpc.answers import AnswerStore, RequestChangedError
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ANSWER_POINTS, CONTROLLER, Method
 from ppojob_trainer.rpc.wire import (
@@ -38,9 +39,9 @@ from ppojob_trainer.rpc.wire import (
 
 _log = logging.getLogger(__name__)
 _KINDS = {ChannelLost: ErrorKind.CHANNEL_LOST, StorageError: ErrorKind.STORAGE}
-"""Failures that whoever asked decides by."""
+"""Failures that the caller distinguishes."""
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises for bytes that nobody of ours has sent."""
+"""What a decoder raises for bytes that no client of ours has sent."""
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
 _READABLE = int(zmq.POLLIN)
@@ -77,14 +78,85 @@ class _Refusal(Exception):  # noqa: N818 - a message that is refused is no fault
         self.failure = Failure(kind, message)
 
 
+@dataclass(slots=True)
+class _Entry:
+    """One piece of work: who waits for it and, once done, its answer.
+
+    Attributes:
+        digest: of the request's method and body.
+        waiting: (connection, call number) of everybody who asked.
+        answer: encoded body, or None while the work is under way.
+    """
+
+    method: str
+    digest: bytes
+    waiting: list[tuple[bytes, int]] = field(default_factory=list)
+    answer: bytes | None = None
+
+
+class _AnswerStore:
+    """The answers of this step and the last, by request id.
+
+    A controller that died, or lost a connection, asks again with the same id. Work that is done is
+    answered from here; work under way is joined; nothing is done twice. What was done before a job
+    went back to a commit is never asked for again.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[RequestId, _Entry] = {}
+        self._kept_from = (0, 0)  # rewinds and step
+
+    def ask(
+        self, request: RequestId, method: str, body: memoryview, waiter: tuple[bytes, int]
+    ) -> tuple[_Entry, bool]:
+        """Note that somebody asks; returns the entry and whether the work is new.
+
+        Raises:
+            _Refusal: the id is known with another method or body: the step is not what it was.
+        """
+        hashed = hashlib.blake2b(method.encode() + b"\0", digest_size=16)
+        hashed.update(body)
+        digest = hashed.digest()
+        entry = self._entries.get(request)
+        if entry is None:
+            self._forget_before(request.rewinds, request.step - 1)
+            entry = self._entries[request] = _Entry(method, digest, [waiter])
+            return entry, True
+        if entry.digest != digest:
+            raise _Refusal(
+                ErrorKind.CHANGED,
+                f"{request.stage} of step {request.step} came again with another content, as where "
+                "a reward function does not say the same twice",
+            )
+        if entry.answer is None and waiter not in entry.waiting:
+            entry.waiting.append(waiter)
+        return entry, False
+
+    def keep(self, request: RequestId, answer: bytes, *, is_error: bool) -> _Entry:
+        """Keep the answer of work that is done; errors are answered but not kept."""
+        entry = self._entries[request]
+        entry.answer = answer
+        if is_error:
+            del self._entries[request]
+        return entry
+
+    def _forget_before(self, rewinds: int, step: int) -> None:
+        """Drop answers from before a rewind or a step; work under way stays."""
+        if (rewinds, step) <= self._kept_from:
+            return
+        self._kept_from = (rewinds, step)
+        self._entries = {
+            id_: entry
+            for id_, entry in self._entries.items()
+            if (id_.rewinds, id_.step) >= self._kept_from or not entry.answer
+        }
+
+
 class RpcServer:
     """Serves the methods of one process.
 
     Args:
-        address: IP address to bind.
-        port: port to bind.
         keys: the role's key ring; all roles in it may connect, each method says who may call it.
-        routes: what is served.
         epoch: epoch of the role; requests with another one in their id are refused, but for
             methods whose ids have none. None where the process outlives epochs (supervisors).
 
@@ -102,7 +174,7 @@ class RpcServer:
         }
         self._epoch = epoch
         self._seen_controller_epoch = 0
-        self._answers = AnswerStore()
+        self._answers = _AnswerStore()
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
@@ -114,8 +186,8 @@ class RpcServer:
         self._socket.maxmsgsize = max(route.method.limit_bytes for route in routes) + _HEADER_LIMIT
         self._socket.linger = 200
         self._socket.bind(f"tcp://{address}:{port}")
-        # Only who holds the turn may touch the socket; anybody may wait for its descriptor.
-        self._turn = threading.Lock()
+        # Only the holder of this lock may use the socket; any thread may wait for its descriptor.
+        self._socket_lock = threading.Lock()
         self._stop_out, self._stop_in = os.pipe()
         self._thread = threading.Thread(target=self._listen, name="rpc", daemon=True)
 
@@ -130,10 +202,12 @@ class RpcServer:
     def work(self) -> None:
         """Do the work that arrives, on the calling thread, until `close`."""
         while (item := self._work.get()) is not None:
-            if (done := self._done(item)) is None:
+            outcome = self._outcome(item.route, item.act)
+            if isinstance(outcome, Future):
+                outcome.add_done_callback(partial(self._put_late, item))
                 continue
-            answer, is_error = done
-            with self._turn:
+            answer, is_error = outcome
+            with self._socket_lock:
                 if self._socket.closed:
                     return
                 self._deliver(item.request_id, answer, is_error=is_error)
@@ -146,46 +220,36 @@ class RpcServer:
         os.write(self._stop_in, b"\0")
         if self._thread.is_alive():
             self._thread.join(timeout=5)
-        with self._turn:
+        with self._socket_lock:
             self._socket.close()
         self._authenticator.stop()
         self._context.term()
         os.close(self._stop_in)
         os.close(self._stop_out)
 
-    def _done(self, item: _Work) -> tuple[bytes, bool] | None:
-        """The answer to work, and whether it is an error; None where it comes later."""
-        try:
-            outcome = item.act()
-            if isinstance(outcome, msgspec.Struct):
-                return encode(outcome), False
-        except Exception as problem:
-            return self._failure(item.route, problem), True
-        outcome.add_done_callback(lambda late: self._work.put(replace(item, act=late.result)))
-        return None
+    def _put_late(self, item: _Work, outcome: Future[Any]) -> None:
+        """Have the main thread answer work whose future is done."""
+        self._work.put(replace(item, act=outcome.result))
 
-    def _run(self, route: Route, request: msgspec.Struct) -> tuple[bytes, bool]:
-        """The answer to a question, and whether it is an error."""
+    def _outcome(
+        self, route: Route, act: Callable[[], Outcome]
+    ) -> tuple[bytes, bool] | Future[Any]:
+        """An answer and whether it is an error, or the future of one."""
         try:
-            answer = route.handler(request)
-            assert isinstance(answer, msgspec.Struct), "a question is answered at once"
-            return encode(answer), False
+            outcome = act()
+            return outcome if isinstance(outcome, Future) else (encode(outcome), False)
         except Exception as problem:
-            return self._failure(route, problem), True
-
-    def _failure(self, route: Route, problem: Exception) -> bytes:
-        """To be called where it was caught."""
-        _log.exception("%s failed", route.method.name)
-        message = f"{type(problem).__name__}: {problem}"
-        kind = next((k for e, k in _KINDS.items() if isinstance(problem, e)), ErrorKind.FAILED)
-        return encode(Failure(kind, message, traceback.format_exc()))
+            _log.exception("%s failed", route.method.name)
+            message = f"{type(problem).__name__}: {problem}"
+            kind = next((k for e, k in _KINDS.items() if isinstance(problem, e)), ErrorKind.FAILED)
+            return encode(Failure(kind, message, traceback.format_exc())), True
 
     def _listen(self) -> None:
         poller = select.poll()
         poller.register(self._socket.fileno(), select.POLLIN)
         poller.register(self._stop_out, select.POLLIN)
         while True:
-            with self._turn:
+            with self._socket_lock:
                 accepted = self._receive_all()
             self._hand_over(accepted)
             if any(ready == self._stop_out for ready, _ in poller.poll()):
@@ -200,7 +264,7 @@ class RpcServer:
         """Take the messages that are there and answer the questions; returns new work.
 
         The descriptor tells of a message only once, and any use of the socket may be what hears
-        it; so both threads look again before they give the turn away.
+        it; so both threads look again before they release the lock.
         """
         accepted = []
         while int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
@@ -209,7 +273,7 @@ class RpcServer:
         return accepted
 
     def _deliver(self, request_id: RequestId, answer: bytes, *, is_error: bool) -> None:
-        entry = self._answers.settle(request_id, answer, is_error=is_error)
+        entry = self._answers.keep(request_id, answer, is_error=is_error)
         points = ANSWER_POINTS.get(entry.method)
         if points is not None:
             failpoints.hit(points[0])
@@ -264,7 +328,9 @@ class RpcServer:
             raise _Refusal(ErrorKind.BAD_REQUEST, f"{method.name}: {problem}") from None
         if method.once:
             return self._accept_work(connection, header, route, request, body)
-        answer, is_error = self._run(route, request)
+        outcome = self._outcome(route, lambda: route.handler(request))
+        assert not isinstance(outcome, Future), "a question is answered at once"
+        answer, is_error = outcome
         self._send(connection, header.call, answer, is_error=is_error)
         return None
 
@@ -298,10 +364,7 @@ class RpcServer:
         if request_id is None:
             raise _Refusal(ErrorKind.BAD_REQUEST, f"{header.method} needs a request id")
         waiter = (connection, header.call)
-        try:
-            entry, is_new = self._answers.ask(request_id, header.method, body, waiter)
-        except RequestChangedError as problem:
-            raise _Refusal(ErrorKind.CHANGED, str(problem)) from None
+        entry, is_new = self._answers.ask(request_id, header.method, body, waiter)
         if entry.answer is not None:
             self._send(connection, header.call, entry.answer, is_error=False)
         return _Work(route, request_id, lambda: route.handler(request)) if is_new else None

@@ -39,7 +39,6 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         call: number of the call on this connection; the answer carries it back.
-        method: name of the method.
         caller_epoch: epoch of the controller that calls; a lower one than seen is fenced off.
         request_id: present for work that must be done once, absent for questions.
     """
@@ -53,7 +52,7 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 class ErrorKind(StrEnum):
     """Why a call was not answered.
 
-    `CHANGED`: the id is known with another content, since whoever the content came from did not
+    `CHANGED`: the id is known with another content, since its source (a reward function) did not
     say the same again; so the step cannot be ended as it was begun.
     """
 
@@ -75,13 +74,7 @@ class AnswerHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Body of an answer that is an error.
-
-    Attributes:
-        kind: which class of error.
-        message: one line for a person.
-        detail: the traceback, or empty.
-    """
+    """Body of an answer that is an error."""
 
     kind: ErrorKind
     message: str

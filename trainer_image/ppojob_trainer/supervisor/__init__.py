@@ -1,5 +1,5 @@
 """PID 1 of every pod: starts its processes, watches them, and says what it sees.
 
-It never ends by itself: it publishes how its processes ended and waits; only whoever made the pod
-ends it. `child` is one process, `pod` decides, `health` publishes, `main` wires.
+It never ends by itself: it publishes how its processes ended and waits until the pod is ended.
+`child` is one process, `pod` decides, `health` publishes, `main` wires.
 """

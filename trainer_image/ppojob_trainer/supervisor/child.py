@@ -8,37 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TypeAlias
 
 from ppojob_api import contract
 from ppojob_trainer.heartbeat_pipe import HeartbeatReader
 from ppojob_trainer.rpc.messages.pods import RankState
-from ppojob_trainer.supervisor.forked_process import ForkServer
+from ppojob_trainer.supervisor.forked_process import ForkedProcess, ForkServer
 
 _log = logging.getLogger(__name__)
 _STACK_DUMP_SECONDS = 0.5
-
-
-class _Process(Protocol):
-    """What is common to a process of `subprocess` and a forked one, whose pid is 0 until it is."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
-
-    def send_signal(self, number: int, /) -> None: ...
-
-    def wait(self) -> int: ...
+_Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
 
 class Child:
     """A process that the supervisor has started.
 
     Args:
-        command: subcommand of this program, `rank` or `controller`.
-        environment: its whole environment.
-        rank: its number, for messages.
         silent_seconds: without a heartbeat for this long it counts as silent.
         startup_seconds: the same for the first one: it loads its program before it.
         forks: forks it; None, or where that fails, it is started by itself.

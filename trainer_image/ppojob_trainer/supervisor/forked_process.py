@@ -18,47 +18,53 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from ppojob_trainer.supervisor.rank_variables import read_while_loading
+from typing import Final
 
 _FACTS = "facts.json"
 _BACKLOG = 1024
 _ANSWER_BYTES = 64
 _SLOW_MS = 2_000
+_ALLOCATOR: Final = {
+    # A step frees and takes the same gigabytes again and again: keep them, and in large pages.
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""For ranks that hold models; measured on an update: system time 0.6 s -> 0.02 s of 6.5 s."""
+
+_READ_LATER: Final = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "TMPDIR"})
+"""A rank sets its threads once it has loaded, and a fork finds out anew where its scratch is."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a process is started with, besides its descriptors.
-
-    Attributes:
-        command: subcommand of this program, `rank` or `controller`.
-        environment: all of it.
-        folder: its working directory.
-        group: its process group.
-    """
+    """What a process is started with, besides its descriptors."""
 
     command: str
     environment: dict[str, str]
     folder: str
     group: int
 
-    def to_json(self) -> bytes:
-        """As sent; names that are no UTF-8 survive."""
-        return json.dumps(asdict(self)).encode()
 
-    @classmethod
-    def from_json(cls, text: bytes) -> "Order":
-        """As received."""
-        return cls(**json.loads(text))
+def rank_variables(threads: int) -> dict[str, str]:
+    """What every rank on this machine is told, besides what it inherits."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # Parked threads must not spin: another process may need the core.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        **_ALLOCATOR,
+        # The allocator that pyarrow brings would start a thread, and nobody here uses it.
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+    }
 
 
 def listen(folder: Path, environment: Mapping[str, str]) -> socket.socket:
     """The socket of a server, which may be asked from now on and answers once it has loaded.
 
-    Args:
-        folder: made for it.
-        environment: that the server is started with.
+    `folder` is made for it; `environment` is that of the server.
     """
     folder.mkdir(mode=0o700)
     (folder / _FACTS).write_text(json.dumps(_facts(environment)))
@@ -84,7 +90,12 @@ def _facts(environment: Mapping[str, str]) -> dict[str, object]:
     A process group cannot be entered from another session, and Python reads relative paths of
     modules (an empty one is the working directory) once, where it starts.
     """
-    read = read_while_loading(environment)
+    # Nobody has a list of what libraries read, so it is all but our own variables and a few others.
+    read = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("PPOJOB_") and name not in _READ_LATER
+    }
     if path := read.get("PYTHONPATH"):
         read["PYTHONPATH"] = ":".join(map(os.path.abspath, path.split(":")))
     digest = hashlib.sha256(json.dumps(sorted(read.items())).encode()).hexdigest()
@@ -102,11 +113,7 @@ def _socket_in(folder: Path) -> Iterator[str]:
 
 
 class ForkServer:
-    """A server as its clients know it.
-
-    Args:
-        folder: of its socket.
-    """
+    """A server as its clients know it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -119,10 +126,7 @@ class ForkServer:
     def fork(self, command: str, environment: Mapping[str, str], heartbeat: int) -> "ForkedProcess":
         """Order a process; it is there some time later.
 
-        Args:
-            command: subcommand of this program that it runs.
-            environment: of the process.
-            heartbeat: writing end of its pipe.
+        `heartbeat` is the writing end of its pipe.
 
         Raises:
             OSError: the server is not there, or the process is none that it could fork.
@@ -136,7 +140,7 @@ class ForkServer:
         try:
             with _socket_in(self._folder) as path:
                 connection.connect(path)
-            socket.send_fds(connection, [order.to_json()], [heartbeat, 1, 2])
+            socket.send_fds(connection, [json.dumps(asdict(order)).encode()], [heartbeat, 1, 2])
         except BaseException:
             connection.close()
             raise

@@ -1,29 +1,44 @@
-"""What a pod says of itself over HTTP: for probes, and for whoever must know how it ended.
+"""What a pod says of itself over HTTP: for probes, for Prometheus, and of how it ended.
 
-Read-only and without secrets: process ids, states and sizes, no prompt, no reward.
+Read-only and without secrets: process ids, states and sizes, no prompt, no reward. The supervisor
+asks the kernel at each scrape: a rank that hangs or computes could not answer, and is the one to
+look at.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Final
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
+from ppojob_trainer.metrics.names import (
+    JOB_LABEL,
+    POD_EPOCH,
+    POD_RESTARTS,
+    RANK_CPU,
+    RANK_MEMORY,
+    RANK_READY,
+    Series,
+)
 from ppojob_trainer.metrics.page_server import PageServer
 from ppojob_trainer.rpc.messages.pods import PodStatus
-from ppojob_trainer.supervisor.pod_metrics import CONTENT_TYPE, PodMetrics
+
+_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
-def health_server(
-    address: str, port: int, status: Callable[[], PodStatus], metrics: PodMetrics
-) -> PageServer:
+def health_server(address: str, port: int, job: str, status: Callable[[], PodStatus]) -> PageServer:
     """A server of `/healthz` (the supervisor lives), `/status` (a `PodStatus` as JSON), `/metrics`.
 
-    Args:
-        address: IP address to bind.
-        port: port to bind; 0 takes a free one.
-        status: gives the pod's state.
-        metrics: gives its series.
+    Port 0 takes a free one.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -33,7 +48,7 @@ def health_server(
             elif self.path == "/status":
                 self._answer(msgspec.json.encode(status()), "application/json")
             elif self.path == "/metrics":
-                self._answer(metrics.page(), CONTENT_TYPE)
+                self._answer(generate_latest(_PodSeries(job, status())), _METRICS_TYPE)
             else:
                 self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -48,3 +63,46 @@ def health_server(
             """Probes come every few seconds and are no news."""
 
     return PageServer(address, port, Handler)
+
+
+def read_process_use(pid: int) -> tuple[int, float] | None:
+    """Resident bytes, and seconds of user and system time, of a process; None when it is gone.
+
+    Source: proc(5), `/proc/<pid>/stat` fields 14, 15 and 24, counted behind the name in brackets,
+    which may hold anything.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[21]) * _PAGE_BYTES, (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+@dataclass(frozen=True)
+class _PodSeries(Collector):
+    """The series of one pod."""
+
+    job: str
+    status: PodStatus
+
+    def collect(self) -> Iterator[Metric]:
+        status = self.status
+        epoch, restarts, ready, memory, cpu = map(
+            _family, (POD_EPOCH, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)
+        )
+        pod = [self.job, status.role, str(status.pod)]
+        epoch.add_metric(pod, status.epoch)
+        restarts.add_metric(pod, status.restarts)
+        for rank in status.ranks:
+            labels = [self.job, status.role, str(rank.rank)]
+            ready.add_metric(labels, float(rank.state == "ready"))
+            use = read_process_use(rank.pid) if rank.pid else None
+            if use is not None:
+                memory.add_metric(labels, use[0])
+                cpu.add_metric(labels, use[1])
+        yield from (epoch, restarts, ready, memory, cpu)
+
+
+def _family(series: Series) -> GaugeMetricFamily | CounterMetricFamily:
+    made = GaugeMetricFamily if series.kind == "gauge" else CounterMetricFamily
+    return made(series.name, series.meaning, labels=(JOB_LABEL, *series.labels))

@@ -5,20 +5,26 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
+from ppojob_trainer.models.fingerprint import fingerprint
+from ppojob_trainer.models.weight_files import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
+from ppojob_trainer.processor import has_native_bfloat16
+from ppojob_trainer.rpc.identity import PodIdentity, code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.stop_signal import StopRequest
+from ppojob_trainer.supervisor.forked_process import rank_variables
 from ppojob_trainer.supervisor.health import health_server
-from ppojob_trainer.supervisor.identity import OwnIdentity
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
-from ppojob_trainer.supervisor.pod_metrics import PodMetrics
-from ppojob_trainer.supervisor.rank_variables import rank_variables
 
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05
@@ -72,8 +78,8 @@ def supervise() -> int:
         ],
         epoch=None,
     )
-    metrics = PodMetrics(environment.config.name, pod.status)
-    health = health_server(environment.address, contract.PORT_HEALTH, pod.status, metrics)
+    name = environment.config.name
+    health = health_server(environment.address, contract.PORT_HEALTH, name, pod.status)
     server.start()
     health.start()
     try:
@@ -81,7 +87,7 @@ def supervise() -> int:
             pod.tick()
             time.sleep(_TICK_SECONDS)
         if pod.is_controller:
-            _let_controller_finish(pod)
+            _wait_for_controller(pod)
     finally:
         pod.end()
         health.close()
@@ -96,10 +102,59 @@ def exit_status(status: PodStatus) -> int:
     return contract.EXIT_FAILED if status.role == "controller" else contract.EXIT_DONE
 
 
-def _let_controller_finish(pod: Pod) -> None:
+def _wait_for_controller(pod: Pod) -> None:
     """Ask the controller to finish its step, commit and leave, and wait for that."""
     _log.info("asked to end; the controller finishes its step")
     pod.ask_to_end()
     while pod.status().phase in {"starting", "ready"}:
         pod.tick()
         time.sleep(_TICK_SECONDS)
+
+
+class OwnIdentity:
+    """What this pod tells of itself: from memory, since storage may make its reader wait.
+
+    `read` gives the digest of a folder.
+    """
+
+    def __init__(
+        self, environment: PodEnvironment, read: Callable[[Path], str] = fingerprint
+    ) -> None:
+        self._folders = sorted(_folders(environment))
+        self._read = read
+        self._known = PodIdentity(
+            code_digest(),
+            config_digest(environment.config),
+            models=None,
+            native_bfloat16=has_native_bfloat16(),
+        )
+
+    def tell(self) -> PodIdentity:
+        """What is known by now; never waits, and may be asked from any thread."""
+        return self._known
+
+    def read_models(self) -> None:
+        """Look at the files of this pod, once; for a thread of its own."""
+        models = {}
+        for path in self._folders:
+            try:
+                models[path] = self._read(Path(path))
+            except (OSError, BadHeader) as problem:  # loading it tells more
+                _log.warning("%s: not compared with that of other pods: %s", path, problem)
+        self._known = msgspec.structs.replace(self._known, models=models)
+
+
+def _folders(environment: PodEnvironment) -> set[str]:
+    """Folders of models and tokenizers that the ranks of this pod read."""
+    spec = environment.config.spec
+    here = environment.config.topology.living_in(environment.role)
+    found: set[str | None] = set()
+    if here & {"actorRollout", "rollout", "reference"}:
+        found |= {spec.model.path}
+    if here & {"actorRollout", "rollout"}:
+        found |= {spec.model.tokenizer_path}
+    if "critic" in here and spec.critic is not None:
+        found |= {spec.critic.path}
+    if "rewardModel" in here and spec.reward_model is not None:
+        found |= {spec.reward_model.path, spec.reward_model.tokenizer_path}
+    return {path for path in found if path is not None}

@@ -27,16 +27,12 @@ class PodPlan:
     """What a pod is to run.
 
     Attributes:
-        role: role of the pod.
-        pod: index of the pod within its role.
-        ranks: ranks in this pod.
         first_rank: rank of the first of them in the role's world.
         silent_seconds: without a heartbeat for this long a process counts as lost.
         startup_seconds: the same for its first one.
         restarts_without_progress: how often a controller that gets nothing done is started again.
-        environment: what its processes inherit.
         has_gpus: whether each rank has a GPU, the one of its number among those of the pod.
-        fork_server: folder of the server that its processes are forked by; None: by nobody.
+        fork_server: folder of the server that forks its processes; None: they are not forked.
     """
 
     role: str
@@ -147,7 +143,7 @@ class Pod:
 
     def _started(self, epoch: int) -> list[Child]:
         command = "controller" if self.is_controller else "rank"
-        # A rank does not listen: nobody asks it to end.
+        # A rank does not listen: it is never asked to end.
         with stop_signal.held_back() if self.is_controller else contextlib.nullcontext():
             return [
                 Child(
@@ -169,12 +165,12 @@ class Pod:
             with self._lock:
                 self._phase = "ready"
 
-    def _lose(self, culprit: Child) -> None:
-        if culprit.is_silent:
-            culprit.dump_stacks()
-        reason = culprit.describe_loss()
-        again = self.is_controller and self._may_restart(culprit)
-        exit_code = culprit.exit_code
+    def _lose(self, lost: Child) -> None:
+        if lost.is_silent:
+            lost.dump_stacks()
+        reason = lost.describe_loss()
+        again = self.is_controller and self._may_restart(lost)
+        exit_code = lost.exit_code
         for child in self._children:
             child.end()
         level = logging.INFO if exit_code == contract.EXIT_DONE else logging.WARNING
@@ -188,7 +184,7 @@ class Pod:
                 self._wanted_epoch = self._epoch + 1
 
     def _may_restart(self, controller: Child) -> bool:
-        """Whether a controller that ended was killed, and has not been again and again in vain."""
+        """Whether a controller that ended was killed, and not too often without progress."""
         if controller.has_progressed:
             self._restarts_without_progress = 0
         self._restarts_without_progress += 1

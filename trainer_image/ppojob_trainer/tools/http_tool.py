@@ -9,7 +9,7 @@ import json
 from typing import Final
 
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post
+from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post_json
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.tools.custom import Tool
 
@@ -27,10 +27,10 @@ def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
         raise ConfigError(f"source: {wrong}")
 
     def call(arguments: dict[str, Json], _created: dict[str, Json], _instance: str) -> object:
-        answer = post(
+        answer = post_json(
             url,
             arguments,
-            json_or_text,
+            read=json_or_text,
             key_variable=key_variable,
             attempt_seconds=seconds,  # which ends all attempts, too
         )

@@ -16,7 +16,6 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
     """A call as the model wrote it.
 
     Attributes:
-        name: of the tool.
         arguments: JSON object, as text; it may be wrong.
         created: JSON object: what the row says its tool is made with.
         id: by which the model tells its calls apart; empty in most formats.
@@ -35,8 +34,6 @@ class Act(msgspec.Struct, frozen=True):
     """Make the calls of one turn of a row, one after the other; the answer comes when all are made.
 
     Attributes:
-        batch: whose row.
-        row: its number in the batch.
         turn: how many turns with calls the row had before.
         calls: in the order in which the model wrote them.
         tools: names of those that the row may call; empty for all.
@@ -56,7 +53,6 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
         text: for the model; where the call failed, what it is told of that.
         reward: that the tool gave for the call, or the user for the turn.
         failure: empty, or a word: `unknown`, `arguments`, `raised`, `timeout`, `died`.
-        seconds: that the call took.
         ends: the user ends the conversation.
     """
 

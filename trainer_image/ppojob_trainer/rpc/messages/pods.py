@@ -7,7 +7,6 @@ class RankState(msgspec.Struct, frozen=True):
     """What a supervisor knows of one of its processes.
 
     Attributes:
-        rank: number within the role.
         pid: process id, 0 before it is started.
         state: `starting`, `ready`, `exited` or `silent` (no heartbeat).
         exit_code: as of `subprocess`: negative is a signal; None while it runs.
@@ -25,11 +24,8 @@ class PodStatus(msgspec.Struct, frozen=True):
     """A supervisor's account of its pod.
 
     Attributes:
-        role: role of the pod.
-        pod: index of the pod within the role.
         epoch: epoch whose ranks it runs; 0 before the first.
         phase: `idle`, `starting`, `ready`, `lost` or `done`.
-        ranks: its processes.
         reason: why the phase is `lost`, or how it is `done`.
         exit_code: for the controller's pod: how the controller ended.
         restarts: how often processes of this pod were started again.

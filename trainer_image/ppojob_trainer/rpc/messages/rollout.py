@@ -10,7 +10,6 @@ class Interaction(msgspec.Struct, frozen=True, array_like=True):
     """The simulated user of a row.
 
     Attributes:
-        name: of the user.
         arguments: JSON object: what the row tells it.
         prompt: JSON list of the messages that the model answers first.
     """
@@ -43,7 +42,6 @@ class Conversations(msgspec.Struct, frozen=True):
 
     Attributes:
         tools: where calls are made; none where there are no tools.
-        rewinds: how often the job went back to a commit.
         retrievers: where calls of `search` are answered; none where the tools do that.
         attempt: of engines that may be lost without a rewind, and then draw anew.
     """
@@ -62,8 +60,6 @@ class Generate(msgspec.Struct, frozen=True):
         step: step of the loop, which goes into every sample's seed.
         first: position in the batch of the first of these prompts.
         prompts: this rank's share of the prompts, in the order of the batch.
-        samples: responses a prompt.
-        round: generation round of the step, from 0.
         greedy: whether each prompt has a greedy response too, a batch `greedy` of its own.
         conversations: absent where each row is one response.
     """
@@ -83,7 +79,6 @@ class Generated(msgspec.Struct, frozen=True):
 
     Attributes:
         lengths: (rows,) tokens.
-        truncated: (rows,).
         greedy: the same of greedy responses, where they were asked for.
         figures: (rows,) JSON of each row's figures, where rows have several turns.
         tool_seconds: (rows,) that the calls of each row took, likewise.
@@ -100,13 +95,10 @@ class LoadRows(msgspec.Struct, frozen=True):
     """Take up train rows that lie on the disk instead of generating them.
 
     Attributes:
-        round: generation round of the step, from 0.
         folder: of the step's rows, relative to the run folder, or of another run.
-        parts: its files.
         first: position in the batch of the first of this rank's prompts.
         last: one past the last.
         prompts: this rank's share of the prompts, in the order of the batch.
-        samples: responses a prompt.
     """
 
     folder: str
@@ -122,7 +114,6 @@ class SyncWeights(msgspec.Struct, frozen=True):
     """Bring the trainer's weights into the rollout engine.
 
     Attributes:
-        version: as which the engine has them.
         refresh_reference: whether the reference, which lives in the same ranks, takes them over.
     """
 
@@ -131,12 +122,7 @@ class SyncWeights(msgspec.Struct, frozen=True):
 
 
 class BringWeights(msgspec.Struct, frozen=True):
-    """Bring the policy's weights to engines in pods of their own; both sides are told together.
-
-    Attributes:
-        role: the role at the other end.
-        version: as which the engines have them.
-    """
+    """Bring the policy's weights to engines in pods of their own; both sides are told together."""
 
     role: str
     version: int
@@ -146,7 +132,6 @@ class HandOver(msgspec.Struct, frozen=True):
     """Bring rows from the ranks that made them to those that own them; both are told together.
 
     Attributes:
-        role: the role at the other end.
         batches: that were made together: of one step and round.
         makers: run `[first, last)` of prompts of each rank that has made some.
         owners: run of prompts of each rank that is to own some.
@@ -159,11 +144,7 @@ class HandOver(msgspec.Struct, frozen=True):
 
 
 class Recall(msgspec.Struct, frozen=True):
-    """Say what this rank was handed over of some batches.
-
-    Attributes:
-        batches: that were made together.
-    """
+    """Say what this rank was handed over of some batches."""
 
     batches: list[BatchName]
 

@@ -9,11 +9,6 @@ CHANNEL_SECONDS = 10.0
 """Limit of an operation on a channel between sides that do nothing else meanwhile."""
 
 
-def batch_label(purpose: str, round_: int) -> str:
-    """Names a batch within its step; that of the only round is the purpose."""
-    return f"{purpose}/{round_}" if round_ else purpose
-
-
 class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Which batch: step, purpose and generation round, after how many rewinds of the job."""
 
@@ -24,8 +19,8 @@ class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def label(self) -> str:
-        """Purpose and round, as in the names of stages."""
-        return batch_label(self.purpose, self.round)
+        """Names the batch within its step; that of the only round is the purpose."""
+        return f"{self.purpose}/{self.round}" if self.round else self.purpose
 
 
 class RowIndex(msgspec.Struct, frozen=True):
@@ -34,7 +29,6 @@ class RowIndex(msgspec.Struct, frozen=True):
     Attributes:
         prompt_lengths: (prompts,) tokens.
         lengths: (rows,) response tokens, prompt-major.
-        samples: rows a prompt.
         owners: (prompts,) the rank that owns the rows of each prompt.
     """
 
@@ -48,7 +42,6 @@ class PlaceRows(msgspec.Struct, frozen=True):
     """Tell an owner of train rows where all the others are.
 
     Attributes:
-        index: of the rows that are trained on.
         origins: (prompts,) round and position in it of each prompt; None: those of the one round.
     """
 
@@ -60,7 +53,6 @@ class OpenChannel(msgspec.Struct, frozen=True):
     """Open the channel between the owners of rows and another role, in their present epochs.
 
     Attributes:
-        role: the role at the other end.
         key: names the pair of epochs.
         owners: ranks of the owning role, members 0, 1, ... of the channel.
         consumers: ranks of the other role, the members behind those.
@@ -82,7 +74,6 @@ class MoveRows(msgspec.Struct, frozen=True):
     """Move the train rows from their owners to the other role; both sides are told together.
 
     Attributes:
-        role: the role at the other end.
         batch: whose rows; a consumer that has them keeps what it has filled in.
         index: of the rows at their owners.
     """
@@ -96,9 +87,6 @@ class MoveColumns(msgspec.Struct, frozen=True):
     """Move columns of rows that both roles have; both sides are told together.
 
     Attributes:
-        role: the role at the other end.
-        index: of the rows at their owners.
-        columns: which.
         to_owners: towards the owners, else away from them.
     """
 
@@ -118,17 +106,12 @@ class WriteRows(msgspec.Struct, frozen=True):
     """Write rows that this rank owns as a part of a parquet folder.
 
     Attributes:
-        purpose: whose rows.
-        step: of the loop.
         folder: relative to the run folder.
-        part: number of the part.
         first: position in the batch of the first of their prompts.
         scores: of the rows, in row order.
-        data_sources: of their prompts.
         ground_truths: JSON, of their prompts.
         extras: the scorers' further values as JSON, in row order.
         value_kinds: of those values in the whole batch, so that all parts have the same columns.
-        round: generation round of the step, from 0.
         extra_infos: JSON objects, of their prompts.
     """
 

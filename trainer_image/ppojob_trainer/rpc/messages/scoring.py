@@ -10,13 +10,8 @@ class SendTexts(msgspec.Struct, frozen=True):
     """Send the responses of rows `[first, last)` as text to a rank that scores them.
 
     Attributes:
-        batch: whose rows.
         role: role of that rank.
         host: address or name of its pod.
-        port: its port.
-        epoch: epoch of the role.
-        first: first row.
-        last: one past the last row.
     """
 
     batch: BatchName
@@ -93,8 +88,6 @@ class ScoreByModel(msgspec.Struct, frozen=True):
     """Score rows whose text has arrived by the reward model; all its ranks do so together.
 
     Attributes:
-        batch: whose rows.
-        items: the rows.
         began: unix seconds at which the run began, for a chat template that asks for the date.
     """
 

@@ -19,8 +19,6 @@ class Advantages(msgspec.Struct, frozen=True):
     """What advantages are estimated of, for the whole batch.
 
     Attributes:
-        scores: (rows,).
-        kl_coefficient: of this step.
         greedy_scores: (prompts,) of greedy responses; empty where nobody reads them.
         rewards: (keys, rows) the rewards that the estimator names; empty likewise.
         dropped: rows that are not trained on.
@@ -71,9 +69,6 @@ class Update(msgspec.Struct, frozen=True):
 
     Attributes:
         model: `policy` or `critic`.
-        prompts: the mini-batch.
-        kl_coefficient: of this step; the critic has no use for it.
-        entropy_coefficient: likewise.
     """
 
     model: str

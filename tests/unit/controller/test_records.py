@@ -1,0 +1,70 @@
+"""What became of a step's rows: which were dropped, and what the run folder says of each."""
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from ppojob_trainer.controller.batch import Batch, Origin, dropped_rows
+from ppojob_trainer.controller.records import Records, step_rows
+from ppojob_trainer.controller.training_step import StepResult
+from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.metrics.sinks import Sinks
+from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.rpc.messages.training import Advantaged
+
+NONE = Spread(0.0, 0.0, 0.0)
+ADVANTAGED = Advantaged(
+    [0.5, 1.5, 2.5, 3.5], NONE, NONE, 0.0, [], [], row_advantages=[-1.0, 1.0, -0.25, 0.25]
+)
+
+
+def batch(prompts: int, samples: int, dropped: set[int]) -> Batch:
+    rows = [PromptRow(10 * number, (1,), "a", "b", "c", {}) for number in range(prompts)]
+    made = Batch("train", rows, samples, owners=1)
+    made.extras = [
+        msgspec.json.encode({"acc": 0.0, "dropped": float(row in dropped)})
+        for row in range(made.num_rows)
+    ]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("origins", "places"),
+    [
+        (None, [(0, 0), (0, 1), (0, 2), (0, 3)]),
+        # As in the files of their rounds.
+        ([Origin(0, 3, owner=0), Origin(2, 1, owner=0)], [(0, 6), (0, 7), (2, 2), (2, 3)]),
+    ],
+)
+def test_each_row_has_its_reward_and_its_advantage(origins, places, tmp_path):
+    made = batch(2, 2, set())
+    made.scores, made.origins = [1.0, 2.0, 3.0, 4.0], origins
+    Records(Sinks(()), tmp_path).keep_advantages(StepResult(made, ADVANTAGED, {}), 12)
+    rows = pq.read_table(tmp_path / "advantages" / "step-000012.parquet").to_pylist()
+    assert [(row.pop("round"), row.pop("row")) for row in rows] == places
+    assert [list(row.values()) for row in rows] == [
+        [12, 0, 0, 1.0, 0.5, -1.0],
+        [12, 0, 1, 2.0, 1.5, 1.0],
+        [12, 10, 0, 3.0, 2.5, -0.25],
+        [12, 10, 1, 4.0, 3.5, 0.25],
+    ]
+
+
+def test_rows_are_dropped_where_they_or_their_greedy_response_have_no_score() -> None:
+    assert dropped_rows(batch(3, 2, {1, 4}), None, 1) == [1, 4]
+    assert dropped_rows(batch(3, 2, {1}), batch(3, 1, {2}), 1) == [1, 4, 5]
+    assert dropped_rows(batch(3, 2, set()), batch(3, 1, set()), 1) == []
+    with pytest.raises(RewardFailed, match="drop for all 6 responses of step 7"):
+        dropped_rows(batch(3, 2, {0, 1, 2, 3}), batch(3, 1, {2}), 7)
+
+
+def test_of_a_dropped_row_failures_count_alone() -> None:
+    made = batch(3, 1, set())
+    made.scores, made.lengths, made.truncated = [1.0, 0.0, 0.5], [4, 4, 4], [False] * 3
+    kept = {"acc": 1.0, "f/score": 1.0, "f/failed": 0.0, "dropped": 0.0}
+    lost = {"acc": 0.0, "f/score": 0.0, "f/failed": 1.0, "pred": "0", "dropped": 1.0}
+    made.extras = [msgspec.json.encode(values) for values in (kept, lost, kept)]
+    result = StepResult(made, ADVANTAGED, {}, dropped=[1])
+    assert result.scores == [1.0, 0.5]
+    assert step_rows(result).extras == [kept, {"f/failed": 1.0, "dropped": 1.0}, kept]
