@@ -1,7 +1,6 @@
 """Tools and users of a model: their names, where their code is, and what the model is told."""
 
-from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.roles import CodePods, RetrieverPods
+from ppojob_api.rules.rule import rules, words
 from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_IN_TOOLS
 
 TOOL_RULES = rules(
@@ -164,12 +163,12 @@ TOOL_RULES = rules(
     spec | roles.tools | NoEffect | here
         it has no effect without tools; remove it, or name some in agent.tools
     when: !has(self.agent) || self.agent.tools.size() + self.agent.interactions.size() == 0
-    must: $UNTOUCHED
+    must: $UNSET
 
     spec | roles.retriever | NoEffect | here
         it has no effect without a corpus; remove it, or say agent.retriever
     when: !has(self.agent) || !has(self.agent.retriever)
-    must: $RETRIEVER_UNTOUCHED
+    must: $UNSET
     """,
     WITH_CODE="spec.rewards[] spec.agent.tools[] spec.agent.interactions[]",
     TOOLS=", ".join(BUILT_IN_TOOLS),
@@ -179,6 +178,4 @@ TOOL_RULES = rules(
     INTERACTIONS=", ".join(BUILT_IN_INTERACTIONS),
     INTERACTION_WORDS=words(BUILT_IN_INTERACTIONS),
     IDENTIFIER=r"^[^\W\d]\w*$",
-    UNTOUCHED=untouched(CodePods, prefix="roles.tools."),
-    RETRIEVER_UNTOUCHED=untouched(RetrieverPods, prefix="roles.retriever."),
 )
