@@ -1,7 +1,6 @@
 """Plain values to a job: every wrong field of it becomes a Problem, all of them at once."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -37,26 +36,20 @@ _TOO_SMALL = {"greater_than", "greater_than_equal", "string_too_short", "too_sho
 _TOO_LARGE = {"less_than", "less_than_equal", "string_too_long", "too_long"}
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A manifest as a job, and what is wrong with single fields."""
+def parse(
+    value: object, doubtful: Iterable[PathKey]
+) -> tuple[PPOJob | None, list[Problem], set[PathKey]]:
+    """Read a job, but for the paths that a reader of its text complained about already.
 
-    job: PPOJob | None
-    """Where there are problems, one whose wrong fields were replaced, fit for judging the other
-    fields and for nothing else. None: nothing is worth judging."""
-
-    problems: tuple[Problem, ...]
-
-    unknown: tuple[PathKey, ...]
-    """Paths whose value in `job` is not the author's."""
-
-
-def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
-    """Read a job, but for the paths that a reader of its text complained about already."""
+    Returns:
+        The job; where there are problems, one whose wrong fields were replaced, fit for judging the
+        other fields and for nothing else; None where nothing is worth judging. What is wrong with
+        single fields. The paths whose value in the job is not the author's.
+    """
     if not isinstance(value, dict):
         got, why = shown(value), f"{_kind(value)} is not a job"
         problem = Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)
-        return Parsed(None, (problem,), ())
+        return None, [problem], set()
     tree = _given({str(key): item for key, item in value.items()})
     # A doubtful value of a field that does not exist is still worth the remark that it does not.
     unknown = {path for path in doubtful if shapes.at(path) is not None}
@@ -77,8 +70,8 @@ def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
             for path in paths:
                 _replace(tree, path)
         else:
-            return Parsed(job, tuple(problems.values()), tuple(unknown))
-    return Parsed(None, tuple(problems.values()), tuple(unknown))
+            return job, list(problems.values()), unknown
+    return None, list(problems.values()), unknown
 
 
 def _given(value: Any, path: PathKey = ()) -> Any:

@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
-from ppojob_api.v1alpha1.rollout_correction import RolloutCorrectionSpec
+from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec, RolloutCorrectionSpec
 from ppojob_api.v1alpha1.section import Count, Items, Section, Tokens
 
 AlgorithmType = Literal[

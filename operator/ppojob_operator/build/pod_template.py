@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
-from ppojob_api.v1alpha1.code_source import CODE_FOLDER
 from ppojob_api.v1alpha1.pod_settings import EnvironmentVariable, PodSettings, PodVolume
+from ppojob_api.v1alpha1.section import CODE_FOLDER
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.keys import PUBLIC_FILE, SECRET_FILE

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, LossAggregation
-from ppojob_api.v1alpha1.critic import CriticSpec
+from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_trainer.engine.objective import Aggregation, Denominators
 from ppojob_trainer.engine.value_objective import ValueObjective
 
