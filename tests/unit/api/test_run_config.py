@@ -8,15 +8,15 @@ import sys
 from typing import Any
 
 import pytest
-from bad_specs import GOOD_JOB
+from bad_specs import GOOD_JOB, changed_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from ppojob_api import manifest, validation
 from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import EngineFacts, RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.roles import ColocatableRole
 
 
 def tree(**spec: Any) -> dict[str, Any]:
@@ -33,121 +33,51 @@ def algorithm(kind: str, **settings: Any) -> dict[str, Any]:
     return {"type": kind, "promptsPerStep": 16, "samplesPerPrompt": 8, **settings}
 
 
-def at(section: Any, path: str) -> Any:
-    """A value in a resolved spec, by its name in Python."""
-    for name in path.split("."):
-        section = getattr(section, name)
-    return section
-
-
-LONGER = {"lossAggregation": "sequence_mean_token_sum_norm"}
 CLIP_COV = {"policyLoss": {"type": "clip_cov", "clipCov": {"covarianceLow": 2}}}
-OWN_CRITIC = {"path": "/models/c", "epochs": 2, "miniBatchPrompts": 4}
-RESOLVED: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (
-        {"seed": 7},
-        {
-            "algorithm.mini_batch_prompts": 16,
-            "algorithm.grpo.normalize_by_std": True,
-            "algorithm.ppo": None,
-            "algorithm.kl.estimator": None,
-            "algorithm.loss_scale_tokens": None,
-            "algorithm.rollout_correction": None,
-            "critic": None,
-            "reward_model": None,
-            "data.seed": 7,
-            "model.tokenizer_path": "/models/m",
-            "rollout.max_model_tokens": 1024,
-            "roles.critic": None,
-            "roles.reference": None,
-            "roles.actor_rollout.ranks_per_replica": 1,
-            "roles.actor_rollout.threads_per_rank": 1,
-            "roles.actor_rollout.parallelism.data_shard": 1,
-        },
-    ),
-    (
-        {"seed": 7, "data": {"train": [{"path": "a.parquet"}], "seed": 0}},
-        {"data.seed": 0},
-    ),
-    (
-        {"model": {"path": "/m", "tokenizerPath": "/t"}, "rollout": {"maxModelTokens": 2048}},
-        {"model.tokenizer_path": "/t", "rollout.max_model_tokens": 2048},
-    ),
-    (
-        {"algorithm": algorithm("grpo", miniBatchPrompts=4, grpo={"normalizeByStd": False})},
-        {"algorithm.mini_batch_prompts": 4, "algorithm.grpo.normalize_by_std": False},
-    ),
-    (
-        {"algorithm": algorithm("reinforce_plus_plus")},
-        {"algorithm.reinforce_plus_plus.gamma": 1.0, "algorithm.grpo": None},
-    ),
-    # A KL brings its reference, and its estimator follows its place.
-    (
-        {"algorithm": algorithm("rloo", kl={"in": "loss"})},
-        {"algorithm.kl.estimator": "k3", "roles.reference": ColocatableRole()},
-    ),
-    (
-        {"algorithm": algorithm("rloo", kl={"in": "reward"})},
-        {"algorithm.kl.estimator": "k1"},
-    ),
-    (
-        {"algorithm": algorithm("rloo", kl={"in": "loss", "estimator": "k2"})},
-        {"algorithm.kl.estimator": "k2"},
-    ),
-    ({"algorithm": algorithm("grpo", **LONGER)}, {"algorithm.loss_scale_tokens": 512}),
-    (
-        {"algorithm": algorithm("grpo", **CLIP_COV)},
-        {"algorithm.policy_loss.clip_cov.share": 0.0002},
-    ),
-    (
-        {"algorithm": algorithm("grpo", policyLoss={"type": "bypass"})},
-        {"algorithm.policy_loss.bypass.form": "clip"},
-    ),
-    (
-        {"algorithm": algorithm("ppo", miniBatchPrompts=8)},
-        {
-            "algorithm.ppo.gamma": 1.0,
-            "algorithm.ppo.lam": 1.0,
-            "critic.path": "/models/m",
-            "critic.epochs": 1,
-            "critic.mini_batch_prompts": 8,
-            "critic.optimizer.learning_rate": 1e-5,
-            "roles.critic": ColocatableRole(),
-        },
-    ),
-    (
-        {"algorithm": algorithm("ppo"), "critic": OWN_CRITIC},
-        {"critic.path": "/models/c", "critic.epochs": 2, "critic.mini_batch_prompts": 4},
-    ),
-    (
-        {"rewardModel": {"path": "/models/rm"}},
-        {"reward_model.tokenizer_path": "/models/rm", "roles.reward_model": ColocatableRole()},
-    ),
-    (
-        {
-            "algorithm": algorithm("ppo", kl={"in": "reward"}),
-            "roles": {
-                "actorRollout": {"replicas": 2, "ranksPerReplica": 2, "cpu": 4},
-                "critic": {"colocateWith": "none", "ranksPerReplica": 4},
-            },
-        },
-        {
-            "rollout.parallelism.data": 4,
-            "roles.actor_rollout.threads_per_rank": 2,
-            "roles.actor_rollout.parallelism.data_shard": 4,
-            "roles.critic.ranks_per_replica": 4,
-            "roles.critic.parallelism.data_shard": 4,
-            # What lives in another's ranks has none to write out.
-            "roles.reference": ColocatableRole(),
-        },
-    ),
-]
+
+# What is changed in the good job, and what then stands in its resolved spec.
+RESOLVED = """
+seed: 7 => data.seed: 7
+seed: 7; data.seed: 0 => data.seed: 0
+data.shuffle: false => data.seed: null
+=> algorithm.miniBatchPrompts: 16; algorithm.grpo.normalizeByStd: true; algorithm.ppo: null
+=> algorithm.kl.estimator: null; algorithm.lossScaleTokens: null; algorithm.rolloutCorrection: null
+=> critic: null; rewardModel: null; roles.critic: null; roles.reference: null
+=> model.tokenizerPath: /models/m; rollout.maxModelTokens: 1024
+=> roles.actorRollout.ranksPerReplica: 1; roles.actorRollout.threadsPerRank: 1
+model.tokenizerPath: /t; rollout.maxModelTokens: 2048 => model.tokenizerPath: /t; rollout.maxModelTokens: 2048
+algorithm.miniBatchPrompts: 4 => algorithm.miniBatchPrompts: 4
+algorithm.grpo.normalizeByStd: false => algorithm.grpo.normalizeByStd: false
+algorithm.type: reinforce_plus_plus => algorithm.reinforcePlusPlus.gamma: 1.0; algorithm.grpo: null
+algorithm.kl.in: loss => algorithm.kl.estimator: k3; roles.reference.colocateWith: actorRollout
+algorithm.kl.in: reward => algorithm.kl.estimator: k1
+algorithm.kl: {in: loss, estimator: k2} => algorithm.kl.estimator: k2
+algorithm.lossAggregation: sequence_mean_token_sum_norm => algorithm.lossScaleTokens: 512
+algorithm.policyLoss: {type: clip_cov} => algorithm.policyLoss.clipCov.share: 0.0002
+algorithm.policyLoss: {type: bypass} => algorithm.policyLoss.bypass.form: clip
+algorithm.type: ppo => algorithm.ppo.gamma: 1.0; algorithm.ppo.lambda: 1.0; roles.critic.colocateWith: actorRollout
+algorithm.type: ppo => critic.path: /models/m; critic.epochs: 1; critic.optimizer.learningRate: 1.0e-5
+algorithm.type: ppo; algorithm.miniBatchPrompts: 8 => critic.miniBatchPrompts: 8
+algorithm.type: ppo; critic: {path: /c, epochs: 2, miniBatchPrompts: 4} => critic.path: /c; critic.epochs: 2; critic.miniBatchPrompts: 4
+rewardModel.path: /r => rewardModel.tokenizerPath: /r; roles.rewardModel.colocateWith: actorRollout
+roles.actorRollout: {replicas: 2, ranksPerReplica: 2, cpu: 4} => rollout.parallelism.data: 4; roles.actorRollout.threadsPerRank: 2; roles.actorRollout.parallelism.dataShard: 4
+algorithm.type: ppo; roles.critic: {colocateWith: none, ranksPerReplica: 4} => roles.critic.ranksPerReplica: 4; roles.critic.parallelism.dataShard: 4
+algorithm.kl.in: loss => roles.reference.parallelism.dataShard: null; roles.reference.ranksPerReplica: null
+"""  # noqa: E501 - a case a line
 
 
-@pytest.mark.parametrize(("spec", "written"), RESOLVED)
-def test_defaults_are_written_out(spec: dict[str, Any], written: dict[str, Any]) -> None:
-    resolved = resolve(job(**spec)).spec
-    assert {path: at(resolved, path) for path in written} == written
+@pytest.mark.parametrize("case", RESOLVED.strip().splitlines())
+def test_defaults_are_written_out(case: str) -> None:
+    changes, written = ([one for one in side.split("; ") if one] for side in case.split("=> "))
+    judged = validation.validate(changed_job([f"spec.{change.strip()}" for change in changes]))
+    assert isinstance(judged, PPOJob), judged
+    spec = resolve(judged).job().model_dump(mode="json")["spec"]
+    for line in written:
+        path, _, text = line.partition(": ")
+        value = spec
+        for key in path.split("."):
+            value = value[key]
+        assert value == YAML(typ="safe").load(text), path
 
 
 def test_a_policy_loss_is_called_with_its_settings_and_those_of_clip() -> None:
