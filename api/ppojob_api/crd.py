@@ -11,26 +11,24 @@ from typing import Any
 from ppojob_api import shape as shapes
 from ppojob_api.manifest import to_yaml
 from ppojob_api.rules import RULES, Rule
-from ppojob_api.shape import Bounds, Member, Shape
+from ppojob_api.shape import Member, Shape
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.section import Section
 from ppojob_api.well_known import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 
-PRINTER_COLUMNS = (
+COLUMNS = (
     ("Phase", "string", ".status.phase"),
     ("Step", "integer", ".status.training.step"),
     ("Reward", "number", ".status.training.reward"),
     ("Tokens/s", "number", ".status.training.tokensPerSecond"),
     ("ETA", "string", ".status.training.eta"),
     ("Age", "date", ".metadata.creationTimestamp"),
-)
-WIDE_COLUMNS = (
     ("KL", "number", ".status.training.kl"),
     ("Checkpoint", "integer", ".status.training.lastCommittedStep"),
     ("Restarts", "integer", ".status.restarts"),
     ("Reason", "string", ".status.reason"),
 )
-"""Shown by `kubectl get -o wide` alone."""
+NARROW_COLUMNS = 6
+"""So many of them `kubectl get` shows without `-o wide`."""
 
 SERVER_RULES = [rule for rule in RULES if rule.at_admission]
 
@@ -44,12 +42,11 @@ SERVER_FIELDS: dict[str, dict[str, Any]] = {
 
 def definition() -> dict[str, Any]:
     """The CustomResourceDefinition as plain values."""
-    columns: list[dict[str, Any]] = [
+    columns = [
         {"name": name, "type": kind, "jsonPath": path}
-        for name, kind, path in (*PRINTER_COLUMNS, *WIDE_COLUMNS)
+        | ({"priority": 1} if index >= NARROW_COLUMNS else {})
+        for index, (name, kind, path) in enumerate(COLUMNS)
     ]
-    for column in columns[len(PRINTER_COLUMNS) :]:
-        column["priority"] = 1
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -80,10 +77,9 @@ def definition() -> dict[str, Any]:
 
 def schema() -> dict[str, Any]:
     """The structural schema of a PPOJob."""
-    root = _object(PPOJob, "")
+    root = _node(Shape(kind="object", model=PPOJob), "")
     root["properties"].update(SERVER_FIELDS)
     root["required"] = ["metadata", "spec"]
-    root["x-kubernetes-validations"] = _validations("")
     return root
 
 
@@ -93,80 +89,61 @@ def render() -> str:
     return head + to_yaml(definition())
 
 
-def _object(model: type[Section], path: str) -> dict[str, Any]:
-    fields = shapes.members(model)
-    node: dict[str, Any] = {
-        "type": "object",
-        "properties": {name: _field(member, f"{path}.{name}") for name, member in fields.items()},
-    }
-    required = [name for name, member in fields.items() if member.required]
-    return {**node, "required": required} if required else node
+def _node(shape: Shape, path: str) -> dict[str, Any]:
+    """The schema of one place, with the rules that stand there."""
+    node = _schema_of(shape, path)
+    rules = [_validation(rule) for rule in SERVER_RULES if rule.section == path]
+    return {**node, "x-kubernetes-validations": rules} if rules else node
+
+
+def _schema_of(shape: Shape, path: str) -> dict[str, Any]:
+    if shape.model is not None:
+        fields = shapes.members(shape.model)
+        above = path and f"{path}."
+        properties = {name: _field(member, f"{above}{name}") for name, member in fields.items()}
+        required = [name for name, member in fields.items() if member.required]
+        node = {"type": "object", "properties": properties}
+        return {**node, "required": required} if required else node
+    if shape.kind == "map" and shape.item is not None:
+        node = {"type": "object", **_lengths(shape, "Properties")}
+        if shape.item.kind == "any":
+            return {**node, "x-kubernetes-preserve-unknown-fields": True}
+        return {**node, "additionalProperties": _node(shape.item, f"{path}[]")}
+    if shape.kind == "list" and shape.item is not None:
+        # A list is replaced as a whole by server-side apply: its order is its author's.
+        node = {"type": "array", "x-kubernetes-list-type": "atomic", **_lengths(shape, "Items")}
+        return {**node, "items": _node(shape.item, f"{path}[]")}
+    if shape.kind == "enum":
+        return {"type": "string", "enum": list(shape.choices)}
+    if shape.kind == "string":
+        pattern = {"pattern": shape.pattern} if shape.pattern else {}
+        return {"type": "string", **_lengths(shape, "Length"), **pattern}
+    form = {"format": "int64"} if shape.kind == "integer" else {}
+    return {"type": shape.kind, **form, **_bounds(shape)}
 
 
 def _field(member: Member, path: str) -> dict[str, Any]:
-    node: dict[str, Any] = {"description": member.description}
-    node.update(_node(member.shape, path.removeprefix(".")))
+    node = {"description": member.description, **_node(member.shape, path)}
     if not member.required and member.default is not None:
         node["default"] = member.default
     return node
 
 
-def _node(shape: Shape, path: str) -> dict[str, Any]:
-    node = _bare(shape, path)
-    rules = _validations(path) if path else []
-    return {**node, "x-kubernetes-validations": rules} if rules else node
-
-
-def _bare(shape: Shape, path: str) -> dict[str, Any]:
-    if shape.kind == "object" and shape.model is not None:
-        return _object(shape.model, path)
-    if shape.kind == "map" and shape.item is not None:
-        return {"type": "object", **_lengths("Properties", shape.length), **_values(shape.item)}
-    if shape.kind == "list" and shape.item is not None:
-        items = _node(shape.item, f"{path}[]")
-        # A list is replaced as a whole by server-side apply: its order is its author's.
-        return {
-            "type": "array",
-            "x-kubernetes-list-type": "atomic",
-            **_lengths("Items", shape.length),
-            "items": items,
-        }
-    if shape.kind == "enum":
-        return {"type": "string", "enum": list(shape.choices)}
-    if shape.kind == "string":
-        pattern = {"pattern": shape.pattern} if shape.pattern else {}
-        return {"type": "string", **_lengths("Length", shape.length), **pattern}
-    if shape.kind == "integer":
-        return {"type": "integer", "format": "int64", **_bounds(shape.bounds)}
-    return {"type": shape.kind, **_bounds(shape.bounds)}
-
-
-def _values(item: Shape) -> dict[str, Any]:
-    if item.kind == "any":
-        return {"x-kubernetes-preserve-unknown-fields": True}
-    return {"additionalProperties": _node(item, "")}
-
-
-def _bounds(bounds: Bounds) -> dict[str, Any]:
+def _bounds(shape: Shape) -> dict[str, Any]:
     node: dict[str, Any] = {}
-    if bounds.minimum is not None:
-        node["minimum"] = bounds.minimum
-    if bounds.maximum is not None:
-        node["maximum"] = bounds.maximum
-    if bounds.above is not None:
-        node.update(minimum=bounds.above, exclusiveMinimum=True)
-    if bounds.below is not None:
-        node.update(maximum=bounds.below, exclusiveMaximum=True)
+    for limit, schema in (
+        (shape.ge, {"minimum": shape.ge}),
+        (shape.le, {"maximum": shape.le}),
+        (shape.gt, {"minimum": shape.gt, "exclusiveMinimum": True}),
+        (shape.lt, {"maximum": shape.lt, "exclusiveMaximum": True}),
+    ):
+        node |= {} if limit is None else schema
     return node
 
 
-def _lengths(noun: str, length: Bounds) -> dict[str, Any]:
-    limits = (("min", length.minimum), ("max", length.maximum))
-    return {f"{word}{noun}": int(limit) for word, limit in limits if limit is not None}
-
-
-def _validations(section: str) -> list[dict[str, Any]]:
-    return [_validation(rule) for rule in SERVER_RULES if rule.section == section]
+def _lengths(shape: Shape, noun: str) -> dict[str, Any]:
+    limits = (("min", shape.min_length), ("max", shape.max_length))
+    return {f"{word}{noun}": limit for word, limit in limits if limit is not None}
 
 
 def _validation(rule: Rule) -> dict[str, Any]:
@@ -175,10 +152,5 @@ def _validation(rule: Rule) -> dict[str, Any]:
     return {**node, "fieldPath": f".{rule.field}"} if rule.section and rule.field else node
 
 
-def main() -> None:
-    """Write the definition to standard output."""
-    sys.stdout.write(render())
-
-
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(render())

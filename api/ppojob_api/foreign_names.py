@@ -23,19 +23,17 @@ _TOLD: Final = re.compile(r"([\w.]*\w)(?=[,.;]|$)")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table.
-
-    Attributes:
-        names: As the other framework writes them.
-        here: Fields or a word; empty where `status` says why there is none.
-        remark: What to know besides, as it follows a comma.
-        status: NOT_YET, NOT_NEEDED, or empty.
-    """
+    """A line of the table, the names as the other framework writes them."""
 
     names: tuple[str, ...]
     here: tuple[str, ...]
+    """Fields or a word; empty where `status` says why there is none."""
+
     remark: str
+    """What to know besides, as it follows a comma."""
+
     status: str
+    """NOT_YET, NOT_NEEDED, or empty."""
 
 
 def rows(text: str) -> tuple[Row, ...]:
@@ -225,18 +223,12 @@ distillation transfer_queue global_profiler skip | not yet
 """)
 
 
-def _sections(table: tuple[Row, ...]) -> Iterator[str]:
-    """Names of sections in which a table or the models know more names."""
-    told = (_TOLD.match(member.verl) for _, member in shapes.fields())
-    names = [name for row in table for name in row.names]
-    for name in (*names, *(found[1] for found in told if found is not None)):
-        yield from name.split(".")[:-1]
-
-
 @cache
 def sections() -> frozenset[str]:
-    """Names of verl's sections; what others hold is the author's, or is not here at all."""
-    return frozenset(_sections(_VERL))
+    """Names of verl's sections, in which its table or the models know more names."""
+    told = (_TOLD.match(member.verl) for _, member in shapes.fields())
+    names = [*(name for row in _VERL for name in row.names), *(one[1] for one in told if one)]
+    return frozenset(part for name in names for part in name.split(".")[:-1])
 
 
 TRL = rows("""
@@ -439,17 +431,13 @@ spec.algorithm.lossAggregation | sapo | sequence_mean_token_mean | with policyLo
 spec.algorithm.lossAggregation | gspo | sequence_mean_token_mean | with policyLoss.type: gspo
 spec.algorithm.lossAggregation | vespo | token_mean | with policyLoss.type: vespo
 spec.algorithm.lossAggregation | luspo | sequence_mean_token_sum | with policyLoss.type: gspo
-spec.algorithm.kl.estimator | kl | k1
+spec.algorithm.kl.estimator spec.algorithm.kl.lossTerm.estimator | kl | k1
 spec.algorithm.kl.estimator | mse | k2
-spec.algorithm.kl.estimator | low_var_kl | k3
-spec.algorithm.kl.estimator | kl+ | k1+
-spec.algorithm.kl.estimator | low_var_kl+ | k3+
-spec.algorithm.kl.estimator | k2+ mse+ | k2
-spec.algorithm.kl.lossTerm.estimator | kl | k1
 spec.algorithm.kl.lossTerm.estimator | mse k2+ mse+ | k2
-spec.algorithm.kl.lossTerm.estimator | low_var_kl | k3
-spec.algorithm.kl.lossTerm.estimator | kl+ | k1+
-spec.algorithm.kl.lossTerm.estimator | low_var_kl+ | k3+
+spec.algorithm.kl.estimator spec.algorithm.kl.lossTerm.estimator | low_var_kl | k3
+spec.algorithm.kl.estimator spec.algorithm.kl.lossTerm.estimator | kl+ | k1+
+spec.algorithm.kl.estimator spec.algorithm.kl.lossTerm.estimator | low_var_kl+ | k3+
+spec.algorithm.kl.estimator | k2+ mse+ | k2
 spec.optimizer.schedule spec.critic.optimizer.schedule | constant_with_warmup | constant
 spec.optimizer.schedule spec.critic.optimizer.schedule | cosine_with_min_lr | cosine
 spec.optimizer.schedule spec.critic.optimizer.schedule | linear polynomial inverse_sqrt | not yet

@@ -24,11 +24,9 @@ from ruamel.yaml.events import (
     Event,
     MappingEndEvent,
     MappingStartEvent,
-    NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
     SequenceStartEvent,
-    StreamEndEvent,
 )
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
@@ -62,20 +60,17 @@ _YAML_1_1_NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One file as read.
-
-    Attributes:
-        name: How messages call the file.
-        value: The document, or None where nothing could be read.
-        problems: What is wrong with the file itself, in the order of the text.
-        doubtful: Paths of the values that `problems` speaks of; to judge them once more as fields
-            would name one mistake twice.
-    """
+    """One file as read; `name` is how messages call it."""
 
     name: str
     value: JsonValue
+    """The document, or None where nothing could be read."""
+
     problems: tuple[Problem, ...]
+    """What is wrong with the file itself, in the order of the text."""
+
     doubtful: tuple[tuple[str | int, ...], ...] = ()
+    """Paths of the values in `problems`: judged as fields too, one mistake would be told twice."""
 
 
 def display_name(path: str) -> str:
@@ -161,11 +156,9 @@ def _unfit_bytes(data: bytes, name: str) -> Problem | None:
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
-        before = data[: error.start]
-        row = before.count(b"\n") + 1
-        column = error.start - (before.rfind(b"\n") + 1) + 1
+        rows = data[: error.start].split(b"\n")
         return Problem(
-            f"{name}:{row}:{column}",
+            f"{name}:{len(rows)}:{len(rows[-1]) + 1}",
             f"byte 0x{data[error.start]:02x}",
             "the file is not UTF-8",
             "text in UTF-8",
@@ -176,11 +169,9 @@ def _unfit_bytes(data: bytes, name: str) -> Problem | None:
 
 def _forbidden_characters(text: str, name: str) -> Iterator[Problem]:
     for match in _FORBIDDEN.finditer(text):
-        start = match.start()
-        row = text.count("\n", 0, start) + 1
-        column = start - (text.rfind("\n", 0, start) + 1) + 1
+        rows = text[: match.start()].split("\n")
         yield Problem(
-            f"{name}:{row}:{column}",
+            f"{name}:{len(rows)}:{len(rows[-1]) + 1}",
             f"the character U+{ord(match.group()):04X}",
             "control, bidirectional and invisible characters hide what a manifest says",
             'remove it, or write it as an escape between double quotes ("\\u...")',
@@ -210,14 +201,15 @@ class _Reader:
         value: JsonValue = None
         try:
             events = iter(yaml.parse(text))
-            starts = self._next_document(events)
-            if starts is None:
+            if self._next_document(events) is None:
                 self._problem(None, ABSENT, "the file is empty", "one PPOJob", ReasonCode.EMPTY)
                 return None
             value = self._node(next(events), events)
-            second = self._next_document(events)
-            if second is not None:
-                self._several_documents(second, events)
+            if (second := self._next_document(events)) is not None:
+                count = 2 + sum(isinstance(event, DocumentStartEvent) for event in events)
+                why, allowed = "a file holds one job, and none of these is run", "one PPOJob a file"
+                got, code = f"{count} documents", ReasonCode.SEVERAL_DOCUMENTS
+                self._problem(second.start_mark, got, why, allowed, code)
         except _Stop:
             return None
         except MarkedYAMLError as error:
@@ -228,22 +220,7 @@ class _Reader:
         return value
 
     def _next_document(self, events: Iterator[Event]) -> Event | None:
-        for event in events:
-            if isinstance(event, DocumentStartEvent):
-                return event
-            if isinstance(event, StreamEndEvent):
-                return None
-        return None
-
-    def _several_documents(self, second: Event, events: Iterator[Event]) -> None:
-        count = 2 + sum(isinstance(event, DocumentStartEvent) for event in events)
-        self._problem(
-            second.start_mark,
-            f"{count} documents",
-            "a file holds one job, and none of these is run",
-            "one PPOJob a file",
-            ReasonCode.SEVERAL_DOCUMENTS,
-        )
+        return next((event for event in events if isinstance(event, DocumentStartEvent)), None)
 
     def _node(self, event: Event, events: Iterator[Event]) -> JsonValue:
         self._check_depth(event, len(self.path))
@@ -251,16 +228,14 @@ class _Reader:
             return self._alias(event)
         before = self.num_nodes
         self._count(event, 1)
-        if not isinstance(event, NodeEvent):
-            raise AssertionError(f"the parser gave {event} where a node begins")
+        assert isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
+        if event.tag is not None:
+            self._unsupported(event, f"the tag {event.tag}", "tags mean nothing to Kubernetes")
         if isinstance(event, ScalarEvent):
             value = self._scalar(event)
         elif isinstance(event, SequenceStartEvent):
-            self._refuse_tag(event, event.tag)
             value = self._sequence(events)
         else:
-            assert isinstance(event, MappingStartEvent)
-            self._refuse_tag(event, event.tag)
             value = self._mapping(events)
         if event.anchor is not None:
             self.anchors[event.anchor] = (value, self.num_nodes - before)
@@ -326,7 +301,6 @@ class _Reader:
         return value
 
     def _scalar(self, event: ScalarEvent) -> JsonValue:
-        self._refuse_tag(event, event.tag)
         text = str(event.value)
         # A style means quotes or a block: always a string.
         if event.style is not None:
@@ -355,10 +329,6 @@ class _Reader:
         mark = event.start_mark
         self.doubtful.append(tuple(self.path))
         self._problem(mark, text, why, f"write {allowed}", ReasonCode.AMBIGUOUS_SCALAR)
-
-    def _refuse_tag(self, event: Event, tag: object) -> None:
-        if tag is not None:
-            self._unsupported(event, f"the tag {tag}", "tags mean nothing to Kubernetes")
 
     def _check_depth(self, event: Event, depth: int) -> None:
         if depth > DEPTH_LIMIT:

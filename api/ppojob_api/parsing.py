@@ -1,7 +1,6 @@
 """Plain values to a job: every wrong field of it becomes a Problem, all of them at once."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -37,29 +36,21 @@ _TOO_SMALL = {"greater_than", "greater_than_equal", "string_too_short", "too_sho
 _TOO_LARGE = {"less_than", "less_than_equal", "string_too_long", "too_long"}
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A manifest as a job.
+def parse(
+    value: object, doubtful: Iterable[PathKey]
+) -> tuple[PPOJob | None, list[Problem], set[PathKey]]:
+    """Read a job, but for the paths that a reader of its text complained about already.
 
-    Attributes:
-        job: The job; where `problems` is not empty, one whose wrong fields were replaced, fit for
-            judging the other fields and for nothing else. None: nothing is worth judging.
-        problems: What is wrong with single fields.
-        unknown: Paths whose value in `job` is not the author's.
+    Returns:
+        The job; where there are problems, one whose wrong fields were replaced, fit for judging the
+        other fields and for nothing else; None where nothing is worth judging. What is wrong with
+        single fields. The paths whose value in the job is not the author's.
     """
-
-    job: PPOJob | None
-    problems: tuple[Problem, ...]
-    unknown: tuple[PathKey, ...]
-
-
-def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
-    """Read a job, but for the paths that a reader of its text complained about already."""
     if not isinstance(value, dict):
         got, why = shown(value), f"{_kind(value)} is not a job"
         problem = Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)
-        return Parsed(None, (problem,), ())
-    tree = _without_server_fields(_given({str(key): item for key, item in value.items()}))
+        return None, [problem], set()
+    tree = _given({str(key): item for key, item in value.items()})
     # A doubtful value of a field that does not exist is still worth the remark that it does not.
     unknown = {path for path in doubtful if shapes.at(path) is not None}
     for path in unknown:
@@ -69,45 +60,37 @@ def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
         try:
             job = PPOJob.model_validate(tree, by_alias=True, by_name=False)
         except ValidationError as error:
-            details = error.errors(include_url=False)
-            paths = {_path(detail) for detail in details}
-            for detail in _without_echoes(details):
-                path = _path(detail)
-                if not _overlaps(path, unknown):
-                    for problem in _problems(detail, path):
+            found = [(_path(detail), detail) for detail in error.errors(include_url=False)]
+            paths = {path for path, _ in found}
+            for path, detail in found:
+                if not _overlaps(path, unknown) and not _counts_wrong_items(path, detail, paths):
+                    for problem in _problems(path, detail):
                         problems.setdefault(problem.where, problem)
             unknown |= paths
             for path in paths:
                 _replace(tree, path)
         else:
-            return Parsed(job, tuple(problems.values()), tuple(unknown))
-    return Parsed(None, tuple(problems.values()), tuple(unknown))
+            return job, list(problems.values()), unknown
+    return None, list(problems.values()), unknown
 
 
 def _given(value: Any, path: PathKey = ()) -> Any:
-    """A copy without the fields that are null, which says no more than to leave them out.
+    """A copy without the fields of a server's, and those that are null, which mean nothing.
 
-    `kubectl apply` drops them from maps of every kind, and an API server from those of its schema.
+    `kubectl apply` drops nulls from maps of every kind, an API server from those of its schema.
     """
     if isinstance(value, list):
         return [_given(item, (*path, index)) for index, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    shape = shapes.at(path)
-    fields = shapes.members(shape.model) if shape is not None and shape.model else None
+    fields = shapes.members_at(path)
+    from_server = SERVER_METADATA if path == ("metadata",) else ()
     return {
         key: _given(item, (*path, key))
         for key, item in value.items()
         # A field that does not exist is worth a line, whatever it holds.
-        if item is not None or (fields is not None and key not in fields)
+        if key not in from_server and (item is not None or (fields and key not in fields))
     }
-
-
-def _without_server_fields(tree: dict[str, Any]) -> dict[str, Any]:
-    metadata = tree.get("metadata")
-    if isinstance(metadata, dict):
-        tree["metadata"] = {k: v for k, v in metadata.items() if k not in SERVER_METADATA}
-    return tree
 
 
 def _overlaps(path: PathKey, others: Iterable[PathKey]) -> bool:
@@ -125,14 +108,10 @@ def _path(detail: ErrorDetails) -> PathKey:
     return path
 
 
-def _without_echoes(details: list[ErrorDetails]) -> Iterable[ErrorDetails]:
-    """Drop a list's "too short" that only counts items which are reported themselves."""
-    paths = [_path(detail) for detail in details]
-    for detail in details:
-        path = _path(detail)
-        inside = any(len(other) > len(path) and other[: len(path)] == path for other in paths)
-        if not (inside and detail["type"] == "too_short"):
-            yield detail
+def _counts_wrong_items(path: PathKey, detail: ErrorDetails, paths: set[PathKey]) -> bool:
+    """Whether a list is "too short" only since items of it are wrong, which are told themselves."""
+    inside = any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+    return inside and detail["type"] == "too_short"
 
 
 def _replace(tree: dict[str, Any], path: PathKey) -> None:
@@ -149,32 +128,20 @@ def _replace(tree: dict[str, Any], path: PathKey) -> None:
     if not isinstance(parent, dict) or not isinstance(last, str):
         return
     parent.pop(last, None)
-    shape = shapes.at(path)
-    if shape is not None and _is_required(path):
-        parent[last] = shapes.placeholder(shape)
+    member = shapes.members_at(path[:-1]).get(last)
+    if member is not None and member.required:
+        parent[last] = shapes.placeholder(member.shape)
 
 
-def _is_required(path: PathKey) -> bool:
-    parent = shapes.at(path[:-1])
-    if parent is None or parent.model is None:
-        return False
-    member = shapes.members(parent.model).get(str(path[-1]))
-    return member is not None and member.required
-
-
-def _problems(detail: ErrorDetails, path: PathKey) -> Iterable[Problem]:
+def _problems(path: PathKey, detail: ErrorDetails) -> Iterator[Problem]:
     if detail["type"] != "extra_forbidden":
-        return [_problem(detail, path)]
-    unknown = suggestions.leaves(path, detail["input"]) or [(path, detail["input"])]
-    return [_unknown_field(*one) for one in unknown]
+        yield _problem(path, detail)
+        return
+    for place, value in suggestions.leaves(path, detail["input"]) or [(path, detail["input"])]:
+        yield suggestions.of_field(place, value).as_problem(shapes.dotted(place), value)
 
 
-def _unknown_field(path: PathKey, value: object) -> Problem:
-    told = suggestions.of_field(path, value)
-    return Problem(shapes.dotted(path), shown(value), told.why, told.allowed, told.reason_code)
-
-
-def _problem(detail: ErrorDetails, path: PathKey) -> Problem:
+def _problem(path: PathKey, detail: ErrorDetails) -> Problem:
     where, value, kind = shapes.dotted(path), detail["input"], detail["type"]
     shape = shapes.at(path)
     allowed = "printable text as a key" if shape is None else shape.allowed()
@@ -182,8 +149,7 @@ def _problem(detail: ErrorDetails, path: PathKey) -> Problem:
         return Problem(where, ABSENT, "the field is required", allowed, ReasonCode.REQUIRED)
     if kind == "literal_error" and shape is not None:
         field = shapes.dotted(tuple(key for key in path if isinstance(key, str)))
-        told = suggestions.of_word(field, value, shape)
-        return Problem(where, shown(value), told.why, told.allowed, told.reason_code)
+        return suggestions.of_word(field, value, shape).as_problem(where, value)
     if kind in _TOO_SMALL | _TOO_LARGE | {"finite_number"}:
         why = _size(kind, value)
         allowed = "a finite number" if shape is not None and shape.kind == "any" else allowed

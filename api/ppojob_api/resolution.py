@@ -3,34 +3,35 @@
 from typing import TypeVar
 
 from ppojob_api import topology
-from ppojob_api.v1alpha1.algorithm import (
-    AlgorithmSpec,
-    KlSpec,
-)
-from ppojob_api.v1alpha1.critic import CriticSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.policy_loss import RATIO_MODES
 from ppojob_api.v1alpha1.roles import ColocatableRole, DevicePods, RolePods, RolesSpec
-from ppojob_api.v1alpha1.rollout import RewardModelSpec, RolloutSpec
-from ppojob_api.v1alpha1.rollout_correction import RATIO_MODES, RolloutCorrectionSpec
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_api.v1alpha1.section import Section
+from ppojob_api.v1alpha1.training import CriticSpec
 
-Pods = TypeVar("Pods", bound=DevicePods)
+S = TypeVar("S", bound=Section)
 
 
 def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
     """Write out every default of a valid spec that depends on another field; idempotent."""
-    return spec.model_copy(
-        update={
-            "model": spec.model.model_copy(
-                update={"tokenizer_path": spec.model.tokenizer_path or spec.model.path}
-            ),
-            "data": _resolved_data(spec),
-            "algorithm": _resolved_algorithm(spec),
-            "rollout": _resolved_rollout(spec),
-            "critic": _resolved_critic(spec),
-            "reward_model": _resolved_reward_model(spec.reward_model),
-            "roles": _resolved_roles(spec),
-        }
+    data, model, reward_model = spec.data, spec.model, spec.reward_model
+    if data.seed is None and data.shuffle:  # without a drawn order a seed has no effect
+        data = _with(data, seed=spec.seed)
+    if reward_model is not None:
+        reward_model = _with(
+            reward_model, tokenizer_path=reward_model.tokenizer_path or reward_model.path
+        )
+    return _with(
+        spec,
+        model=_with(model, tokenizer_path=model.tokenizer_path or model.path),
+        data=data,
+        algorithm=_resolved_algorithm(spec),
+        rollout=_resolved_rollout(spec),
+        critic=_resolved_critic(spec),
+        reward_model=reward_model,
+        roles=_resolved_roles(spec),
     )
 
 
@@ -58,71 +59,49 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
         section, takes_bfloat16 = getattr(spec, name), on_gpu or native_bfloat16
         if takes_bfloat16 is not None and getattr(section, field, None) == "auto":
             chosen = "bfloat16" if takes_bfloat16 else otherwise
-            update[name] = section.model_copy(update={field: chosen})
-    return spec.model_copy(update=update)
+            update[name] = _with(section, **{field: chosen})
+    return _with(spec, **update)
 
 
-def _resolved_data(spec: PPOJobSpec) -> DataSpec:
-    data = spec.data
-    # Without a drawn order a seed would be a setting without effect.
-    if data.seed is not None or not data.shuffle:
-        return data
-    return data.model_copy(update={"seed": spec.seed})
+def _with(section: S, **fields: object) -> S:
+    """The same section with other values of these fields."""
+    return section.model_copy(update=fields)
 
 
 def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
-    algorithm = spec.algorithm
+    algorithm, loss, kl = spec.algorithm, spec.algorithm.policy_loss, spec.algorithm.kl
     update: dict[str, object] = {
         "mini_batch_prompts": algorithm.mini_batch_prompts or algorithm.prompts_per_step
     }
     if algorithm.estimator.options is not None and algorithm.options is None:
         update[algorithm.type] = algorithm.estimator.options()
-    if algorithm.dynamic_sampling is not None:
-        rounds = algorithm.dynamic_sampling
+    if (rounds := algorithm.dynamic_sampling) is not None:
         per_round = rounds.prompts_per_round or algorithm.prompts_per_step
-        update["dynamic_sampling"] = rounds.model_copy(update={"prompts_per_round": per_round})
-    loss = algorithm.policy_loss
+        update["dynamic_sampling"] = _with(rounds, prompts_per_round=per_round)
     if loss.loss.options is not None:
         own = loss.options or loss.loss.options()
-        update["policy_loss"] = loss.model_copy(update={loss.type: own})
-    if algorithm.rollout_correction is not None:
-        update["rollout_correction"] = _resolved_correction(algorithm.rollout_correction)
+        update["policy_loss"] = _with(loss, **{loss.type: own})
+    if (correction := algorithm.rollout_correction) is not None:
+        rejection = tuple(
+            _with(one, low=one.low or 1.0 / one.high) if one.mode in RATIO_MODES else one
+            for one in correction.rejection
+        )
+        update["rollout_correction"] = _with(correction, rejection=rejection)
     if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
         update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
-    if algorithm.kl.in_ != "none":
-        update["kl"] = _resolved_kl(algorithm.kl)
-    return algorithm.model_copy(update=update)
-
-
-def _resolved_correction(correction: RolloutCorrectionSpec) -> RolloutCorrectionSpec:
-    rejection = tuple(
-        one.model_copy(update={"low": one.low or 1.0 / one.high})
-        if one.mode in RATIO_MODES
-        else one
-        for one in correction.rejection
-    )
-    return correction.model_copy(update={"rejection": rejection})
-
-
-def _resolved_kl(kl: KlSpec) -> KlSpec:
-    # As a penalty k1 gives the gradient of the KL, as a loss it gives none: there it needs k3.
-    return kl.model_copy(
-        update={"estimator": kl.estimator or ("k1" if kl.in_ == "reward" else "k3")}
-    )
+    if kl.in_ != "none":
+        # As a penalty k1 gives the gradient of the KL, as a loss it gives none: there it needs k3.
+        estimator = kl.estimator or ("k1" if kl.in_ == "reward" else "k3")
+        update["kl"] = _with(kl, estimator=estimator)
+    return _with(algorithm, **update)
 
 
 def _resolved_rollout(spec: PPOJobSpec) -> RolloutSpec:
-    data, rollout = spec.data, spec.rollout
+    data, rollout, layout = spec.data, spec.rollout, spec.rollout.parallelism
     ranks = topology.world_size(spec.roles.rollout or spec.roles.actor_rollout)
-    layout = rollout.parallelism
+    tokens = rollout.max_model_tokens or data.max_prompt_tokens + data.max_response_tokens
     engines = layout.data or max(1, ranks // layout.tensor)
-    return rollout.model_copy(
-        update={
-            "max_model_tokens": rollout.max_model_tokens
-            or data.max_prompt_tokens + data.max_response_tokens,
-            "parallelism": layout.model_copy(update={"data": engines}),
-        }
-    )
+    return _with(rollout, max_model_tokens=tokens, parallelism=_with(layout, data=engines))
 
 
 def _resolved_critic(spec: PPOJobSpec) -> CriticSpec | None:
@@ -130,21 +109,13 @@ def _resolved_critic(spec: PPOJobSpec) -> CriticSpec | None:
     if critic is None and not algorithm.estimator.has_critic:
         return None
     critic = critic or CriticSpec()
-    return critic.model_copy(
-        update={
-            "path": critic.path or spec.model.path,
-            "epochs": critic.epochs or algorithm.epochs,
-            "mini_batch_prompts": critic.mini_batch_prompts
-            or algorithm.mini_batch_prompts
-            or algorithm.prompts_per_step,
-        }
+    prompts = algorithm.mini_batch_prompts or algorithm.prompts_per_step
+    return _with(
+        critic,
+        path=critic.path or spec.model.path,
+        epochs=critic.epochs or algorithm.epochs,
+        mini_batch_prompts=critic.mini_batch_prompts or prompts,
     )
-
-
-def _resolved_reward_model(model: RewardModelSpec | None) -> RewardModelSpec | None:
-    if model is None:
-        return None
-    return model.model_copy(update={"tokenizer_path": model.tokenizer_path or model.path})
 
 
 def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
@@ -162,10 +133,10 @@ def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
             update[name] = ColocatableRole()
         elif role is not None and role.colocate_with == "none":
             update[name] = _resolved_pods(role)
-    return roles.model_copy(update=update)
+    return _with(roles, **update)
 
 
-def _resolved_pods(pods: Pods) -> Pods:
+def _resolved_pods(pods: DevicePods) -> DevicePods:
     ranks = topology.ranks_per_replica(pods)
     update: dict[str, object] = {
         "ranks_per_replica": ranks,
@@ -174,5 +145,5 @@ def _resolved_pods(pods: Pods) -> Pods:
     if isinstance(pods, RolePods):
         layout = pods.parallelism
         shards = layout.data_shard or pods.replicas * ranks // layout.tensor
-        update["parallelism"] = layout.model_copy(update={"data_shard": shards})
-    return pods.model_copy(update=update)
+        update["parallelism"] = _with(layout, data_shard=shards)
+    return _with(pods, **update)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic import JsonValue
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -41,39 +40,20 @@ KIND_NAMES: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Limits of a number, or of a length."""
-
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def words(self) -> str:
-        """The limits as they follow a noun: ` from 1 to 8`, or nothing."""
-        if self.minimum is not None and self.maximum is not None:
-            return f" from {_plain(self.minimum)} to {_plain(self.maximum)}"
-        if self.above is not None and self.below is not None:
-            return f" above {_plain(self.above)} and below {_plain(self.below)}"
-        low = f"above {_plain(self.above)}" if self.above is not None else ""
-        low = f"at least {_plain(self.minimum)}" if self.minimum is not None else low
-        high = f"below {_plain(self.below)}" if self.below is not None else ""
-        high = f"at most {_plain(self.maximum)}" if self.maximum is not None else high
-        both = " and ".join(part for part in (low, high) if part)
-        return f" {both}" if both else ""
-
-
-@dataclass(frozen=True, slots=True)
 class Shape:
-    """What may stand at one place of the resource."""
+    """What may stand at one place of the resource; limits are named as in pydantic's `Field`."""
 
     kind: Kind
     optional: bool = False
     model: type[Section] | None = None
     item: "Shape | None" = None
     choices: tuple[str, ...] = ()
-    bounds: Bounds = Bounds()
-    length: Bounds = Bounds()
+    ge: float | None = None
+    le: float | None = None
+    gt: float | None = None
+    lt: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
     pattern: str | None = None
 
     def allowed(self) -> str:
@@ -91,17 +71,31 @@ class Shape:
             needed = ", ".join(name for name, m in members(self.model).items() if m.required)
             return f"an object with {needed}" if needed else "an object"
         if self.kind == "list" and self.item is not None:
-            return f"a list{self._items()}, each {self.item.allowed()}"
-        if self.kind == "string" and self.length.maximum is not None:
-            low = max(0, int(self.length.minimum or 0))
-            return f"text of {low} to {_plain(self.length.maximum)} characters"
-        return KIND_NAMES[self.kind] + self.bounds.words()
+            items = _range(self.min_length, self.max_length).removeprefix(" from")
+            if self.min_length is not None and self.min_length == self.max_length:
+                items = f" {self.min_length}"
+            return f"a list{items and f' of{items} items'}, each {self.item.allowed()}"
+        if self.kind == "string" and self.max_length is not None:
+            return f"text of {self.min_length or 0} to {self.max_length} characters"
+        return KIND_NAMES[self.kind] + _range(self.ge, self.le, self.gt, self.lt)
 
-    def _items(self) -> str:
-        if self.length.minimum is not None and self.length.minimum == self.length.maximum:
-            return f" of {_plain(self.length.minimum)} items"
-        words = self.length.words().removeprefix(" from")
-        return f" of{words} items" if words else ""
+
+_LIMITS = ("ge", "le", "gt", "lt", "min_length", "max_length", "pattern")
+
+
+def _range(
+    ge: float | None, le: float | None, gt: float | None = None, lt: float | None = None
+) -> str:
+    """Limits as they follow a noun: ` from 1 to 8`, ` above 0`, or nothing."""
+    if ge is not None and le is not None:
+        return f" from {_plain(ge)} to {_plain(le)}"
+    named = (("at least", ge), ("above", gt), ("at most", le), ("below", lt))
+    both = " and ".join(f"{words} {_plain(limit)}" for words, limit in named if limit is not None)
+    return f" {both}" if both else ""
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else str(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,31 +164,40 @@ def _docstrings(model: type[Section]) -> dict[str, str]:
     Pydantic would read them where a model is made: in every process, for a quarter of the time that
     all models take to load.
     """
-    inherited = [_docstrings(base) for base in model.__bases__ if issubclass(base, Section)]
-    (own,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(own, ast.ClassDef)
-    return {
-        **{name: text for found in inherited for name, text in found.items()},
-        **{
-            field.target.id: " ".join(below.value.value.split())
-            for field, below in itertools.pairwise(own.body)
-            if isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-            and isinstance(below.value.value, str)
-        },
-    }
+    found: dict[str, str] = {}
+    for base in reversed([base for base in model.__mro__ if issubclass(base, Section)]):
+        (own,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(own, ast.ClassDef)
+        for field, below in itertools.pairwise(own.body):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = " ".join(text.split())
+    return found
 
 
-def at(path: PathKey, model: type[Section] = PPOJob) -> Shape | None:
+def at(path: PathKey) -> Shape | None:
     """The shape at a path, or None where the models know no such place."""
-    shape: Shape | None = Shape(kind="object", model=model)
+    shape: Shape | None = Shape(kind="object", model=PPOJob)
     for key in path:
         if shape is None:
             return None
-        shape = _step(shape, key)
+        if isinstance(key, int):
+            shape = shape.item if shape.kind == "list" else None
+        elif shape.model is not None:
+            member = members(shape.model).get(key)
+            shape = None if member is None else member.shape
+        else:
+            shape = shape.item if shape.kind == "map" else None
     return shape
+
+
+def members_at(path: PathKey) -> dict[str, Member]:
+    """The fields of the section at a path; none where there is no section."""
+    shape = at(path)
+    return {} if shape is None or shape.model is None else members(shape.model)
 
 
 def known(value: Any, shape: Shape) -> Any:
@@ -246,27 +249,17 @@ def within(path: str, other: str) -> bool:
 
 def placeholder(shape: Shape) -> JsonValue:
     """Some value that is right for a shape, so that the rest of a broken spec can be judged."""
-    if shape.kind == "object" and shape.model is not None:
-        required = {k: m.shape for k, m in members(shape.model).items() if m.required}
-        return {key: placeholder(value) for key, value in required.items()}
+    if shape.model is not None:
+        return {k: placeholder(m.shape) for k, m in members(shape.model).items() if m.required}
     if shape.kind == "list" and shape.item is not None:
-        return [placeholder(shape.item)] * int(shape.length.minimum or 0)
+        return [placeholder(shape.item)] * (shape.min_length or 0)
     if shape.kind == "enum":
         return shape.choices[0]
     if shape.kind in {"integer", "number"}:
-        return int(shape.bounds.minimum or 1)
+        return int(shape.ge or 1)
     if shape.kind == "boolean":
         return False
     return "x" if shape.kind == "string" else {}
-
-
-def _step(shape: Shape, key: str | int) -> Shape | None:
-    if isinstance(key, int):
-        return shape.item if shape.kind == "list" else None
-    if shape.kind == "object" and shape.model is not None:
-        member = members(shape.model).get(key)
-        return None if member is None else member.shape
-    return shape.item if shape.kind == "map" else None
 
 
 def _default(field: FieldInfo) -> Any:
@@ -279,18 +272,9 @@ def _default(field: FieldInfo) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _number(limit: object) -> float:
-    assert isinstance(limit, int | float)
-    return limit
-
-
-def _plain(number: float) -> str:
-    return str(int(number)) if float(number).is_integer() else str(number)
-
-
 def _shape(annotation: Any, metadata: Iterable[object] = ()) -> Shape:
-    facts = list(metadata)
-    origin = get_origin(annotation)
+    """The shape of a type; limits stand in what is beside it in `Annotated`, or of its field."""
+    facts, origin = list(metadata), get_origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)
         for fact in more:
@@ -299,16 +283,22 @@ def _shape(annotation: Any, metadata: Iterable[object] = ()) -> Shape:
     if origin in {Union, types.UnionType}:
         (inner,) = (arg for arg in get_args(annotation) if arg is not type(None))
         return replace(_shape(inner, facts), optional=True)
-    return _constrained(_bare(annotation, origin), facts)
+    limits: dict[str, Any] = {
+        name: limit
+        for name in _LIMITS
+        for fact in facts
+        if (limit := getattr(fact, name, None)) is not None
+    }
+    return replace(_without_limits(annotation, origin), **limits)
 
 
-def _bare(annotation: Any, origin: Any) -> Shape:
+def _without_limits(annotation: Any, origin: Any) -> Shape:
     if origin is Literal:
         return Shape(kind="enum", choices=tuple(get_args(annotation)))
     if origin is tuple:
         first, *rest = get_args(annotation)
-        fixed = Bounds() if rest == [...] else Bounds(minimum=1 + len(rest), maximum=1 + len(rest))
-        return Shape(kind="list", item=_shape(first), length=fixed)
+        length = None if rest == [...] else 1 + len(rest)
+        return Shape(kind="list", item=_shape(first), min_length=length, max_length=length)
     if origin is dict:
         return Shape(kind="map", item=_shape(get_args(annotation)[1]))
     if annotation is JsonValue:
@@ -317,22 +307,3 @@ def _bare(annotation: Any, origin: Any) -> Shape:
         return Shape(kind="object", model=annotation)
     kinds: dict[Any, Kind] = {int: "integer", float: "number", str: "string", bool: "boolean"}
     return Shape(kind=kinds[annotation])
-
-
-def _constrained(shape: Shape, facts: list[object]) -> Shape:
-    for fact in facts:
-        if isinstance(fact, annotated_types.Ge):
-            shape = replace(shape, bounds=replace(shape.bounds, minimum=_number(fact.ge)))
-        elif isinstance(fact, annotated_types.Le):
-            shape = replace(shape, bounds=replace(shape.bounds, maximum=_number(fact.le)))
-        elif isinstance(fact, annotated_types.Gt):
-            shape = replace(shape, bounds=replace(shape.bounds, above=_number(fact.gt)))
-        elif isinstance(fact, annotated_types.Lt):
-            shape = replace(shape, bounds=replace(shape.bounds, below=_number(fact.lt)))
-        elif isinstance(fact, annotated_types.MinLen):
-            shape = replace(shape, length=replace(shape.length, minimum=fact.min_length))
-        elif isinstance(fact, annotated_types.MaxLen):
-            shape = replace(shape, length=replace(shape.length, maximum=fact.max_length))
-        elif isinstance(getattr(fact, "pattern", None), str):
-            shape = replace(shape, pattern=str(getattr(fact, "pattern", None)))
-    return shape

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from ppojob_api import foreign_names
 from ppojob_api import shape as shapes
 from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET, WORDS, Row
-from ppojob_api.problem import ReasonCode
+from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
@@ -27,18 +27,19 @@ class Suggestion(NamedTuple):
     allowed: str
     reason_code: ReasonCode = ReasonCode.UNKNOWN_FIELD
 
+    def as_problem(self, where: str, value: object) -> Problem:
+        """The same as a problem of a value at its place."""
+        return Problem(where, shown(value), *self)
+
 
 def of_field(path: PathKey, value: object) -> Suggestion:
     """What to write for a field that does not exist."""
-    parent, word = shapes.at(path[:-1]), folded(str(path[-1]))
-    fields = shapes.members(parent.model) if parent is not None and parent.model is not None else {}
-    here = {folded(name): name for name in fields}
-    why = "there is no such field"
-    if word in here:
-        return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[word]))}")
-    row = foreign_field(path)
+    word, why = folded(str(path[-1])), "there is no such field"
+    here = {folded(name): name for name in shapes.members_at(path[:-1])}
+    row = None if word in here else foreign_field(path)
     if row is not None:
-        return _of_row(row, path, value)
+        return _of_row(row, value)
+    # A word that is here is the nearest to itself.
     near = difflib.get_close_matches(word, here, n=1, cutoff=NEAR)
     if near:
         return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[near[0]]))}")
@@ -100,7 +101,7 @@ def folded(word: str) -> str:
     return word[:128].lower().replace("_", "").replace("-", "").replace("0", "o")
 
 
-def _of_row(row: Row, path: PathKey, value: object) -> Suggestion:
+def _of_row(row: Row, value: object) -> Suggestion:
     if row.status == NOT_YET:
         why = f"{row.remark}: not in this version" if row.remark else "not in this version"
         return Suggestion(why, "remove it", ReasonCode.NOT_IN_THIS_VERSION)
@@ -109,10 +110,8 @@ def _of_row(row: Row, path: PathKey, value: object) -> Suggestion:
     allowed = f"write {' or '.join(row.here)}"
     meant = foreign_word(row.here[0], value) if isinstance(value, str) else None
     if meant is not None and meant.here:
-        return Suggestion(
-            "there is no such field", _with_remark(f"{allowed}: {meant.here[0]}", meant)
-        )
-    if meant is not None and meant.status == NOT_YET:
+        allowed, row = f"{allowed}: {meant.here[0]}", meant
+    elif meant is not None and meant.status == NOT_YET:
         allowed += f", where {value} is not in this version"
     return Suggestion("there is no such field", _with_remark(allowed, row))
 

@@ -8,7 +8,14 @@ from typing import Final, Literal
 
 from ppojob_api.v1alpha1.agent import ToolSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.roles import ColocatableRole, DevicePods, RolePods, RolesSpec
+from ppojob_api.v1alpha1.roles import (
+    CodePods,
+    ColocatableRole,
+    DevicePods,
+    RetrieverPods,
+    RolePods,
+    RolesSpec,
+)
 from ppojob_api.v1alpha1.section import Items, Section
 from ppojob_api.well_known import SEARCH_TOOL, RoleName, pod_host, pod_name
 
@@ -152,14 +159,6 @@ def model_pods(roles: RolesSpec) -> dict[RoleName, RolePods]:
     return pods | {name: role for name, role in hosted if role.colocate_with == "none"}
 
 
-def scores_by_functions(spec: PPOJobSpec) -> bool:
-    """Whether functions score responses, a user's or those that are built in.
-
-    A reward model alone leaves them nothing to do.
-    """
-    return bool(spec.rewards) or spec.reward_model is None
-
-
 def retrieved_tools(spec: PPOJobSpec) -> tuple[ToolSpec, ...]:
     """The tools that the role `retriever` answers."""
     if spec.agent is None or spec.agent.retriever is None:
@@ -177,29 +176,29 @@ def calls_tools(spec: PPOJobSpec) -> bool:
 
 def build(job_name: str, spec: PPOJobSpec) -> Topology:
     """The topology of a valid spec."""
-    roles = [_pods_without_model(job_name, "controller", 1, 1)]
-    actor = _model_pods(job_name, "actorRollout", spec.roles.actor_rollout)
+    roles, settings = [_without_model(job_name, "controller", CodePods())], spec.roles
+    actor = _with_model(job_name, "actorRollout", settings.actor_rollout)
     roles.append(actor)
     is_replayed = spec.rollout.replay is not None  # its rows have answers and scores already
-    if spec.roles.rollout is not None and not is_replayed:
-        roles.append(_model_pods(job_name, "rollout", spec.roles.rollout))
-    for name, role in colocatable_roles(spec.roles).items():
+    if settings.rollout is not None and not is_replayed:
+        roles.append(_with_model(job_name, "rollout", settings.rollout))
+    for name, role in colocatable_roles(settings).items():
         if name == "rewardModel" and is_replayed:
             continue
         if role.colocate_with == "none":
-            roles.append(_model_pods(job_name, name, role))
+            roles.append(_with_model(job_name, name, role))
         else:
             update = {"role": name, "colocated_with": role.colocate_with}
             roles.append(actor.model_copy(update=update))
-    if scores_by_functions(spec) and not is_replayed:
-        reward = spec.roles.reward
-        roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
-    if calls_tools(spec) and not is_replayed:
-        tools = spec.roles.tools
-        roles.append(_pods_without_model(job_name, "tools", tools.replicas, tools.cpu))
-    if retrieved_tools(spec) and not is_replayed:
-        retriever = spec.roles.retriever
-        roles.append(_pods_without_model(job_name, "retriever", retriever.replicas, retriever.cpu))
+    others: tuple[tuple[RoleName, CodePods | RetrieverPods, object], ...] = (
+        # A reward model alone leaves functions nothing to do.
+        ("reward", settings.reward, spec.rewards or spec.reward_model is None),
+        ("tools", settings.tools, calls_tools(spec)),
+        ("retriever", settings.retriever, retrieved_tools(spec)),
+    )
+    for name, pods, is_needed in others:
+        if is_needed and not is_replayed:
+            roles.append(_without_model(job_name, name, pods))
     return Topology(roles=tuple(roles))
 
 
@@ -210,7 +209,7 @@ def _pods(job_name: str, role: RoleName, replicas: int) -> tuple[PodTopology, ..
     )
 
 
-def _model_pods(job_name: str, role: RoleName, pods: DevicePods) -> RoleTopology:
+def _with_model(job_name: str, role: RoleName, pods: DevicePods) -> RoleTopology:
     return RoleTopology(
         role=role,
         device="cuda" if pods.gpus_per_replica else "cpu",
@@ -221,12 +220,6 @@ def _model_pods(job_name: str, role: RoleName, pods: DevicePods) -> RoleTopology
     )
 
 
-def _pods_without_model(job_name: str, role: RoleName, replicas: int, threads: int) -> RoleTopology:
-    return RoleTopology(
-        role=role,
-        device="cpu",
-        pods=_pods(job_name, role, replicas),
-        ranks_per_pod=1,
-        threads_per_rank=threads,
-        gpus_per_pod=0,
-    )
+def _without_model(job_name: str, role: RoleName, pods: CodePods | RetrieverPods) -> RoleTopology:
+    """One rank a pod, with all the pod's cores."""
+    return _with_model(job_name, role, DevicePods(replicas=pods.replicas, cpu=pods.cpu))

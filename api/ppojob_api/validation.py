@@ -3,33 +3,37 @@
 The same checks run in `ppojob validate`, at admission, and again when a pod starts.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
 
-from ppojob_api.checks.pods import POD_CHECKS
-from ppojob_api.checks.schedule import (
-    SCHEDULE_CHECKS,
-    after_the_end,
-    rounded_merges,
-    rounded_updates,
-    steps_of_run,
-)
-from ppojob_api.checks.tools import TOOL_CHECKS
+from ppojob_api.checks import pods, schedule, tools
 from ppojob_api.parsing import parse
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.rules import RULES, Rule
 from ppojob_api.shape import PathKey, dotted, within
 from ppojob_api.v1alpha1.job import PPOJob
 
-CHECKS = (*SCHEDULE_CHECKS, *POD_CHECKS, *TOOL_CHECKS)
-_RULES_OF_A_JOB = tuple(rule for rule in RULES if not rule.is_of_edits)
-
-_NAME_TO_COME = Problem(
-    "metadata.name",
-    ABSENT,
-    "only `kubectl create` makes one of metadata.generateName",
-    "the name itself",
-    ReasonCode.REQUIRED,
+_ROLES: Final = ("spec.roles", "spec.algorithm", "spec.rewards", "spec.rewardModel", "spec.agent")
+CHECKS: Final[tuple[tuple[Callable[[PPOJob], Iterator[Problem]], tuple[str, ...]], ...]] = (
+    (schedule.best_metric, ("spec.checkpoint.best", "spec.rollout.validation.samples")),
+    (pods.without_pods, ("spec.pods", *_ROLES)),
+    (pods.pod_sets, ("spec.scheduling.type", *_ROLES)),
+    (pods.overrides, ("spec.pods", "spec.scheduling.type")),
+    (pods.volumes, ("spec.pods",)),
+    (pods.resources, ("spec.pods",)),
+    (tools.queries, ("spec.agent.format", "spec.agent.tools")),
+    (tools.schemas, ("spec.agent.tools",)),
+    (tools.addresses, ("spec.agent.egress",)),
+    (
+        tools.services,
+        ("spec.agent.tools", "spec.agent.mcpServers", "spec.agent.egress", "spec.sandbox.url"),
+    ),
 )
+"""What CEL cannot say. Each check with the paths that it reads: it is skipped where one of them has
+a value that is wrong in itself."""
+
+_RULES_OF_A_JOB = tuple(rule for rule in RULES if not rule.is_of_edits)
 
 
 def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
@@ -41,8 +45,8 @@ def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
     """
     paths = [dotted(path) for path in unknown]
     rules = [rule for rule in _RULES_OF_A_JOB if not _touches(rule.reads(), paths)]
-    checks = [check for check in CHECKS if not _touches(check.reads, paths)]
-    return [*_broken(rules, job), *(problem for check in checks for problem in check.find(job))]
+    checks = [check for check, reads in CHECKS if not _touches(reads, paths)]
+    return [*_broken(rules, job), *(problem for check in checks for problem in check(job))]
 
 
 def check_length(job: PPOJob, rows: int) -> list[Problem]:
@@ -60,12 +64,12 @@ def check_length(job: PPOJob, rows: int) -> list[Problem]:
 def length_warnings(job: PPOJob, rows: int) -> list[Problem]:
     """What `warnings` would tell of a good job with as many steps as so many prompts give it."""
     known = _with_steps(job, rows)
-    return [] if known is None else list(after_the_end(known))
+    return [] if known is None else list(schedule.after_the_end(known))
 
 
 def _with_steps(job: PPOJob, rows: int) -> PPOJob | None:
     """The job with steps for its epochs; None where it has none, or the data gives no step."""
-    spec, total = job.spec, steps_of_run(job.spec, rows)
+    spec, total = job.spec, schedule.steps_of_run(job.spec, rows)
     if spec.steps.epochs is None or total == 0:
         return None
     steps = spec.steps.model_copy(update={"total": total, "epochs": None})
@@ -82,7 +86,8 @@ def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
 
 def warnings(job: PPOJob) -> list[Problem]:
     """What is worth knowing of a good job before it runs."""
-    return [*rounded_updates(job), *rounded_merges(job), *after_the_end(job)]
+    told = (schedule.rounded_updates, schedule.rounded_merges, schedule.after_the_end)
+    return [problem for find in told for problem in find(job)]
 
 
 def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | list[Problem]:
@@ -95,26 +100,27 @@ def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | lis
     Returns:
         The job, or all its problems.
     """
-    parsed = parse(value, doubtful)
-    problems = [_NAME_TO_COME if _waits_for_a_name(one, value) else one for one in parsed.problems]
-    if isinstance(value, dict) and value.get("status") is not None:
-        problems = [p for p in problems if not p.where.startswith("status")]
-        problems.append(_status_given(value["status"]))
-    if parsed.job is None:
+    job, problems, unknown = parse(value, doubtful)
+    if isinstance(value, dict):
+        problems = [_with_name_to_come(problem, value) for problem in problems]
+        if value.get("status") is not None:
+            why = "the operator and the job's controller write the status"
+            problems = [one for one in problems if not one.where.startswith("status")]
+            got = shown(value["status"])
+            problems.append(Problem("status", got, why, "remove it", ReasonCode.FORBIDDEN))
+    if job is None:
         return problems
-    problems += check(parsed.job, unknown=parsed.unknown)
-    return problems or parsed.job
+    problems += check(job, unknown=unknown)
+    return problems or job
 
 
-def _waits_for_a_name(problem: Problem, value: object) -> bool:
-    if (problem.where, problem.got) != ("metadata.name", ABSENT) or not isinstance(value, dict):
-        return False
-    return "generateName" in (value.get("metadata") or ())
-
-
-def _status_given(status: object) -> Problem:
-    why = "the operator and the job's controller write the status"
-    return Problem("status", shown(status), why, "remove it", ReasonCode.FORBIDDEN)
+def _with_name_to_come(problem: Problem, value: dict[str, Any]) -> Problem:
+    """What is said of a missing name, where the author leaves it to the API server."""
+    is_name = (problem.where, problem.got) == ("metadata.name", ABSENT)
+    if not is_name or "generateName" not in (value.get("metadata") or ()):
+        return problem
+    why = "only `kubectl create` makes one of metadata.generateName"
+    return replace(problem, why=why, allowed="the name itself")
 
 
 def _touches(reads: Iterable[str], unknown: list[str]) -> bool:

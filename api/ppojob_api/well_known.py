@@ -1,6 +1,8 @@
 """Names that the operator, the pods and people agree on: the resource, keys, children, limits."""
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
+
+from pydantic.alias_generators import to_snake
 
 GROUP: Final = "ppojob.dev"
 VERSION: Final = "v1alpha1"
@@ -24,15 +26,7 @@ RoleName = Literal[
 
 # As the role is called in names of pods and services, which know no capitals.
 ROLE_SLUGS: Final[dict[RoleName, str]] = {
-    "controller": "controller",
-    "actorRollout": "actor-rollout",
-    "rollout": "rollout",
-    "reference": "reference",
-    "critic": "critic",
-    "rewardModel": "reward-model",
-    "reward": "reward",
-    "tools": "tools",
-    "retriever": "retriever",
+    role: to_snake(role).replace("_", "-") for role in get_args(RoleName)
 }
 
 # Scorers that a reward may name without a source; the trainer's table is held to this by a test.

@@ -9,7 +9,7 @@ import click
 
 from ppojob_api import contract, suggestions
 from ppojob_api import shape as shapes
-from ppojob_api.problem import Problem, shown
+from ppojob_api.problem import Problem
 from ppojob_api.shape import Member, PathKey
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
@@ -60,7 +60,7 @@ def _problem(given: str, keys: list[str]) -> Problem | None:
             # The whole of it may be another framework's, whose sections are not ours.
             is_foreign = suggestions.foreign_field(keys) is not None
             told = suggestions.of_field(tuple(keys) if is_foreign else path, None)
-            return Problem("PATH", shown(given), told.why, told.allowed, told.reason_code)
+            return told.as_problem("PATH", given)
         if shape.kind == "list":
             path = (*path, 0)
     return None

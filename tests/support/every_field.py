@@ -138,7 +138,7 @@ def _values(shape: Shape) -> Iterator[Any]:
     elif shape.kind == "map":
         yield from MAPS
     elif shape.kind == "list" and shape.item is not None:
-        times = int(shape.length.minimum or 1)
+        times = shape.min_length or 1
         yield from ([value] * times for value in _values(shape.item))
     else:
         yield placeholder(shape)

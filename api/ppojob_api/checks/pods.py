@@ -4,23 +4,49 @@ The operator would try for ever to have a pod made that an API server refuses, s
 for one is refused too. Those rules are from k8s.io/kubernetes/pkg/apis/core/validation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Final
 
 from ppojob_api import topology
-from ppojob_api.checks import Check
-from ppojob_api.pod_overrides import refusals
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.rules.pods import BARE_RESOURCES
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.kubernetes_names import is_device
 from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
+from ppojob_api.v1alpha1.section import (
+    LABEL_KEY_WORDS,
+    LABEL_VALUE_WORDS,
+    is_device,
+    is_label_key,
+    is_label_value,
+)
+from ppojob_api.well_known import RESERVED_PREFIX
 
 _HIDDEN = ("/ppojob", "/dev", "/proc", "/sys", "/tmp", "/opt/ppojob", "/var/run/secrets")
 """What a volume may not hide: mounts of ours, those of the container, and the image's program."""
 
 _POD_SETS = 8
 """A Workload of Kueue has at most so many."""
+
+OVERRIDABLE: Final[Mapping[str, type]] = {
+    "metadata.annotations": dict,
+    "metadata.labels": dict,
+    "spec.dnsConfig": dict,
+    "spec.hostAliases": list,
+    "spec.preemptionPolicy": str,
+    "spec.readinessGates": list,
+    "spec.schedulerName": str,
+    "spec.schedulingGates": list,
+}
+"""Paths in a pod template that a job may override, and what they hold; the operator merges a map by
+key and sets anything else.
+
+An author who may make jobs need not be allowed to make pods, so nothing here reaches the node,
+another identity, or a weaker sandbox. What has a field of its own is not among them, nor are claims
+of devices: no field here gives one to the container.
+"""
+
+_KINDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list", str: "text"}
 
 _SCHEDULERS = {"volcano": "volcano", "workload": "default-scheduler"}
 
@@ -56,7 +82,7 @@ def overrides(job: PPOJob) -> Iterator[Problem]:
     """Parts of a pod that are not a job's to say."""
     scheduler = _SCHEDULERS.get(job.spec.scheduling.type)
     for where, settings in all_settings(job):
-        yield from refusals(settings.pod_overrides, f"{where}.podOverrides")
+        yield from _override_problems(settings.pod_overrides, f"{where}.podOverrides")
         spec = settings.pod_overrides.get("spec")
         name = spec.get("schedulerName") if isinstance(spec, dict) else None
         if scheduler and name not in (None, scheduler):
@@ -64,6 +90,57 @@ def overrides(job: PPOJob) -> Iterator[Problem]:
             why = f"with spec.scheduling.type: {kind} the pods are those of {scheduler}"
             allowed = "remove it, or spec.scheduling.type: none"
             yield Problem(place, shown(name), why, allowed, ReasonCode.CONFLICT)
+
+
+def _override_problems(overrides: Mapping[str, object], where: str) -> Iterator[Problem]:
+    """What is not allowed in a partial pod template, the value of `podOverrides` at this path."""
+    for part, value in overrides.items():
+        if part not in {"metadata", "spec"}:
+            yield _forbidden(f"{where}.{part}", value)
+        elif not isinstance(value, dict):
+            yield _wrong_type(f"{where}.{part}", value, dict)
+        else:
+            yield from _part_problems(part, value, where)
+
+
+def _part_problems(part: str, value: Mapping[str, object], where: str) -> Iterator[Problem]:
+    for name, inside in value.items():
+        path = f"{part}.{name}"
+        if path not in OVERRIDABLE:
+            yield _forbidden(f"{where}.{path}", inside)
+        elif not isinstance(inside, OVERRIDABLE[path]):
+            yield _wrong_type(f"{where}.{path}", inside, OVERRIDABLE[path])
+        elif part == "metadata" and isinstance(inside, dict):
+            yield from _map_problems(inside, name, f"{where}.{path}")
+
+
+def _map_problems(items: Mapping[str, object], kind: str, where: str) -> Iterator[Problem]:
+    """What no label or annotation may be, or none of a job's author."""
+    for key, value in items.items():
+        place = f"{where}[{shown(key)}]"
+        if not is_label_key(key):
+            got, why = shown(key), f"it is not the name of one of the {kind}"
+            yield Problem(where, got, why, LABEL_KEY_WORDS, ReasonCode.BAD_FORM)
+        elif key.startswith(RESERVED_PREFIX):
+            why = f"keys that begin with {RESERVED_PREFIX} belong to the operator"
+            yield Problem(where, shown(key), why, "a prefix of your own", ReasonCode.FORBIDDEN)
+        elif not isinstance(value, str):
+            yield _wrong_type(place, value, str)
+        elif kind == "labels" and not is_label_value(value):
+            why = "it is not the value of a label"
+            yield Problem(place, shown(value), why, LABEL_VALUE_WORDS, ReasonCode.BAD_FORM)
+
+
+def _wrong_type(where: str, value: object, kind: type) -> Problem:
+    words = _KINDS[kind]
+    return Problem(where, shown(value), f"it is not {words}", words, ReasonCode.WRONG_TYPE)
+
+
+def _forbidden(where: str, value: object) -> Problem:
+    why = "a job may not override this part of a pod"
+    return Problem(
+        where, shown(value), why, f"one of {', '.join(OVERRIDABLE)}", ReasonCode.FORBIDDEN
+    )
 
 
 def volumes(job: PPOJob) -> Iterator[Problem]:
@@ -105,14 +182,3 @@ def _is_free(volume: PodVolume) -> bool:
     return is_plain and not any(
         folder.is_relative_to(path) or path.is_relative_to(folder) for path in taken
     )
-
-
-_PODS = ("spec.pods",)
-_ROLES = tuple(f"spec.{part}" for part in ("roles", "algorithm", "rewards", "rewardModel", "agent"))
-POD_CHECKS = (
-    Check(without_pods, (*_PODS, *_ROLES)),
-    Check(pod_sets, ("spec.scheduling.type", *_ROLES)),
-    Check(overrides, (*_PODS, "spec.scheduling.type")),
-    Check(volumes, _PODS),
-    Check(resources, _PODS),
-)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ppojob_api.checks import Check
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.rules.run import VALIDATION_METRICS
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
@@ -94,6 +93,3 @@ def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
     if spec.steps.total is not None:
         return spec.steps.total
     return (spec.steps.epochs or 1) * (rows // spec.algorithm.prompts_per_step)
-
-
-SCHEDULE_CHECKS = (Check(best_metric, ("spec.checkpoint.best", "spec.rollout.validation.samples")),)

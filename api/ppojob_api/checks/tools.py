@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
-from ppojob_api.checks import Check
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 
@@ -120,15 +119,3 @@ def port_of(url: str) -> int | None:
     if host == "localhost" or host == "::1" or host.startswith("127."):
         return None
     return port or _USUAL_PORTS.get(parts.scheme)
-
-
-_SERVICES: Final = (
-    *("spec.agent.tools", "spec.agent.mcpServers", "spec.agent.egress"),
-    "spec.sandbox.url",
-)
-TOOL_CHECKS = (
-    Check(queries, ("spec.agent.format", "spec.agent.tools")),
-    Check(schemas, ("spec.agent.tools",)),
-    Check(addresses, (_EGRESS,)),
-    Check(services, _SERVICES),
-)

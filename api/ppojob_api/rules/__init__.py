@@ -9,8 +9,7 @@ from ppojob_api.rules.names import NAME_RULES
 from ppojob_api.rules.pods import POD_RULES
 from ppojob_api.rules.policy_loss import POLICY_LOSS_RULES
 from ppojob_api.rules.roles import ROLE_RULES
-from ppojob_api.rules.rollout_correction import ROLLOUT_CORRECTION_RULES
-from ppojob_api.rules.rule import Rule, given
+from ppojob_api.rules.rule import Rule, rules
 from ppojob_api.rules.run import CHECKPOINT_RULES, LENGTH_RULES, SAMPLING_RULES
 from ppojob_api.rules.tools import TOOL_RULES
 from ppojob_api.run_config import TRAJECTORY_SECTIONS
@@ -19,66 +18,45 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 
 __all__ = ["RULES", "Rule"]
 
-_OTHER_NAME = "cannot change; make a job of another name"
+_OPTIONAL = [name for name in TRAJECTORY_SECTIONS if members(PPOJobSpec)[name].shape.optional]
 
+IMMUTABLE_RULES = rules(
+    """
+    $ALWAYS_THERE | | Conflict
+        $SECTION decides the weights and $OTHER_NAME
+    must: self == oldSelf
 
-def _immutable(section: str) -> Rule:
-    """What decides the weights of a run stays as it was created."""
-    text = f"spec.{section} decides the weights and {_OTHER_NAME}"
-    if not members(PPOJobSpec)[section].shape.optional:
-        return Rule(f"spec.{section}", "", "self == oldSelf", text)
-    # A rule within a section that may be absent goes with it, so the spec watches over those.
-    return Rule("spec", section, _same(section), text)
+    spec | $OPTIONAL | Conflict
+        spec.$FIELD decides the weights and $OTHER_NAME
+    must: $SAME
 
+    spec | steps.total steps.epochs | Conflict
+        spec.$FIELD decides the weights with schedule: cosine or a warmupRatio and $OTHER_NAME
+    when: self.optimizer.schedule == 'cosine' || self.optimizer.warmupRatio > 0.0
+        || has(self.critic) && self.critic.optimizer.schedule == 'cosine'
+        || has(self.critic) && self.critic.optimizer.warmupRatio > 0.0
+    must: $SAME
 
-def _same(field: str) -> str:
-    """CEL for an optional field that is neither given, taken away nor changed."""
-    new, old = given(field), given(field).replace("self.", "oldSelf.")
-    return f"{new} == {old} && (!{new} || self.{field} == oldSelf.{field})"
+    spec.checkpoint | volume | Conflict
+        the run is on this volume and it $OTHER_NAME
+    must: $SAME
 
-
-_NEEDS_LENGTH = " || ".join(
-    f"{condition}self.{optimizer}.schedule == 'cosine'"
-    f" || {condition}self.{optimizer}.warmupRatio > 0.0"
-    for condition, optimizer in (
-        ("", "optimizer"),
-        (f"{given('critic')} && ", "critic.optimizer"),
-    )
-)
-
-IMMUTABLE_RULES = (
-    *(_immutable(section) for section in TRAJECTORY_SECTIONS),
-    *(
-        Rule(
-            "spec",
-            f"steps.{length}",
-            _same(f"steps.{length}"),
-            f"spec.steps.{length} decides the weights with schedule: cosine or a warmupRatio and"
-            f" {_OTHER_NAME}",
-            when=_NEEDS_LENGTH,
-        )
-        for length in ("total", "epochs")
-    ),
-    Rule(
-        "spec.checkpoint",
-        "volume",
-        _same("volume"),
-        f"the run is on this volume and it {_OTHER_NAME}",
-    ),
-    Rule(
-        "spec.scheduling",
-        "type",
-        "self.type == oldSelf.type",
-        "pods that were placed in one way cannot join a gang of another; make a job of another"
-        " name",
-    ),
+    spec.scheduling | type | Conflict
+        pods that were placed in one way cannot join a gang of another; make a job of another name
+    must: self.type == oldSelf.type
+    """,
+    ALWAYS_THERE=" ".join(f"spec.{name}" for name in TRAJECTORY_SECTIONS if name not in _OPTIONAL),
+    # A rule within a section that may be absent goes with it, so the spec has those.
+    OPTIONAL=" ".join(_OPTIONAL),
+    OTHER_NAME="cannot change; make a job of another name",
+    SAME="has(self.$FIELD) == has(oldSelf.$FIELD)"
+    " && (!has(self.$FIELD) || self.$FIELD == oldSelf.$FIELD)",
 )
 
 RULES = (
     *NAME_RULES,
     *ALGORITHM_RULES,
     *POLICY_LOSS_RULES,
-    *ROLLOUT_CORRECTION_RULES,
     *LENGTH_RULES,
     *CHECKPOINT_RULES,
     *SAMPLING_RULES,

@@ -2,227 +2,197 @@
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.algorithm import (
-    ESTIMATORS,
-    FULL_KL,
-    GRADIENT_OF_K2,
-    KlSpec,
-    ResamplingSpec,
-)
+from ppojob_api.rules.rule import rules, words
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, GRADIENT_OF_K2
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
-_KL_TARGET = ("target", "horizon")
 
-ALGORITHM_RULES = (
-    *rules(
-        """
-        spec.algorithm | samplesPerPrompt | OutOfRange
-            the estimator ${self.type} compares the responses of a prompt with each other; at least
-            2, or type: reinforce_plus_plus
-        when: self.type in $COMPARE_GROUPS
-        must: self.samplesPerPrompt >= 2
+ALGORITHM_RULES = rules(
+    """
+    spec.algorithm | samplesPerPrompt | OutOfRange
+        the estimator ${self.type} compares the responses of a prompt with each other; at least
+        2, or type: reinforce_plus_plus
+    when: self.type in $COMPARE_GROUPS
+    must: self.samplesPerPrompt >= 2
 
-        spec.algorithm | dynamicSampling | Conflict
-            a single response never differs from itself; samplesPerPrompt of at least 2, or remove
-            it
-        when: has(self.dynamicSampling)
-        must: self.samplesPerPrompt >= 2
+    spec.algorithm | dynamicSampling | Conflict
+        a single response never differs from itself; samplesPerPrompt of at least 2, or remove
+        it
+    when: has(self.dynamicSampling)
+    must: self.samplesPerPrompt >= 2
 
-        spec.algorithm | dynamicSampling.maxRounds | OutOfRange
-            so many rounds of promptsPerRound never fill a batch of promptsPerStep
-            ${self.promptsPerStep}; more rounds, or more prompts a round
-        when: has(self.dynamicSampling) && has(self.dynamicSampling.promptsPerRound)
-        must: self.dynamicSampling.maxRounds * self.dynamicSampling.promptsPerRound
-            >= self.promptsPerStep
+    spec.algorithm | dynamicSampling.maxRounds | OutOfRange
+        so many rounds of promptsPerRound never fill a batch of promptsPerStep
+        ${self.promptsPerStep}; more rounds, or more prompts a round
+    when: has(self.dynamicSampling) && has(self.dynamicSampling.promptsPerRound)
+    must: self.dynamicSampling.maxRounds * self.dynamicSampling.promptsPerRound
+        >= self.promptsPerStep
 
-        spec | steps.epochs | Conflict
-            algorithm.dynamicSampling draws prompts that nobody can count beforehand, so passes over
-            the data give no number of steps; steps.total, or remove dynamicSampling
-        when: has(self.steps.epochs)
-        must: !has(self.algorithm.dynamicSampling)
+    spec | steps.epochs | Conflict
+        algorithm.dynamicSampling draws prompts that nobody can count beforehand, so passes over
+        the data give no number of steps; steps.total, or remove dynamicSampling
+    when: has(self.steps.epochs)
+    must: !has(self.algorithm.dynamicSampling)
 
-        spec.algorithm | gdpo | Required
-            it compares several rewards; {rewardKeys: [NAME, ...]}, numbers that reward functions
-            give beside the score
-        when: self.type == 'gdpo'
-        must: has(self.gdpo)
+    spec.algorithm | gdpo | Required
+        it compares several rewards; {rewardKeys: [NAME, ...]}, numbers that reward functions
+        give beside the score
+    when: self.type == 'gdpo'
+    must: has(self.gdpo)
 
-        spec.algorithm.gdpo | rewardWeights | OutOfRange
-            one belongs to each of rewardKeys ${self.rewardKeys.size()}; as many, or none
-        must: self.rewardWeights.size() == 0
-            || self.rewardWeights.size() == self.rewardKeys.size()
+    spec.algorithm.gdpo | rewardWeights | OutOfRange
+        one belongs to each of rewardKeys ${self.rewardKeys.size()}; as many, or none
+    must: self.rewardWeights.size() == 0
+        || self.rewardWeights.size() == self.rewardKeys.size()
 
-        spec.algorithm.gdpo | rewardWeights | NoEffect | here
-            no reward counts with weights of 0 alone; at least one other
-        when: self.rewardWeights.size() > 0
-        must: !self.rewardWeights.all(one, one == 0.0)
+    spec.algorithm.gdpo | rewardWeights | NoEffect | here
+        no reward counts with weights of 0 alone; at least one other
+    when: self.rewardWeights.size() > 0
+    must: !self.rewardWeights.all(one, one == 0.0)
 
-        spec.algorithm | kl.in | Conflict
-            gdpo reads the rewards themselves, without the KL that is taken off the score; loss, or
-            none
-        when: self.type == 'gdpo'
-        must: self.kl.__in__ != 'reward'
+    spec.algorithm | kl.in | Conflict
+        gdpo reads the rewards themselves, without the KL that is taken off the score; loss, or
+        none
+    when: self.type == 'gdpo'
+    must: self.kl.__in__ != 'reward'
 
-        spec | algorithm.overlongPenalty.bufferTokens | OutOfRange
-            it is longer than a response; at most data.maxResponseTokens
-            ${self.data.maxResponseTokens}
-        when: has(self.algorithm.overlongPenalty)
-        must: self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens
+    spec | algorithm.overlongPenalty.bufferTokens | OutOfRange
+        it is longer than a response; at most data.maxResponseTokens
+        ${self.data.maxResponseTokens}
+    when: has(self.algorithm.overlongPenalty)
+    must: self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens
 
-        spec.algorithm | overlongPenalty | NoEffect
-            gdpo reads the rewards themselves, without what is taken off the score; remove it
-        when: has(self.overlongPenalty)
-        must: self.type != 'gdpo'
+    spec.algorithm | overlongPenalty | NoEffect
+        gdpo reads the rewards themselves, without what is taken off the score; remove it
+    when: has(self.overlongPenalty)
+    must: self.type != 'gdpo'
 
-        spec.algorithm.resampling | power | NoEffect
-            it has no effect with method ${self.method}; remove it, or method: pow
-        when: self.method != 'pow'
-        must: $POWER_UNTOUCHED
+    spec.algorithm.resampling | power | NoEffect
+        it has no effect with method ${self.method}; remove it, or method: pow
+    when: self.method != 'pow'
+    must: $UNSET
 
-        spec.algorithm | dynamicSampling | NotInThisVersion
-            dynamic sampling beside the greedy responses of remax: not in this version; remove it
-        when: has(self.dynamicSampling)
-        must: self.type != 'remax'
+    spec.algorithm | dynamicSampling | NotInThisVersion
+        dynamic sampling beside the greedy responses of remax: not in this version; remove it
+    when: has(self.dynamicSampling)
+    must: self.type != 'remax'
 
-        spec.algorithm | miniBatchPrompts | OutOfRange
-            it does not cut promptsPerStep ${self.promptsPerStep} into equal parts; a divisor of it
-        when: has(self.miniBatchPrompts)
-        must: self.miniBatchPrompts <= self.promptsPerStep
-            && self.promptsPerStep % self.miniBatchPrompts == 0
+    spec.algorithm | miniBatchPrompts | OutOfRange
+        it does not cut promptsPerStep ${self.promptsPerStep} into equal parts; a divisor of it
+    when: has(self.miniBatchPrompts)
+    must: self.miniBatchPrompts <= self.promptsPerStep
+        && self.promptsPerStep % self.miniBatchPrompts == 0
 
-        spec | critic.miniBatchPrompts | OutOfRange
-            it does not cut promptsPerStep ${self.algorithm.promptsPerStep} into equal parts; a
-            divisor of it
-        when: has(self.critic) && has(self.critic.miniBatchPrompts)
-        must: self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep
-            && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0
-        """,
-        POWER_UNTOUCHED=untouched(ResamplingSpec, names=("power",)),
-        COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
-    ),
-    *(
-        rule
-        for kind, estimator in ESTIMATORS.items()
-        if estimator.options is not None
-        for rule in rules(
-            """
-            spec.algorithm | $OPTIONS | NoEffect
-                it has no effect with another type; remove it, or type: $KIND
-            when: has(self.$OPTIONS)
-            must: self.type == '$KIND'
-            """,
-            KIND=kind,
-            OPTIONS=to_camel(kind),
-        )
-    ),
-    *rules(
-        """
-        spec | critic roles.critic | NoEffect
-            it has no effect with another algorithm.type than $CRITIC_NAMES; remove it
-        when: has(self.$FIELD)
-        must: self.algorithm.type in $HAVE_CRITIC
+    spec | critic.miniBatchPrompts | OutOfRange
+        it does not cut promptsPerStep ${self.algorithm.promptsPerStep} into equal parts; a
+        divisor of it
+    when: has(self.critic) && has(self.critic.miniBatchPrompts)
+    must: self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep
+        && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0
 
-        spec.algorithm | entropyCoefficient | OutOfRange
-            entropyControl begins with it and keeps within minCoefficient
-            ${self.entropyControl.minCoefficient} and maxCoefficient
-            ${self.entropyControl.maxCoefficient}; a number between them
-        when: has(self.entropyControl)
-        must: self.entropyControl.minCoefficient <= self.entropyCoefficient
-            && self.entropyCoefficient <= self.entropyControl.maxCoefficient
+    spec.algorithm | $WITH_OPTIONS | NoEffect
+        it has no effect with another type; remove it, or type: $TYPE
+    when: has(self.$FIELD)
+    must: self.type == '$TYPE'
 
-        spec.algorithm.entropyControl | maxCoefficient | OutOfRange
-            nothing is left to adapt; above minCoefficient ${self.minCoefficient}
-        must: self.minCoefficient < self.maxCoefficient
+    spec | critic roles.critic | NoEffect
+        it has no effect with another algorithm.type than $CRITIC_NAMES; remove it
+    when: has(self.$FIELD)
+    must: self.algorithm.type in $HAVE_CRITIC
 
-        spec.algorithm | lossScaleTokens | NoEffect
-            it has no effect with another lossAggregation; remove it, or lossAggregation:
-            sequence_mean_token_sum_norm
-        when: has(self.lossScaleTokens)
-        must: self.lossAggregation == 'sequence_mean_token_sum_norm'
+    spec.algorithm | entropyCoefficient | OutOfRange
+        entropyControl begins with it and keeps within minCoefficient
+        ${self.entropyControl.minCoefficient} and maxCoefficient
+        ${self.entropyControl.maxCoefficient}; a number between them
+    when: has(self.entropyControl)
+    must: self.entropyControl.minCoefficient <= self.entropyCoefficient
+        && self.entropyCoefficient <= self.entropyControl.maxCoefficient
 
-        spec | algorithm.shuffleMiniBatches | NoEffect
-            it has no effect with one mini-batch a step; false, or miniBatchPrompts below
-            promptsPerStep
-        when: self.algorithm.shuffleMiniBatches
-        must: has(self.algorithm.miniBatchPrompts)
-            && self.algorithm.miniBatchPrompts < self.algorithm.promptsPerStep
-            || has(self.critic) && has(self.critic.miniBatchPrompts)
-            && self.critic.miniBatchPrompts < self.algorithm.promptsPerStep
+    spec.algorithm.entropyControl | maxCoefficient | OutOfRange
+        nothing is left to adapt; above minCoefficient ${self.minCoefficient}
+    must: self.minCoefficient < self.maxCoefficient
 
-        spec.algorithm.kl | | NoEffect
-            nothing of kl has an effect with in: none; remove it, or in: loss or in: reward
-        when: self.__in__ == 'none'
-        must: $KL_UNTOUCHED
+    spec.algorithm | lossScaleTokens | NoEffect
+        it has no effect with another lossAggregation; remove it, or lossAggregation:
+        sequence_mean_token_sum_norm
+    when: has(self.lossScaleTokens)
+    must: self.lossAggregation == 'sequence_mean_token_sum_norm'
 
-        spec.algorithm.kl | controller | NoEffect
-            only KL in the reward is controlled; fixed, or in: reward
-        when: self.__in__ == 'loss'
-        must: self.controller == 'fixed'
+    spec | algorithm.shuffleMiniBatches | NoEffect
+        it has no effect with one mini-batch a step; false, or miniBatchPrompts below
+        promptsPerStep
+    when: self.algorithm.shuffleMiniBatches
+    must: has(self.algorithm.miniBatchPrompts)
+        && self.algorithm.miniBatchPrompts < self.algorithm.promptsPerStep
+        || has(self.critic) && has(self.critic.miniBatchPrompts)
+        && self.critic.miniBatchPrompts < self.algorithm.promptsPerStep
 
-        spec.algorithm.kl | coefficient | NoEffect
-            KL has no effect with coefficient: 0; in: none, or a coefficient above 0
-        when: self.__in__ != 'none'
-        must: self.coefficient > 0.0
+    spec.algorithm.kl | | NoEffect
+        nothing of kl has an effect with in: none; remove it, or in: loss or in: reward
+    when: self.__in__ == 'none'
+    must: $UNSET(estimator coefficient controller target horizon lossTerm referenceRefresh)
 
-        spec.algorithm.kl | lossTerm | NoEffect
-            it stands beside a KL in the reward; remove it, or in: reward
-        when: self.__in__ == 'loss'
-        must: !has(self.lossTerm)
+    spec.algorithm.kl | controller | NoEffect
+        only KL in the reward is controlled; fixed, or in: reward
+    when: self.__in__ == 'loss'
+    must: self.controller == 'fixed'
 
-        spec.algorithm.kl | estimator | NoEffect
-            + changes the gradient alone, and a reward has none; without +, or in: loss
-        when: self.__in__ == 'reward' && has(self.estimator)
-        must: !(self.estimator in $GRADIENT_OF_K2)
+    spec.algorithm.kl | coefficient | NoEffect
+        KL has no effect with coefficient: 0; in: none, or a coefficient above 0
+    when: self.__in__ != 'none'
+    must: self.coefficient > 0.0
 
-        spec.algorithm.kl | estimator | Conflict
-            full compares all tokens that could have been sampled, and a reward is of the one that
-            was; k1, or full as the estimator of lossTerm
-        when: self.__in__ == 'reward' && has(self.estimator)
-        must: self.estimator != '$FULL'
+    spec.algorithm.kl | lossTerm | NoEffect
+        it stands beside a KL in the reward; remove it, or in: reward
+    when: self.__in__ == 'loss'
+    must: !has(self.lossTerm)
 
-        spec.algorithm.kl | | NoEffect
-            target and horizon have no effect with controller: fixed; remove them, or controller:
-            adaptive
-        when: self.__in__ != 'none' && self.controller == 'fixed'
-        must: $TARGET_UNTOUCHED
+    spec.algorithm.kl | estimator | NoEffect
+        + changes the gradient alone, and a reward has none; without +, or in: loss
+    when: self.__in__ == 'reward' && has(self.estimator)
+    must: !(self.estimator in $GRADIENT_OF_K2)
 
-        spec | algorithm.kl.referenceRefresh | NotInThisVersion
-            a reference in pods of its own that takes over weights: not in this version; remove it,
-            or roles.reference.colocateWith: actorRollout
-        when: has(self.algorithm.kl.referenceRefresh)
-        must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+    spec.algorithm.kl | estimator | Conflict
+        full compares all tokens that could have been sampled, and a reward is of the one that
+        was; k1, or full as the estimator of lossTerm
+    when: self.__in__ == 'reward' && has(self.estimator)
+    must: self.estimator != '$FULL'
 
-        spec | algorithm.kl.referenceRefresh | NotInThisVersion | here
-            a reference that takes over adapters (model.lora): not in this version; remove it, or
-            train all weights
-        when: has(self.model.lora)
-        must: !has(self.algorithm.kl.referenceRefresh)
+    spec.algorithm.kl | | NoEffect
+        target and horizon have no effect with controller: fixed; remove them, or controller:
+        adaptive
+    when: self.__in__ != 'none' && self.controller == 'fixed'
+    must: $UNSET(target horizon)
 
-        spec | roles.reference.colocateWith | NotInThisVersion
-            a KL of estimator: full to a reference in pods of its own: not in this version;
-            actorRollout, or another estimator
-        when: has(self.algorithm.kl.estimator) && self.algorithm.kl.estimator == '$FULL'
-            || has(self.algorithm.kl.lossTerm)
-            && self.algorithm.kl.lossTerm.estimator == '$FULL'
-        must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+    spec | algorithm.kl.referenceRefresh | NotInThisVersion
+        a reference in pods of its own that takes over weights: not in this version; remove it,
+        or roles.reference.colocateWith: actorRollout
+    when: has(self.algorithm.kl.referenceRefresh)
+    must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
-        spec | roles.reference | NoEffect
-            it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
-        when: has(self.roles.reference)
-        must: self.algorithm.kl.__in__ != 'none'
-        """,
-        KL_UNTOUCHED=untouched(
-            KlSpec,
-            names=(
-                *("estimator", "coefficient", "controller", *_KL_TARGET),
-                *("lossTerm", "referenceRefresh"),
-            ),
-        ),
-        CRITIC_NAMES=", ".join(_HAVE_CRITIC),
-        FULL=FULL_KL,
-        GRADIENT_OF_K2=words(GRADIENT_OF_K2),
-        HAVE_CRITIC=words(_HAVE_CRITIC),
-        TARGET_UNTOUCHED=untouched(KlSpec, names=_KL_TARGET),
-    ),
+    spec | algorithm.kl.referenceRefresh | NotInThisVersion | here
+        a reference that takes over adapters (model.lora): not in this version; remove it, or
+        train all weights
+    when: has(self.model.lora)
+    must: !has(self.algorithm.kl.referenceRefresh)
+
+    spec | roles.reference.colocateWith | NotInThisVersion
+        a KL of estimator: full to a reference in pods of its own: not in this version;
+        actorRollout, or another estimator
+    when: has(self.algorithm.kl.estimator) && self.algorithm.kl.estimator == '$FULL'
+        || has(self.algorithm.kl.lossTerm)
+        && self.algorithm.kl.lossTerm.estimator == '$FULL'
+    must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+
+    spec | roles.reference | NoEffect
+        it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
+    when: has(self.roles.reference)
+    must: self.algorithm.kl.__in__ != 'none'
+    """,
+    COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
+    CRITIC_NAMES=", ".join(_HAVE_CRITIC),
+    FULL=FULL_KL,
+    GRADIENT_OF_K2=words(GRADIENT_OF_K2),
+    HAVE_CRITIC=words(_HAVE_CRITIC),
+    WITH_OPTIONS=" ".join(to_camel(name) for name, one in ESTIMATORS.items() if one.options),
 )

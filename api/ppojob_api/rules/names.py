@@ -68,28 +68,29 @@ NAME_RULES = (
         NAMESPACE=NAMESPACE_PATTERN,
         RESERVED=RESERVED_PREFIX,
     ),
-    *(
-        rule
-        for field, around, path in _PATHS
-        for rule in rules(
-            """
-            spec | $FIELD | NotInThisVersion | here
-                URLs: not in this version; a path on this machine or on a volume
-            when: $GIVEN
-            must: $READ
+    *rules(
+        """
+        spec | $PLACE | NotInThisVersion | here
+            URLs: not in this version; a path on this machine or on a volume
+        when: $GIVEN
+        must: $READ
 
-            spec | $FIELD | Conflict$HERE
-                pods find no relative path; an absolute one, on a volume that spec.pods[].volumes
-                mounts, or no checkpoint.volume
-            when: has(self.checkpoint.volume) && $GIVEN
-            must: $FOUND
-            """,
-            FIELD=field,
-            GIVEN=present(field),
-            READ=around % f"!{path}.contains('://')",
-            FOUND=around % f"{path}.startsWith('/')",
-            HERE="" if field in _OF_ALL_JOBS else " | here",
-        )
+        spec | $PLACE | Conflict$HERE
+            pods find no relative path; an absolute one, on a volume that spec.pods[].volumes
+            mounts, or no checkpoint.volume
+        when: has(self.checkpoint.volume) && $GIVEN
+        must: $FOUND
+        """,
+        each=(
+            {
+                "PLACE": field,
+                "GIVEN": present(field),
+                "READ": around % f"!{path}.contains('://')",
+                "FOUND": around % f"{path}.startsWith('/')",
+                "HERE": "" if field in _OF_ALL_JOBS else " | here",
+            }
+            for field, around, path in _PATHS
+        ),
     ),
     *rules(
         r"""

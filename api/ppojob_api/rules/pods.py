@@ -1,7 +1,7 @@
 """What pods may ask of Kubernetes, and who places them."""
 
 from ppojob_api.rules.rule import rules, words
-from ppojob_api.v1alpha1.kubernetes_names import LABEL_KEY_PATTERN, LABEL_KEY_WORDS
+from ppojob_api.v1alpha1.section import LABEL_KEY_PATTERN, LABEL_KEY_WORDS
 
 BARE_RESOURCES = ("cpu", "ephemeral-storage")
 

@@ -1,74 +1,107 @@
-"""What a policy loss needs, and which of its settings would have no effect."""
+"""What a policy loss and a rollout correction need, and which settings would have no effect."""
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, PolicyLossSpec
+from ppojob_api.rules.rule import rules, words
+from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, RATIO_MODES
 
-POLICY_LOSS_RULES = (
-    *(
-        rule
-        for kind, loss in LOSSES.items()
-        if loss.options is not None
-        for rule in rules(
-            """
-            spec.algorithm.policyLoss | $OPTIONS | NoEffect
-                it has no effect with type ${self.type}; remove it, or type: $KIND
-            when: has(self.$OPTIONS)
-            must: self.type == '$KIND'
-            """,
-            KIND=kind,
-            OPTIONS=to_camel(kind),
-        )
+POLICY_LOSS_RULES = rules(
+    """
+    spec.algorithm.policyLoss | $WITH_OPTIONS | NoEffect
+        it has no effect with type ${self.type}; remove it, or type: $TYPE
+    when: has(self.$FIELD)
+    must: self.type == '$TYPE'
+
+    spec.algorithm.policyLoss | $CLIP_FIELDS | NoEffect
+        it has no effect with type ${self.type}; remove it, or type: clip
+    when: self.type != 'clip' && (self.type != 'bypass'
+        || has(self.bypass) && self.bypass.form == 'reinforce')
+    must: $UNSET
+
+    spec.algorithm.policyLoss | dualClip | OutOfRange
+        it bounds ratios above 1; above 1, or 0 for none
+    must: self.dualClip == 0.0 || self.dualClip > 1.0
+
+    spec.algorithm.policyLoss | dro.beta | Required
+        type: dro needs it, and it has no default; a number above 0
+    when: self.type == 'dro'
+    must: has(self.dro)
+
+    spec.algorithm.policyLoss.clipCov | covarianceHigh | OutOfRange
+        no token lies between it and covarianceLow ${self.covarianceLow}; above that
+    must: self.covarianceLow < self.covarianceHigh
+
+    spec.algorithm | highEntropyShare | Conflict
+        policyLoss.type: geo_mean has one loss for all tokens of a response; 1, or another type
+    when: self.policyLoss.type == 'geo_mean'
+    must: self.highEntropyShare == 1.0
+
+    spec.algorithm | lossAggregation | Conflict
+        policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
+        tokens; sequence_mean_token_mean
+    when: self.policyLoss.type in $MEANS_OF_RESPONSES
+    must: self.lossAggregation == 'sequence_mean_token_mean'
+
+    spec.algorithm | lossAggregation | Conflict
+        policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
+        tokens, or of the sum; sequence_mean_token_mean, or sequence_mean_token_sum
+    when: self.policyLoss.type in $MAY_BE_SUMS
+    must: self.lossAggregation in ['sequence_mean_token_mean', 'sequence_mean_token_sum']
+
+    spec.algorithm | rolloutCorrection | Required
+        policyLoss.bypass.form: reinforce has no ratio of its own; weights: sequence or token, or
+        none for no weights
+    when: $IS_BYPASS && $IS_REINFORCE
+    must: has(self.rolloutCorrection)
+
+    spec.algorithm | rolloutCorrection.weights | NoEffect
+        policyLoss.bypass.form: clip has the ratio to the engine already; none, or form: reinforce
+    when: $IS_BYPASS && !($IS_REINFORCE) && has(self.rolloutCorrection)
+    must: self.rolloutCorrection.weights == 'none'
+
+    spec.algorithm | rolloutCorrection.weights | NoEffect
+        policyLoss.type ${self.policyLoss.type} has the ratio to the engine already; none
+    when: self.policyLoss.type in $HAVE_THE_RATIO && has(self.rolloutCorrection)
+    must: self.rolloutCorrection.weights == 'none'
+
+    spec.algorithm.rolloutCorrection | weightLimit weightFloor normalize | NoEffect
+        it has no effect with weights: none; remove it, or weights: token or sequence
+    when: self.weights == 'none'
+    must: $UNSET
+
+    spec.algorithm.rolloutCorrection | weightFloor | OutOfRange
+        no weight lies between it and weightLimit ${self.weightLimit}; at most that
+    when: has(self.weightFloor)
+    must: self.weightFloor <= self.weightLimit
+
+    spec.algorithm.rolloutCorrection | rejection | Conflict | here
+        two entries have one mode, and it has one pair of bounds; each mode at most once
+    must: self.rejection.all(one, self.rejection.exists_one(other, other.mode == one.mode))
+
+    spec.algorithm.rolloutCorrection.rejection[] | low | NoEffect
+        it has no effect with a divergence of at least 0 ${self.mode}; remove it, or a mode with k1
+    when: has(self.low)
+    must: self.mode in $RATIO_MODES
+
+    spec.algorithm.rolloutCorrection.rejection[] | high | OutOfRange
+        no ratio lies between low and high; at least low
+    when: self.mode in $RATIO_MODES && has(self.low)
+    must: self.low <= self.high
+
+    spec.algorithm.rolloutCorrection.rejection[] | high | OutOfRange
+        no ratio lies between 1 / high, which low is where it is absent, and high; at least 1, or
+        give low
+    when: self.mode in $RATIO_MODES && !has(self.low)
+    must: self.high >= 1.0
+    """,
+    CLIP_FIELDS=" ".join(map(to_camel, CLIP_FIELDS)),
+    HAVE_THE_RATIO=words(
+        name for name, one in LOSSES.items() if one.is_of_sampler and name != "bypass"
     ),
-    *(
-        rule
-        for name in map(to_camel, CLIP_FIELDS)
-        for rule in rules(
-            """
-            spec.algorithm.policyLoss | $CLIP_FIELD | NoEffect
-                it has no effect with type ${self.type}; remove it, or type: clip
-            when: self.type != 'clip' && (self.type != 'bypass'
-                || has(self.bypass) && self.bypass.form == 'reinforce')
-            must: $CLIP_FIELD_UNTOUCHED
-            """,
-            CLIP_FIELD=name,
-            CLIP_FIELD_UNTOUCHED=untouched(PolicyLossSpec, names=(name,)),
-        )
-    ),
-    *rules(
-        """
-        spec.algorithm.policyLoss | dualClip | OutOfRange
-            it bounds ratios above 1; above 1, or 0 for none
-        must: self.dualClip == 0.0 || self.dualClip > 1.0
-
-        spec.algorithm.policyLoss | dro.beta | Required
-            type: dro needs it, and it has no default; a number above 0
-        when: self.type == 'dro'
-        must: has(self.dro)
-
-        spec.algorithm.policyLoss.clipCov | covarianceHigh | OutOfRange
-            no token lies between it and covarianceLow ${self.covarianceLow}; above that
-        must: self.covarianceLow < self.covarianceHigh
-
-        spec.algorithm | highEntropyShare | Conflict
-            policyLoss.type: geo_mean has one loss for all tokens of a response; 1, or another type
-        when: self.policyLoss.type == 'geo_mean'
-        must: self.highEntropyShare == 1.0
-
-        spec.algorithm | lossAggregation | Conflict
-            policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
-            tokens; sequence_mean_token_mean
-        when: self.policyLoss.type in $MEANS_OF_RESPONSES
-        must: self.lossAggregation == 'sequence_mean_token_mean'
-
-        spec.algorithm | lossAggregation | Conflict
-            policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
-            tokens, or of the sum; sequence_mean_token_mean, or sequence_mean_token_sum
-        when: self.policyLoss.type in $MAY_BE_SUMS
-        must: self.lossAggregation in ['sequence_mean_token_mean', 'sequence_mean_token_sum']
-        """,
-        MAY_BE_SUMS=words(name for name, one in LOSSES.items() if one.may_be_sums),
-        MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
-    ),
+    IS_BYPASS="self.policyLoss.type == 'bypass'",
+    IS_REINFORCE="has(self.policyLoss.bypass) && self.policyLoss.bypass.form == 'reinforce'",
+    MAY_BE_SUMS=words(name for name, one in LOSSES.items() if one.may_be_sums),
+    MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
+    RATIO_MODES=words(RATIO_MODES),
+    WITH_OPTIONS=" ".join(to_camel(name) for name, one in LOSSES.items() if one.options),
 )

@@ -1,6 +1,7 @@
 """Pods of roles: ranks, cores, GPUs, and the prompts that ranks need."""
 
-from ppojob_api.rules.rule import either, given, present, rules, untouched
+from ppojob_api.rules.rule import either, present, rules
+from ppojob_api.shape import members
 from ppojob_api.v1alpha1.roles import RolePods
 
 MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
@@ -18,7 +19,7 @@ def _ranks(role: str) -> str:
 
 
 def _in_own_pods(role: str) -> str:
-    return f"{given(f'roles.{role}')} && self.roles.{role}.colocateWith == 'none'"
+    return f"has(self.roles.{role}) && self.roles.{role}.colocateWith == 'none'"
 
 
 # A group is whole on one rank, so a batch of fewer prompts would leave ranks idle. The batches: the
@@ -28,16 +29,16 @@ _ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
 _HAS_CRITIC_PART = present(_CRITIC_PART)
 _BATCHES = (
-    (_PROMPTS, "actorRollout", given(_PROMPTS), ""),
+    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS})", ""),
     *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED),
-    (_PROMPTS, "rollout", f"{given('roles.rollout')} && {given(_PROMPTS)}", ""),
-    (_PART, "actorRollout", given(_PART), ""),
+    (_PROMPTS, "rollout", f"has(self.roles.rollout) && has(self.{_PROMPTS})", ""),
+    (_PART, "actorRollout", f"has(self.{_PART})", ""),
     (_ROUND, "actorRollout", present(_ROUND), " | here"),
-    (_ROUND, "rollout", f"{given('roles.rollout')} && {present(_ROUND)}", " | here"),
+    (_ROUND, "rollout", f"has(self.roles.rollout) && {present(_ROUND)}", " | here"),
     (
         _PART,
         "critic",
-        f"{_CRITIC_IN_OWN_PODS} && {given(_PART)} && !({_HAS_CRITIC_PART})",
+        f"{_CRITIC_IN_OWN_PODS} && has(self.{_PART}) && !({_HAS_CRITIC_PART})",
         " | here",
     ),
     (_CRITIC_PART, "critic", f"{_CRITIC_IN_OWN_PODS} && {_HAS_CRITIC_PART}", " | here"),
@@ -45,42 +46,31 @@ _BATCHES = (
 )
 
 # Rows and weights go from GPU to GPU, or from processor to processor.
-_CHANNELS = (("rollout", given("roles.rollout")), *((r, _in_own_pods(r)) for r in _HOSTED[:2]))
+_CHANNELS = (("rollout", "has(self.roles.rollout)"), *((r, _in_own_pods(r)) for r in _HOSTED[:2]))
 
 ROLE_RULES = (
-    *(
-        rule
-        for role, when in _CHANNELS
-        for rule in rules(
-            """
-            spec | roles.$ROLE.gpusPerReplica | Conflict
-                rows and weights go from GPU to GPU or from processor to processor; GPUs in
-                roles.actorRollout and here, or in neither
-            when: $WHEN
-            must: (self.roles.$ROLE.gpusPerReplica > 0) == ($POLICY > 0)
-            """,
-            ROLE=role,
-            WHEN=when,
-            POLICY="self.roles.actorRollout.gpusPerReplica",
-        )
+    *rules(
+        """
+        spec | roles.$ROLE.gpusPerReplica | Conflict
+            rows and weights go from GPU to GPU or from processor to processor; GPUs in
+            roles.actorRollout and here, or in neither
+        when: $WHEN
+        must: (self.$FIELD > 0) == (self.roles.actorRollout.gpusPerReplica > 0)
+        """,
+        each=({"ROLE": role, "WHEN": when} for role, when in _CHANNELS),
     ),
-    *(
-        rule
-        for field, role, when, here in _BATCHES
-        for rule in rules(
-            """
-            spec | $FIELD | OutOfRange$HERE
-                each rank of roles.$ROLE takes whole prompts; at least as many as its ranks
-                ${$RANKS}
-            when: $WHEN
-            must: self.$FIELD >= $RANKS
-            """,
-            FIELD=field,
-            ROLE=role,
-            RANKS=_ranks(role),
-            WHEN=when,
-            HERE=here,
-        )
+    *rules(
+        """
+        spec | $BATCH | OutOfRange$HERE
+            each rank of roles.$ROLE takes whole prompts; at least as many as its ranks
+            ${$RANKS}
+        when: $WHEN
+        must: self.$FIELD >= $RANKS
+        """,
+        each=(
+            {"BATCH": field, "ROLE": role, "RANKS": _ranks(role), "WHEN": when, "HERE": here}
+            for field, role, when, here in _BATCHES
+        ),
     ),
     *rules(
         """
@@ -109,7 +99,7 @@ ROLE_RULES = (
             settings of pods have no effect in the pods of another role; remove them, or
             colocateWith: none for pods of its own
         when: self.colocateWith != 'none'
-        must: $UNTOUCHED
+        must: $UNSET($POD_FIELDS)
 
         spec | rollout.parallelism.data | Conflict
             each rank of roles.actorRollout holds one engine; as many as its ranks ${$RANKS}, or
@@ -134,7 +124,7 @@ ROLE_RULES = (
         HOSTED=" ".join(f"spec.roles.{role}" for role in _HOSTED),
         OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",
         THREADS=f"{_ranks_of_pod()} * {either('threadsPerRank', '1')}",
-        UNTOUCHED=untouched(RolePods),
+        POD_FIELDS=" ".join(members(RolePods)),
         RANKS=_ranks("actorRollout"),
     ),
 )

@@ -4,16 +4,19 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from string import Template
 from typing import Any, Final
 
+from pydantic.alias_generators import to_snake
+
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.rules import cel
-from ppojob_api.shape import Member, members
-from ppojob_api.v1alpha1.section import Section
+from ppojob_api.shape import Member, members, members_at
 
 _BODY: Final = re.compile(r"(.+?)(?: when: (.+?))? must: (.+)")
 _VALUE: Final = re.compile(r" \$\{(.+?)\}")
+_UNSET: Final = re.compile(r"\$UNSET(?:\(([\w ]+)\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,9 @@ class Rule:
     field: str
     holds: str
     text: str
-    code: ReasonCode = ReasonCode.CONFLICT
-    when: str = ""
-    at_admission: bool = True
+    code: ReasonCode
+    when: str
+    at_admission: bool
 
     @property
     def expression(self) -> str:
@@ -100,19 +103,32 @@ def _shown_at(where: str, job: Mapping[str, Any], told: Mapping[str, Any]) -> st
     return ABSENT if found is None else shown(found)
 
 
-def rules(table: str, **macros: str) -> tuple[Rule, ...]:
+def rules(
+    table: str, *, each: Iterable[Mapping[str, str]] = ({},), **macros: str
+) -> tuple[Rule, ...]:
     """Read rules, a paragraph each.
 
     Its first line has sections, fields and the reason code, apart by `|`, and `here` for a rule
     that is not evaluated at admission; of several sections or fields each has the rule. What is
     wrong and what is allowed follows, then `when:` where the rule is not for all, then `must:`.
 
+    In it `$NAME` stands for a macro, `$SECTION` and `$FIELD` for those of the rule, `$TYPE` for the
+    field in snake_case; `$UNSET` for CEL that says that the field has its default, `$UNSET(a b)`
+    that these fields of the section have.
+
     Args:
-        table: The paragraphs; `$NAME` in them stands for a macro, `$FIELD` for the field.
-        macros: What each stands for.
+        table: The paragraphs.
+        each: The table is read once for each item, with these macros besides.
+        macros: What each macro stands for.
     """
-    paragraphs = re.split(r"\n\s*\n", Template(table.strip()).safe_substitute(macros))
-    return tuple(rule for paragraph in paragraphs for rule in _rules_of(paragraph))
+    return tuple(
+        rule
+        for own in each
+        for paragraph in re.split(
+            r"\n\s*\n", Template(table.strip()).safe_substitute(**own, **macros)
+        )
+        for rule in _rules_of(paragraph)
+    )
 
 
 def _rules_of(paragraph: str) -> Iterator[Rule]:
@@ -122,10 +138,36 @@ def _rules_of(paragraph: str) -> Iterator[Rule]:
     assert found is not None, f"no rule: {paragraph}"
     for section in sections.split() or [""]:
         for field in fields.split() or [""]:
+            macros = {"SECTION": section, "FIELD": field, "TYPE": to_snake(field)}
             text, when, holds = (
-                Template(part or "").safe_substitute(FIELD=field) for part in found.groups()
+                Template(part or "").safe_substitute(macros) for part in found.groups()
             )
+            holds = _UNSET.sub(partial(_all_unset, section=section, field=field), holds)
             yield Rule(section, field, holds, text, ReasonCode(code), when, not here)
+
+
+def _all_unset(found: re.Match[str], *, section: str, field: str) -> str:
+    above = [int(key) if key == "0" else key for key in section.replace("[]", ".0").split(".")]
+    conditions = []
+    for name in (found[1] or field).split():
+        *inner, last = name.split(".")
+        conditions.append(_unset(members_at((*above, *inner))[last], f"self.{name}"))
+    return " && ".join(conditions)
+
+
+def _unset(field: Member, value: str) -> str:
+    """CEL for "this field has its default"; its numbers are written as in JSON."""
+    if field.default is None:
+        return f"!has({value})"
+    if field.shape.model is not None:
+        inner = members(field.shape.model).items()
+        return " && ".join(_unset(one, f"{value}.{name}") for name, one in inner)
+    if field.shape.kind in {"list", "map"}:
+        return f"{value}.size() == {len(field.default)}"
+    if field.default is False:
+        return f"!{value}"
+    literal = json.dumps(field.default).replace('"', "'")
+    return f"{value} == {literal}"
 
 
 def _with_values(text: str, scope: cel.Scope) -> str:
@@ -150,45 +192,17 @@ def _places(value: Any, path: str, above: str = "") -> Iterator[tuple[str, Any]]
             yield from _places(item, rest, f"{here}[{number}]")
 
 
-def given(field: str) -> str:
-    """CEL for "the optional field has a value"."""
-    return f"has(self.{field})"
-
-
 def either(field: str, otherwise: str) -> str:
     """CEL for the value of an optional field, or what stands for it where there is none."""
-    return f"({given(field)} ? self.{field} : {otherwise})"
+    return f"(has(self.{field}) ? self.{field} : {otherwise})"
 
 
 def present(path: str) -> str:
     """CEL for "there is a value at this path", whichever sections on the way are optional."""
     keys = path.split(".")
-    return " && ".join(given(".".join(keys[:depth])) for depth in range(1, len(keys) + 1))
+    return " && ".join(f"has(self.{'.'.join(keys[:end])})" for end in range(1, len(keys) + 1))
 
 
 def words(choices: Iterable[str]) -> str:
     """CEL list of words, in a stable order."""
     return "[" + ", ".join(f"'{choice}'" for choice in sorted(choices)) + "]"
-
-
-def untouched(model: type[Section], *, names: Iterable[str] = (), prefix: str = "") -> str:
-    """CEL for "these fields have their defaults"; its numbers are written as in JSON.
-
-    Args:
-        model: The section that `self`, or its member `prefix`, is.
-        names: Fields to look at; empty: all.
-        prefix: Path of the section inside `self`, with a dot behind it.
-    """
-    fields = members(model)
-    return " && ".join(_unset(fields[name], f"{prefix}{name}") for name in names or fields)
-
-
-def _unset(field: Member, path: str) -> str:
-    if field.default is None:
-        return f"!{given(path)}"
-    if field.shape.kind == "object" and field.shape.model is not None:
-        return untouched(field.shape.model, prefix=f"{path}.")
-    if field.shape.kind in {"list", "map"}:
-        return f"self.{path}.size() == {len(field.default)}"
-    literal = json.dumps(field.default).replace('"', "'")
-    return f"self.{path} == {literal}"

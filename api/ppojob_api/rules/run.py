@@ -2,9 +2,7 @@
 
 from typing import Final
 
-from ppojob_api.rules.rule import either, given, rules, untouched
-from ppojob_api.v1alpha1.roles import CodePods
-from ppojob_api.v1alpha1.rollout import ValidationSamplingSpec
+from ppojob_api.rules.rule import either, rules
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
 
@@ -18,7 +16,7 @@ VLLM_TEMPERATURE_LIMIT: Final = 2.0
 _PROMPTS = "self.algorithm.promptsPerStep"
 _PART = either("algorithm.miniBatchPrompts", _PROMPTS)
 _POLICY_UPDATES = (
-    f"(self.steps.total - ({given('critic')} ? self.critic.warmupSteps : 0))"
+    f"(self.steps.total - (has(self.critic) ? self.critic.warmupSteps : 0))"
     f" * self.algorithm.epochs * ({_PROMPTS} / {_PART})"
 )
 _CRITIC_UPDATES = (
@@ -139,7 +137,7 @@ SAMPLING_RULES = rules(
     spec | rollout.validation | NoEffect | here
         it has no effect without data.validation; remove it, or give data.validation
     when: self.data.validation.size() == 0
-    must: $VALIDATION_UNTOUCHED
+    must: $UNSET
 
     spec.rollout | temperature validation.temperature | Conflict
         engine vllm takes none above 2; at most 2, or engine: huggingface
@@ -212,10 +210,8 @@ SAMPLING_RULES = rules(
     spec | roles.reward | NoEffect | here
         it has no effect beside a reward model alone; remove it, or name functions in rewards
     when: has(self.rewardModel) && self.rewards.size() == 0
-    must: $REWARD_UNTOUCHED
+    must: $UNSET
     """,
     LEAST=str(LEAST_TEMPERATURE),
     LIMIT=str(VLLM_TEMPERATURE_LIMIT),
-    VALIDATION_UNTOUCHED=untouched(ValidationSamplingSpec, prefix="rollout.validation."),
-    REWARD_UNTOUCHED=untouched(CodePods, prefix="roles.reward."),
 )

@@ -1,7 +1,6 @@
 """Tools and users of a model: their names, where their code is, and what the model is told."""
 
-from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.roles import CodePods, RetrieverPods
+from ppojob_api.rules.rule import rules, words
 from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_IN_TOOLS
 
 TOOL_RULES = rules(
@@ -75,26 +74,23 @@ TOOL_RULES = rules(
     when: self.parameters.size() > 0
     must: has(self.parameters.type) && self.parameters.type == 'object'
 
-    spec.agent.tools[] | source | Conflict | here
+    spec.agent.tools[].source | | Conflict | here
         a call has one answer; exactly one of path, configMap, url and mcpServer
-    when: has(self.source)
-    must: (has(self.source.path) ? 1 : 0) + (has(self.source.configMap) ? 1 : 0)
-        + (has(self.source.url) ? 1 : 0) + (has(self.source.mcpServer) ? 1 : 0) == 1
+    must: (has(self.path) ? 1 : 0) + (has(self.configMap) ? 1 : 0)
+        + (has(self.url) ? 1 : 0) + (has(self.mcpServer) ? 1 : 0) == 1
 
-    spec.agent.interactions[] | source | Conflict | here
+    spec.agent.interactions[].source | | Conflict | here
         the code has one source; exactly one of path and configMap
-    when: has(self.source)
-    must: (has(self.source.path) ? 1 : 0) + (has(self.source.configMap) ? 1 : 0) == 1
+    must: has(self.path) != has(self.configMap)
 
-    $WITH_CODE | source.configMap.key | BadForm | here
+    $CODE_MAPS | key | BadForm | here
         it is the name of a Python file; letters, digits, '.', '_' and '-', with .py at the end
-    when: has(self.source) && has(self.source.configMap)
-    must: self.source.configMap.key.matches(r'^[-.\w]+[.]py$')
+    must: self.key.matches(r'^[-.\w]+[.]py$')
 
-    spec.agent.tools[] | source.tool | NoEffect | here
+    spec.agent.tools[].source | tool | NoEffect | here
         it is a name at a server; remove it, or name the mcpServer
-    when: has(self.source) && !has(self.source.mcpServer)
-    must: !has(self.source.tool)
+    when: !has(self.mcpServer)
+    must: !has(self.tool)
 
     spec.agent | tools | NotOneOf | here
         no item of mcpServers has the name of its mcpServer; the name of one
@@ -120,20 +116,20 @@ TOOL_RULES = rules(
     when: !has(self.url)
     must: !has(self.keyVariable)
 
-    spec.agent.tools[] | source.url | BadForm | here
+    spec.agent.tools[].source | url | BadForm | here
         it is no address of a service; http://HOST:PORT/PATH, or https://
-    when: has(self.source) && has(self.source.url)
-    must: self.source.url.startsWith('http://') || self.source.url.startsWith('https://')
+    when: has(self.url)
+    must: self.url.startsWith('http://') || self.url.startsWith('https://')
 
-    spec.agent.tools[] | source.function | NoEffect | here
+    spec.agent.tools[].source | function | NoEffect | here
         it is in the file of path or configMap; remove it
-    when: has(self.source) && !has(self.source.path) && !has(self.source.configMap)
-    must: !has(self.source.function)
+    when: !has(self.path) && !has(self.configMap)
+    must: !has(self.function)
 
-    spec.agent.tools[] | source.keyVariable | NoEffect | here
+    spec.agent.tools[].source | keyVariable | NoEffect | here
         nobody is sent a key; remove it, or a url
-    when: has(self.source) && !has(self.source.url)
-    must: !has(self.source.keyVariable)
+    when: !has(self.url)
+    must: !has(self.keyVariable)
 
     spec.agent.tools[] | config | NoEffect | here
         settings are for code of path or configMap; remove it
@@ -156,22 +152,23 @@ TOOL_RULES = rules(
         && !has(self.source.function)
     must: self.name.matches(r'$IDENTIFIER')
 
-    spec.agent.tools[] spec.agent.interactions[] | source.function | BadForm | here
+    spec.agent.tools[].source spec.agent.interactions[].source | function | BadForm | here
         it names no function; the name of a function or class
-    when: has(self.source) && has(self.source.function)
-    must: self.source.function.matches(r'$IDENTIFIER')
+    when: has(self.function)
+    must: self.function.matches(r'$IDENTIFIER')
 
     spec | roles.tools | NoEffect | here
         it has no effect without tools; remove it, or name some in agent.tools
     when: !has(self.agent) || self.agent.tools.size() + self.agent.interactions.size() == 0
-    must: $UNTOUCHED
+    must: $UNSET
 
     spec | roles.retriever | NoEffect | here
         it has no effect without a corpus; remove it, or say agent.retriever
     when: !has(self.agent) || !has(self.agent.retriever)
-    must: $RETRIEVER_UNTOUCHED
+    must: $UNSET
     """,
-    WITH_CODE="spec.rewards[] spec.agent.tools[] spec.agent.interactions[]",
+    CODE_MAPS="spec.rewards[].source.configMap spec.agent.tools[].source.configMap"
+    " spec.agent.interactions[].source.configMap",
     TOOLS=", ".join(BUILT_IN_TOOLS),
     TOOL_WORDS=words(BUILT_IN_TOOLS),
     AGENTS=", ".join(BUILT_IN_AGENTS),
@@ -179,6 +176,4 @@ TOOL_RULES = rules(
     INTERACTIONS=", ".join(BUILT_IN_INTERACTIONS),
     INTERACTION_WORDS=words(BUILT_IN_INTERACTIONS),
     IDENTIFIER=r"^[^\W\d]\w*$",
-    UNTOUCHED=untouched(CodePods, prefix="roles.tools."),
-    RETRIEVER_UNTOUCHED=untouched(RetrieverPods, prefix="roles.retriever."),
 )

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.code_source import CodeSource
-from ppojob_api.v1alpha1.kubernetes_names import EnvironmentName
 from ppojob_api.v1alpha1.section import (
     PRINTABLE,
     Arguments,
+    CodeSource,
+    EnvironmentName,
     Items,
     Path,
     Seconds,

@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
-from ppojob_api.v1alpha1.rollout_correction import RolloutCorrectionSpec
+from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec, RolloutCorrectionSpec
 from ppojob_api.v1alpha1.section import Count, Items, Section, Tokens
 
 AlgorithmType = Literal[
@@ -104,7 +103,7 @@ class Estimator:
         has_greedy: it reads the score of a greedy response to each prompt.
         has_reward_keys: it reads several rewards of a row, those that its options name.
         has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
-            summed up over the vocabulary, at each token.
+            summed over the vocabulary, at each token.
     """
 
     options: type[Section] | None = None

@@ -7,8 +7,6 @@ from pydantic import Field
 
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_api.v1alpha1.code_source import ConfigMapSource
-from ppojob_api.v1alpha1.critic import CriticSpec
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.roles import RolesSpec
 from ppojob_api.v1alpha1.rollout import RewardModelSpec, RewardSpec, RolloutSpec, SandboxSpec
@@ -20,9 +18,15 @@ from ppojob_api.v1alpha1.schedule import (
     TimeoutsSpec,
 )
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
-from ppojob_api.v1alpha1.section import Items, Section, Seed
+from ppojob_api.v1alpha1.section import ConfigMapSource, Items, Section, Seed
 from ppojob_api.v1alpha1.status import PPOJobStatus
-from ppojob_api.v1alpha1.training import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from ppojob_api.v1alpha1.training import (
+    CriticSpec,
+    DataSpec,
+    ModelSpec,
+    OptimizerSpec,
+    TrainingSpec,
+)
 
 Logger = Literal["console", "tensorboard", "wandb", "mlflow"]
 

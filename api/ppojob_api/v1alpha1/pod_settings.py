@@ -6,15 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.kubernetes_names import (
+from ppojob_api.v1alpha1.section import (
+    Arguments,
     DataKey,
     DeviceName,
     EnvironmentName,
+    Items,
     LabelKey,
     LabelValue,
     ObjectName,
+    Section,
 )
-from ppojob_api.v1alpha1.section import Arguments, Items, Section
 from ppojob_api.well_known import RoleName
 
 # Whole numbers, of the forms that Kubernetes knows. An API server may keep one in another form

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.code_source import CodeSource
 from ppojob_api.v1alpha1.section import (
     Arguments,
     AutoFloatType,
+    CodeSource,
     Count,
     Items,
     Name,

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.kubernetes_names import ObjectName
-from ppojob_api.v1alpha1.section import Name, Seconds, Section
+from ppojob_api.v1alpha1.section import Name, ObjectName, Seconds, Section
 
 
 class StepsSpec(Section):

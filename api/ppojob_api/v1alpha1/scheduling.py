@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.kubernetes_names import ObjectName
-from ppojob_api.v1alpha1.section import Section
+from ppojob_api.v1alpha1.section import ObjectName, Section
 
 SchedulingType = Literal["none", "kueue", "volcano", "workload"]
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
-from ppojob_api.v1alpha1.code_source import CODE_FOLDER
 from ppojob_api.v1alpha1.pod_settings import (
     EnvironmentVariable,
     PodSettings,
     PodVolume,
     settings_of,
 )
+from ppojob_api.v1alpha1.section import CODE_FOLDER
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.metadata import controller_name, labels, selector
 from ppojob_operator.build.pods import environment

@@ -72,18 +72,10 @@ def test_wrong_file(name: str) -> None:
     ],
 )
 def test_plain_values(text: str, value: object) -> None:
-    read = manifest.read_bytes(f"v: {text}\n".encode(), "f")
+    # A byte order mark is no mistake.
+    read = manifest.read_bytes(f"\ufeffv: {text}\n".encode(), "f")
     assert read.problems == ()
     assert read.value == {"v": value}
-
-
-def test_byte_order_mark_is_no_mistake() -> None:
-    assert manifest.read_bytes(b"\xef\xbb\xbfa: 1\n", "f").value == {"a": 1}
-
-
-def test_anchors_are_written_out() -> None:
-    read = manifest.read_bytes(b"a: &x {p: 1}\nb: [*x, *x]\n", "f")
-    assert read.value == {"a": {"p": 1}, "b": [{"p": 1}, {"p": 1}]}
 
 
 def test_what_is_changed_behind_one_alias_stays_behind_the_others() -> None:
@@ -130,23 +122,13 @@ def test_endless_file_is_read_to_the_limit_only() -> None:
     assert problem.reason_code == "TooLarge"
 
 
-def test_file(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text("a: 1\n")
-    assert manifest.read_file(str(path)).value == {"a": 1}
+YAML_LIKE = st.text(alphabet="ab:-[]{}&*!|>'\"%@`#?, \n\t01.eE_~", max_size=60)
 
 
-@settings(deadline=None)
-@given(st.binary(max_size=200))
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=200) | YAML_LIKE.map(str.encode))
 def test_no_bytes_raise(data: bytes) -> None:
     for problem in manifest.read_bytes(data, "f").problems:
-        assert str(problem).isprintable()
-
-
-@settings(deadline=None)
-@given(st.text(alphabet="ab:-[]{}&*!|>'\"%@`#?, \n\t01.eE_~", max_size=60))
-def test_no_text_raises(text: str) -> None:
-    for problem in manifest.read_bytes(text.encode(), "f").problems:
         assert str(problem).isprintable()
 
 

@@ -65,26 +65,17 @@ def test_a_file_needs_a_name_and_not_what_a_server_would_make_one_of() -> None:
     assert places(value) == ["metadata.name"]
 
 
-def test_built_in_scorers_are_the_trainers() -> None:
+def test_what_is_built_in_is_the_trainers() -> None:
     assert sorted(SCORERS) == list(BUILT_IN_SCORERS)
-
-
-def test_built_in_tools_are_the_trainers() -> None:
     assert sorted(TOOLS) == list(BUILT_IN_TOOLS)
     assert sorted(USERS) == list(BUILT_IN_INTERACTIONS)
 
 
-@pytest.mark.parametrize("temperature", [1e-9, 0.005, 0.0099])
+@pytest.mark.parametrize("temperature", [1e-9, 0.0099])
 def test_engines_refuse_temperatures_in_the_same_words(temperature: float) -> None:
     (problem,) = found(changed_job([f"spec.rollout.validation.temperature: {temperature:.9f}"]))
     with pytest.raises(ValueError, match=re.escape(problem.allowed)):
         SamplingParams(temperature=temperature, top_p=1.0, top_k=-1, max_tokens=1)
-
-
-def test_engines_take_what_is_not_refused() -> None:
-    assert not isinstance(
-        validation.validate(changed_job(["spec.rollout.temperature: 0.01"])), list
-    )
     SamplingParams(temperature=0.01, top_p=1.0, top_k=-1, max_tokens=1)
 
 
@@ -92,6 +83,7 @@ def test_engines_take_what_is_not_refused() -> None:
     "changes",
     [
         ["spec.rollout: {engine: huggingface, temperature: 3}"],
+        ["spec.rollout.temperature: 0.01"],
         ["spec.algorithm.kl: {in: loss}", "spec.roles.reference: {}"],
         ["spec.algorithm.kl: {in: loss}", "spec.roles.reference: {replicas: 1, parallelism: {}}"],
         ["spec.rollout.parallelism.data: 1"],

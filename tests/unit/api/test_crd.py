@@ -10,35 +10,18 @@ import jsonschema
 import pytest
 from bad_specs import GOOD_JOB
 
-from ppojob_api import crd, manifest, run_config, shape, validation
-from ppojob_api.rules.rule import given
+from ppojob_api import crd, run_config, shape, validation
+from ppojob_api.rules import RULES, cel
 from ppojob_api.v1alpha1.job import PPOJob
 
 FILE = Path(__file__).parents[3] / "crds" / "ppojobs.yaml"
 
 # What an API server takes in a structural schema, out of all of JSON schema.
 STRUCTURAL_KEYS = {
-    "additionalProperties",
-    "default",
-    "description",
-    "enum",
-    "exclusiveMaximum",
-    "exclusiveMinimum",
-    "format",
-    "items",
-    "maximum",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "minimum",
-    "minItems",
-    "minLength",
-    "pattern",
-    "properties",
-    "required",
-    "type",
-    "x-kubernetes-list-type",
-    "x-kubernetes-preserve-unknown-fields",
+    *("additionalProperties", "default", "description", "enum", "format", "items", "pattern"),
+    *("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "properties", "required"),
+    *(f"{side}{what}" for side in ("max", "min") for what in ("Items", "Length", "Properties")),
+    *("type", "x-kubernetes-list-type", "x-kubernetes-preserve-unknown-fields"),
     "x-kubernetes-validations",
 }
 
@@ -96,54 +79,55 @@ def test_every_rule_stands_in_its_section() -> None:
         assert "\n" not in rule.message
 
 
-def test_sections_that_decide_the_weights_are_immutable() -> None:
-    spec = NODES[".spec"]["properties"]
-    inside = {
-        name
-        for name, node in spec.items()
-        for rule in node.get("x-kubernetes-validations", [])
-        if rule["rule"] == "self == oldSelf"
-    }
-    # A section that may vanish would take its rule with it: the spec watches over those.
-    for name in inside:
-        assert name in NODES[".spec"]["required"] or "default" in spec[name]
-    above = {
-        name
-        for name in spec
-        for rule in NODES[".spec"]["x-kubernetes-validations"]
-        if rule["rule"].endswith(f"self.{name} == oldSelf.{name})")
-    }
-    assert inside | above == set(run_config.TRAJECTORY_SECTIONS)
-    assert above == {"agent", "critic", "rewardModel"}
+COSINE = {"optimizer": {"schedule": "cosine"}}
+RATIO = {"critic": {"optimizer": {"warmupRatio": 0.1}}}
+VOLUME = {"checkpoint": {"volume": {"claimName": "a"}}}
+EDITS: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
+    ({}, {"steps": {"total": 40}, "checkpoint": {"every": 5}}, set()),
+    ({}, {"seed": 1, "rollout": {"temperature": 0.5}}, {"spec.seed", "spec.rollout"}),
+    # A section that may be absent is neither given, taken away nor changed.
+    ({}, {"critic": {}}, {"spec.critic"}),
+    ({"agent": {}}, {}, {"spec.agent"}),
+    ({"rewardModel": {"path": "a"}}, {"rewardModel": {"path": "b"}}, {"spec.rewardModel"}),
+    # A controller with another volume would find no commit, and ranks that write to the old one.
+    ({}, VOLUME, {"spec.checkpoint.volume"}),
+    (VOLUME, {}, {"spec.checkpoint.volume"}),
+    (VOLUME, {"checkpoint": {"volume": {"claimName": "b"}}}, {"spec.checkpoint.volume"}),
+    ({}, {"scheduling": {"type": "volcano"}}, {"spec.scheduling.type"}),
+    # A length decides the learning rates of a cosine, or of a share of it as warm-up.
+    (COSINE, {**COSINE, "steps": {"total": 40}}, {"spec.steps.total"}),
+    (RATIO, {**RATIO, "steps": {"epochs": 2}}, {"spec.steps.total", "spec.steps.epochs"}),
+]
 
 
-def test_the_volume_of_a_run_is_immutable() -> None:
-    """A controller that mounts another would find no commit, and ranks that write to the old."""
-    rules_of = {
-        rule.get("fieldPath"): rule["rule"]
-        for rule in NODES[".spec.checkpoint"]["x-kubernetes-validations"]
-    }
-    # Neither given, taken away, nor changed.
-    new, old = "has(self.volume)", "has(oldSelf.volume)"
-    assert rules_of[".volume"].startswith(f"{new} == {old}")
-    assert rules_of[".volume"].endswith("self.volume == oldSelf.volume)")
-    # The rule stands in a section that cannot vanish.
-    assert "default" in NODES[".spec.checkpoint"]
-
-
-@pytest.mark.parametrize("section", ["optimizer", "critic.optimizer"])
-@pytest.mark.parametrize("length", ["total", "epochs"])
-def test_the_length_of_a_cosine_is_immutable(section: str, length: str) -> None:
-    """A controller that is started with another one finds that its ranks run something else."""
-    field = f"steps.{length}"
-    (rule,) = (
-        rule["rule"]
-        for rule in NODES[".spec"]["x-kubernetes-validations"]
-        if rule["message"].startswith(f"spec.{field} decides the weights")
+@pytest.mark.parametrize(("before", "after", "refused"), EDITS)
+def test_edits_that_would_change_a_run_are_refused(
+    before: dict[str, Any], after: dict[str, Any], refused: set[str]
+) -> None:
+    old, new = (
+        PPOJob.model_validate({**GOOD_JOB, "spec": GOOD_JOB["spec"] | spec}).model_dump(
+            mode="json", exclude_none=True
+        )
+        for spec in (before, after)
     )
-    assert f"self.{section}.schedule == 'cosine'" in rule
-    assert f"{given(field)} == has(oldSelf.{field})" in rule
-    assert rule.endswith(f"self.{field} == oldSelf.{field}))")
+    found = set()
+    for rule in (rule for rule in RULES if rule.is_of_edits):
+        scope = {"self": new, "oldSelf": old}
+        for key in rule.section.split("."):
+            scope = {name: value[key] for name, value in scope.items()}
+        if not cel.read(rule.expression).value(scope):
+            found.add(".".join(filter(None, (rule.section, rule.field))))
+    assert found == refused
+
+
+def test_what_decides_the_weights_has_a_rule_where_it_cannot_vanish() -> None:
+    sections = {rule.section for rule in RULES if rule.is_of_edits} - {"spec"}
+    above = {rule.field for rule in RULES if rule.is_of_edits and rule.section == "spec"}
+    for section in sections:
+        name = section.removeprefix("spec.")
+        assert name in NODES[".spec"]["required"] or "default" in NODES[f".{section}"]
+    watched = above | {section.removeprefix("spec.") for section in sections}
+    assert watched >= set(run_config.TRAJECTORY_SECTIONS)
 
 
 def test_defaults_are_the_models() -> None:
@@ -218,21 +202,3 @@ def test_no_default_beside_a_meaning_of_null() -> None:
             assert not (member.shape.optional and member.default is not None), f"{model} {name}"
             inner = member.shape.item or member.shape
             models += [inner.model] if inner.model else []
-
-
-def test_printer_columns() -> None:
-    (version,) = crd.definition()["spec"]["versions"]
-    columns = version["additionalPrinterColumns"]
-    names = [column["name"].upper() for column in columns]
-    assert names[:6] == ["PHASE", "STEP", "REWARD", "TOKENS/S", "ETA", "AGE"]
-    assert names[6:] == ["KL", "CHECKPOINT", "RESTARTS", "REASON"]
-    assert [column.get("priority", 0) for column in columns] == [0] * 6 + [1] * 4
-    for column in (*columns[:5], *columns[6:]):
-        assert column["jsonPath"] in NODES
-    assert version["subresources"] == {"status": {}}
-
-
-def test_readers_agree_about_the_file() -> None:
-    read = manifest.read_bytes(FILE.read_bytes(), "ppojobs.yaml")
-    assert read.problems == ()
-    assert read.value == crd.definition()

@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+from bad_specs import GOOD_JOB
 
-from ppojob_api.pod_overrides import ALLOWED, refusals
-from ppojob_api.problem import ReasonCode
+from ppojob_api import validation
+from ppojob_api.checks.pods import OVERRIDABLE
+from ppojob_api.problem import Problem
+from ppojob_api.v1alpha1.job import PPOJob
 
 FORBIDDEN: dict[str, Any] = {
     "hostNetwork": True,
@@ -23,33 +26,41 @@ FORBIDDEN: dict[str, Any] = {
     "resourceClaims": [{"name": "gpu"}],
 }
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    *(({"spec": {k: v}}, f"p.spec.{k}", "Forbidden") for k, v in FORBIDDEN.items()),
-    ({"metadata": {"ownerReferences": []}}, "p.metadata.ownerReferences", "Forbidden"),
-    ({"metadata": {"labels": {"ppojob.dev/job": "x"}}}, "p.metadata.labels", "Forbidden"),
-    ({"metadata": {"labels": {"a": 1}}}, 'p.metadata.labels["a"]', "WrongType"),
-    ({"metadata": {"labels": ["a"]}}, "p.metadata.labels", "WrongType"),
-    ({"metadata": {"labels": {"a b": "c"}}}, "p.metadata.labels", "BadForm"),
-    ({"metadata": {"labels": {"a": "b c"}}}, 'p.metadata.labels["a"]', "BadForm"),
-    ({"metadata": {"annotations": {"a/b/c": ""}}}, "p.metadata.annotations", "BadForm"),
-    ({"spec": "all"}, "p.spec", "WrongType"),
-    ({"spec": {"dnsConfig": "8.8.8.8"}}, "p.spec.dnsConfig", "WrongType"),
-    ({"spec": {"readinessGates": {}}}, "p.spec.readinessGates", "WrongType"),
-    ({"status": {}}, "p.status", "Forbidden"),
+    *(({"spec": {k: v}}, f"spec.{k}", "Forbidden") for k, v in FORBIDDEN.items()),
+    ({"metadata": {"ownerReferences": []}}, "metadata.ownerReferences", "Forbidden"),
+    ({"metadata": {"labels": {"ppojob.dev/job": "x"}}}, "metadata.labels", "Forbidden"),
+    ({"metadata": {"labels": {"a": 1}}}, 'metadata.labels["a"]', "WrongType"),
+    ({"metadata": {"labels": ["a"]}}, "metadata.labels", "WrongType"),
+    ({"metadata": {"labels": {"a b": "c"}}}, "metadata.labels", "BadForm"),
+    ({"metadata": {"labels": {"a": "b c"}}}, 'metadata.labels["a"]', "BadForm"),
+    ({"metadata": {"annotations": {"a/b/c": ""}}}, "metadata.annotations", "BadForm"),
+    ({"spec": "all"}, "spec", "WrongType"),
+    ({"spec": {"dnsConfig": "8.8.8.8"}}, "spec.dnsConfig", "WrongType"),
+    ({"spec": {"readinessGates": {}}}, "spec.readinessGates", "WrongType"),
+    ({"status": {}}, "status", "Forbidden"),
 ]
+
+
+def judged(overrides: dict[str, Any]) -> PPOJob | list[Problem]:
+    spec = {**GOOD_JOB["spec"], "pods": [{"podOverrides": overrides}]}
+    return validation.validate({**GOOD_JOB, "spec": spec})
 
 
 @pytest.mark.parametrize(("overrides", "where", "code"), WRONG)
 def test_a_forbidden_part_is_named(overrides: dict[str, Any], where: str, code: str) -> None:
-    found = [(problem.where, problem.reason_code) for problem in refusals(overrides, "p")]
-    assert found == [(where, ReasonCode(code))]
+    problems = judged(overrides)
+    assert isinstance(problems, list)
+    assert [(problem.where, problem.reason_code) for problem in problems] == [
+        (f"spec.pods[0].podOverrides.{where}", code)
+    ]
 
 
 def test_what_is_allowed_passes() -> None:
     examples: dict[type, Any] = {dict: {"team": "a"}, list: [], str: "x"}
     overrides: dict[str, dict[str, Any]] = {"metadata": {}, "spec": {}}
-    for path, kind in ALLOWED.items():
+    for path, kind in OVERRIDABLE.items():
         part, name = path.split(".")
         overrides[part][name] = examples[kind]
     # The words of an annotation are free.
     overrides["metadata"]["annotations"] = {"a.example/note": "two words"}
-    assert not list(refusals(overrides, "p"))
+    assert isinstance(judged(overrides), PPOJob)

@@ -1,4 +1,4 @@
-"""What docs/recipes.md shows is accepted."""
+"""What docs/recipes.md and examples/ show is accepted."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,21 @@ from ruamel.yaml import YAML
 from ppojob_api import validation
 from ppojob_api.v1alpha1.algorithm import ESTIMATORS
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli.validate import validate_file
 
-PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").glob("**/*.yaml") if "kind: PPOJob" in path.read_text()
+)
+assert EXAMPLES
+PAGE = (ROOT / "docs" / "recipes.md").read_text()
 RECIPES = dict(re.findall(r"^## (.+?)\n.*?```yaml\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_valid(path: Path) -> None:
+    judged = validate_file(str(path))
+    assert isinstance(judged, PPOJob), [str(problem) for problem in judged]
 
 
 @pytest.mark.parametrize("name", RECIPES)

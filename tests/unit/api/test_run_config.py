@@ -8,16 +8,15 @@ import sys
 from typing import Any
 
 import pytest
-from bad_specs import GOOD_JOB
+from bad_specs import GOOD_JOB, changed_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from ppojob_api import manifest, validation
 from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import EngineFacts, RunConfig, resolve
-from ppojob_api.v1alpha1.critic import CriticOptimizerSpec
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.roles import ColocatableRole
 
 
 def tree(**spec: Any) -> dict[str, Any]:
@@ -34,85 +33,64 @@ def algorithm(kind: str, **settings: Any) -> dict[str, Any]:
     return {"type": kind, "promptsPerStep": 16, "samplesPerPrompt": 8, **settings}
 
 
-def test_defaults_are_written_out() -> None:
-    spec = resolve(job(seed=7)).spec
-    assert spec.algorithm.mini_batch_prompts == 16
-    assert spec.algorithm.grpo.normalize_by_std is True
-    assert spec.algorithm.reinforce_plus_plus is spec.algorithm.ppo is None
-    assert spec.critic is spec.roles.critic is spec.reward_model is None
-    assert spec.data.seed == 7
-    assert spec.model.tokenizer_path == "/models/m"
-    assert spec.rollout.max_model_tokens == 1024
-    assert spec.roles.reference is None
-    assert spec.roles.actor_rollout.ranks_per_replica == 1
-    assert spec.roles.actor_rollout.threads_per_rank == 1
-    assert spec.roles.actor_rollout.parallelism.data_shard == 1
+CLIP_COV = {"policyLoss": {"type": "clip_cov", "clipCov": {"covarianceLow": 2}}}
+
+# What is changed in the good job, and what then stands in its resolved spec.
+RESOLVED = """
+seed: 7 => data.seed: 7
+seed: 7; data.seed: 0 => data.seed: 0
+data.shuffle: false => data.seed: null
+=> algorithm.miniBatchPrompts: 16; algorithm.grpo.normalizeByStd: true; algorithm.ppo: null
+=> algorithm.kl.estimator: null; algorithm.lossScaleTokens: null; algorithm.rolloutCorrection: null
+=> critic: null; rewardModel: null; roles.critic: null; roles.reference: null
+=> model.tokenizerPath: /models/m; rollout.maxModelTokens: 1024
+=> roles.actorRollout.ranksPerReplica: 1; roles.actorRollout.threadsPerRank: 1
+model.tokenizerPath: /t; rollout.maxModelTokens: 2048 => model.tokenizerPath: /t; rollout.maxModelTokens: 2048
+algorithm.miniBatchPrompts: 4 => algorithm.miniBatchPrompts: 4
+algorithm.grpo.normalizeByStd: false => algorithm.grpo.normalizeByStd: false
+algorithm.type: reinforce_plus_plus => algorithm.reinforcePlusPlus.gamma: 1.0; algorithm.grpo: null
+algorithm.kl.in: loss => algorithm.kl.estimator: k3; roles.reference.colocateWith: actorRollout
+algorithm.kl.in: reward => algorithm.kl.estimator: k1
+algorithm.kl: {in: loss, estimator: k2} => algorithm.kl.estimator: k2
+algorithm.lossAggregation: sequence_mean_token_sum_norm => algorithm.lossScaleTokens: 512
+algorithm.policyLoss: {type: clip_cov} => algorithm.policyLoss.clipCov.share: 0.0002
+algorithm.policyLoss: {type: bypass} => algorithm.policyLoss.bypass.form: clip
+algorithm.type: ppo => algorithm.ppo.gamma: 1.0; algorithm.ppo.lambda: 1.0; roles.critic.colocateWith: actorRollout
+algorithm.type: ppo => critic.path: /models/m; critic.epochs: 1; critic.optimizer.learningRate: 1.0e-5
+algorithm.type: ppo; algorithm.miniBatchPrompts: 8 => critic.miniBatchPrompts: 8
+algorithm.type: ppo; critic: {path: /c, epochs: 2, miniBatchPrompts: 4} => critic.path: /c; critic.epochs: 2; critic.miniBatchPrompts: 4
+rewardModel.path: /r => rewardModel.tokenizerPath: /r; roles.rewardModel.colocateWith: actorRollout
+roles.actorRollout: {replicas: 2, ranksPerReplica: 2, cpu: 4} => rollout.parallelism.data: 4; roles.actorRollout.threadsPerRank: 2; roles.actorRollout.parallelism.dataShard: 4
+algorithm.type: ppo; roles.critic: {colocateWith: none, ranksPerReplica: 4} => roles.critic.ranksPerReplica: 4; roles.critic.parallelism.dataShard: 4
+algorithm.kl.in: loss => roles.reference.parallelism.dataShard: null; roles.reference.ranksPerReplica: null
+"""  # noqa: E501 - a case a line
 
 
-def test_what_is_given_stays() -> None:
-    data = {"train": [{"path": "a.parquet"}], "seed": 0}
-    model = {"path": "/models/m", "tokenizerPath": "/t"}
-    given_job = job(
-        seed=7,
-        data=data,
-        model=model,
-        algorithm=algorithm("grpo", miniBatchPrompts=4, grpo={"normalizeByStd": False}),
-        rollout={"maxModelTokens": 2048},
-    )
-    spec = resolve(given_job).spec
-    assert spec.algorithm.mini_batch_prompts == 4
-    assert spec.algorithm.grpo.normalize_by_std is False
-    assert spec.data.seed == 0
-    assert spec.model.tokenizer_path == "/t"
-    assert spec.rollout.max_model_tokens == 2048
+@pytest.mark.parametrize("case", RESOLVED.strip().splitlines())
+def test_defaults_are_written_out(case: str) -> None:
+    changes, written = ([one for one in side.split("; ") if one] for side in case.split("=> "))
+    judged = validation.validate(changed_job([f"spec.{change.strip()}" for change in changes]))
+    assert isinstance(judged, PPOJob), judged
+    spec = resolve(judged).job().model_dump(mode="json")["spec"]
+    for line in written:
+        path, _, text = line.partition(": ")
+        value = spec
+        for key in path.split("."):
+            value = value[key]
+        assert value == YAML(typ="safe").load(text), path
 
 
-def test_a_kl_brings_its_reference() -> None:
-    config = resolve(job(algorithm=algorithm("rloo", kl={"in": "loss"})))
-    assert config.spec.roles.reference.colocate_with == "actorRollout"
-    assert config.topology.role("reference").colocated_with == "actorRollout"
+def test_a_policy_loss_is_called_with_its_settings_and_those_of_clip() -> None:
+    def settings_of(**spec: Any) -> dict[str, Any]:
+        return resolve(
+            job(algorithm=algorithm("grpo", **spec))
+        ).spec.algorithm.policy_loss.settings()
 
-
-@pytest.mark.parametrize(
-    ("kl", "estimator"),
-    [
-        ({}, None),
-        ({"in": "loss"}, "k3"),
-        ({"in": "reward"}, "k1"),
-        ({"in": "loss", "estimator": "k2"}, "k2"),
-        ({"in": "reward", "estimator": "k3"}, "k3"),
-    ],
-)
-def test_the_estimator_of_a_kl_follows_its_place(kl: dict[str, str], estimator: str | None) -> None:
-    assert resolve(job(algorithm=algorithm("rloo", kl=kl))).spec.algorithm.kl.estimator == estimator
-
-
-def test_the_divisor_of_its_aggregation() -> None:
-    mode = "sequence_mean_token_sum_norm"
-    assert resolve(job()).spec.algorithm.loss_scale_tokens is None
-    spec = resolve(job(algorithm=algorithm("grpo", lossAggregation=mode))).spec
-    assert spec.algorithm.loss_scale_tokens == spec.data.max_response_tokens == 512
-
-
-def test_the_settings_of_a_policy_loss_are_written_out() -> None:
-    assert resolve(job()).spec.algorithm.policy_loss.settings() == {
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "dual_clip": 3.0,
-    }
-    loss = {"type": "clip_cov", "clipCov": {"covarianceLow": 2}}
-    spec = resolve(job(algorithm=algorithm("grpo", policyLoss=loss))).spec.algorithm
-    assert spec.policy_loss.clip_cov.share == 0.0002
-    assert spec.policy_loss.settings() == {
-        "share": 0.0002,
-        "covariance_low": 2.0,
-        "covariance_high": 5.0,
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-    }
-    bypass = resolve(job(algorithm=algorithm("grpo", policyLoss={"type": "bypass"}))).spec
-    assert bypass.algorithm.policy_loss.bypass.form == "clip"
-    assert bypass.algorithm.policy_loss.settings()["dual_clip"] == 3.0
+    clip = {"clip_low": 0.2, "clip_high": 0.2}
+    assert settings_of() == {**clip, "dual_clip": 3.0}
+    covariances = {"share": 0.0002, "covariance_low": 2.0, "covariance_high": 5.0}
+    assert settings_of(**CLIP_COV) == {**clip, **covariances}
+    assert settings_of(policyLoss={"type": "bypass"})["dual_clip"] == 3.0
 
 
 def test_the_lower_bound_of_a_ratio_is_written_out() -> None:
@@ -120,7 +98,6 @@ def test_the_lower_bound_of_a_ratio_is_written_out() -> None:
     correction = {"weights": "token", "rejection": rejection}
     spec = resolve(job(algorithm=algorithm("grpo", rolloutCorrection=correction))).spec
     assert [one.low for one in spec.algorithm.rollout_correction.rejection] == [0.25, None]
-    assert resolve(job()).spec.algorithm.rollout_correction is None
 
 
 MODEL_AND_CRITIC = {
@@ -170,12 +147,6 @@ def test_types_of_numbers_that_are_given_stay() -> None:
     assert (spec.training.autocast, spec.rollout.dtype) == ("bfloat16", "float32")
 
 
-def test_settings_of_reinforce() -> None:
-    spec = resolve(job(algorithm=algorithm("reinforce_plus_plus"))).spec
-    assert spec.algorithm.reinforce_plus_plus.gamma == 1.0
-    assert spec.algorithm.grpo is None
-
-
 def ppo_job(**spec: Any) -> PPOJob:
     """A job of every role, sound in itself; what it holds may not be in this version."""
     spec = {"algorithm": algorithm("ppo", miniBatchPrompts=8, kl={"in": "reward"})} | spec
@@ -187,50 +158,6 @@ def ppo_job(**spec: Any) -> PPOJob:
 def serious(judged: PPOJob) -> list[str]:
     problems = validation.check(judged)
     return [str(p) for p in problems if p.reason_code is not ReasonCode.NOT_IN_THIS_VERSION]
-
-
-def test_ppo_brings_its_critic() -> None:
-    config = resolve(ppo_job())
-    spec = config.spec
-    assert (spec.algorithm.ppo.gamma, spec.algorithm.ppo.lam) == (1.0, 1.0)
-    assert spec.critic.path == "/models/m"
-    assert (spec.critic.epochs, spec.critic.mini_batch_prompts) == (1, 8)
-    assert (spec.critic.value_clip, spec.critic.warmup_steps) == (0.5, 0)
-    assert spec.critic.optimizer.learning_rate == 1e-5
-    assert spec.critic.optimizer.model_copy(update={"learning_rate": 1e-6}) == (
-        CriticOptimizerSpec.model_validate(spec.optimizer.model_dump())
-    )
-    assert [role.role for role in config.topology.roles if role.colocated_with] == [
-        "reference",
-        "critic",
-    ]
-
-
-def test_a_critic_of_its_own() -> None:
-    given_critic = {"path": "/models/c", "epochs": 2, "miniBatchPrompts": 4}
-    critic = resolve(ppo_job(critic=given_critic)).spec.critic
-    assert (critic.path, critic.epochs, critic.mini_batch_prompts) == ("/models/c", 2, 4)
-
-
-def test_a_reward_model_brings_its_role() -> None:
-    config = resolve(ppo_job(rewardModel={"path": "/models/rm"}))
-    assert config.spec.reward_model.tokenizer_path == "/models/rm"
-    assert config.topology.role("rewardModel").colocated_with == "actorRollout"
-
-
-def test_layouts_are_written_out() -> None:
-    roles = {
-        "actorRollout": {"replicas": 2, "ranksPerReplica": 2, "cpu": 4},
-        "critic": {"colocateWith": "none", "ranksPerReplica": 4},
-    }
-    spec = resolve(ppo_job(roles=roles)).spec
-    assert spec.rollout.parallelism.data == 4
-    assert spec.roles.actor_rollout.threads_per_rank == 2
-    assert spec.roles.actor_rollout.parallelism.data_shard == 4
-    assert spec.roles.critic.ranks_per_replica == 4
-    assert spec.roles.critic.parallelism.data_shard == 4
-    # What lives in another's ranks has none to write out.
-    assert spec.roles.reference == ColocatableRole()
 
 
 GUESTS = st.sampled_from(

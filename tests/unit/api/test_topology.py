@@ -7,7 +7,6 @@ import pytest
 from ppojob_api import topology
 from ppojob_api.topology import Topology
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.roles import RolesSpec
 from ppojob_api.well_known import JOB_NAME_LIMIT, ROLE_SLUGS, pod_name, workload_name
 
 
@@ -96,21 +95,6 @@ def test_without_gpus_the_ranks_with_a_model_are_the_devices() -> None:
     assert (job.total_gpus, job.num_devices) == (0, 2 + 3)
 
 
-def test_only_pods_of_a_roles_own_count_as_pods() -> None:
-    roles = RolesSpec.model_validate(
-        {"reference": {}, "critic": {"colocateWith": "none", "replicas": 3, "ranksPerReplica": 2}}
-    )
-    assert list(topology.colocatable_roles(roles)) == ["reference", "critic"]
-    worlds = {role: topology.world_size(pods) for role, pods in topology.model_pods(roles).items()}
-    assert worlds == {"actorRollout": 1, "critic": 6}
-
-
-def test_reward_pods() -> None:
-    reward = build(reward={"replicas": 2, "cpu": 4}).role("reward")
-    assert [pod.host for pod in reward.pods] == [f"sum-reward-{n}.sum-reward" for n in (0, 1)]
-    assert (reward.ranks_per_pod, reward.threads_per_rank) == (1, 4)
-
-
 def test_a_reward_model_alone_needs_no_reward_pods() -> None:
     model = {"rewardModel": {"path": "/models/rm"}}
     assert "reward" not in roles(build(model))
@@ -125,15 +109,6 @@ def test_pods_of_tools() -> None:
     assert build(agent).num_devices == 1
     assert "tools" not in roles(build({"agent": {}}))
     assert "tools" not in roles(build({**agent, "rollout": {"replay": "runs/a"}}))
-
-
-def test_absent_role() -> None:
-    with pytest.raises(KeyError, match="critic"):
-        build().role("critic")
-
-
-def test_the_longest_name_of_a_job_is_what_it_was() -> None:
-    assert JOB_NAME_LIMIT == 38
 
 
 @pytest.mark.parametrize("role", ROLE_SLUGS)

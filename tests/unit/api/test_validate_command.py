@@ -76,22 +76,14 @@ class TestValidate:
         result = judge(["one.yaml", "--set", "spec.model.dtype=bfloat16"])
         assert (result.exit_code, result.stdout) == (0, "one.yaml: ok: PPOJob default/one\n")
         assert places(result.stderr) == ["warning: spec.model.dtype"]
-        options = ["--set", "spec.model.dtype=bfloat16"]
-        result = judge(["one.yaml", "two.yaml", *options])
-        assert places(result.stderr) == [
-            f"warning: {name}.yaml: spec.model.dtype" for name in ("one", "two")
-        ]
 
     def test_a_shorter_run_is_no_problem(self) -> None:
         changes = ["--set", "spec.steps.total=2", "--set", "spec.checkpoint.every=10"]
         result = judge(["one.yaml", *changes])
         assert result.exit_code == 0
-        assert result.stderr == (
-            "warning: spec.steps.validateEvery: got 5: the run ends before that, at step 2; "
-            "at most steps.total, or remove it\n"
-            "warning: spec.checkpoint.every: got 10: the run ends before that, at step 2; "
-            "at most steps.total, or remove it\n"
-        )
+        late = ("spec.steps.validateEvery", "spec.checkpoint.every")
+        assert places(result.stderr) == [f"warning: {field}" for field in late]
+        assert result.stderr.count("the run ends before that, at step 2") == 2
 
     def test_two_files_of_one_job(self) -> None:
         Path("again.yaml").write_text(GOOD.replace("NAME", "one"))
@@ -103,18 +95,6 @@ class TestValidate:
     def test_standard_input(self) -> None:
         result = judge(["-"], GOOD.replace("NAME", "piped"))
         assert (result.exit_code, result.stdout) == (0, "<stdin>: ok: PPOJob default/piped\n")
-
-    def test_empty_standard_input(self) -> None:
-        result = judge(["-"], "")
-        assert result.exit_code == 2
-        assert places(result.stderr) == ["<stdin>:1:1"]
-
-    def test_fifty_documents_with_a_bad_one(self) -> None:
-        documents = [GOOD.replace("NAME", f"job{i}") for i in range(49)]
-        result = judge(["-"], "---\n".join([*documents, BAD]))
-        assert result.exit_code == 2
-        assert "got 50 documents" in result.stderr
-        assert result.stdout == ""
 
     def test_file_and_spec_at_once(self) -> None:
         text = BAD.replace("NAME", "bad").replace("epochs: 2", "shuffleMiniBatches: yes")

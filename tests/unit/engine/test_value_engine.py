@@ -12,8 +12,7 @@ from transformers import (
 )
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, LossAggregation
-from ppojob_api.v1alpha1.critic import CriticSpec
-from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_api.v1alpha1.training import CriticSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.head import ValueHead
 from ppojob_trainer.engine.objective import Aggregation, Denominators
 from ppojob_trainer.engine.train_engine import TrainEngine

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_api.v1alpha1.critic import CriticSpec
+from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_trainer.algorithms.masked import masked_sum, row_count
 from ppojob_trainer.algorithms.value_loss import clipped_value_loss
 from ppojob_trainer.engine.head import TokenOutputs

@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Callable, Mapping
 
-from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_api.v1alpha1.rollout import RewardSource
+from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, load_packaged
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json

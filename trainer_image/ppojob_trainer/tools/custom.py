@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.agent import ToolSpec
-from ppojob_api.v1alpha1.code_source import source_field
+from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
