@@ -183,7 +183,7 @@ def is_reachable(terms: list[str], target: int) -> bool:
 
 def is_value(expression: str, target: int) -> bool:
     try:
-        return evaluate(expression).value == target
+        return evaluate(expression)[0] == target
     except ValueError:
         return False
 

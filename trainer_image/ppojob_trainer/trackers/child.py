@@ -10,7 +10,6 @@ import msgspec
 
 from ppojob_api.problem import printable
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.trackers.follower import Follower
 from ppojob_trainer.trackers.messages import Answer, Finish, Open, Request, keep
 
@@ -63,7 +62,7 @@ def serve(requests: int, answers: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())
-    answer_requests(requests, answers, _Session().answer)
+    guardian.answer_requests(requests, answers, _Session().answer)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ class Call:
 
     Attributes:
         name: of the tool; there may be none of this name.
-        arguments: JSON, as text. It may be no object, or no JSON at all: then the model wrote so,
-            and whoever makes the call says it.
+        arguments: what should be a JSON object; whoever makes the call checks it.
         id: by which the model tells its calls apart; empty in most formats.
     """
 
@@ -33,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Something that was to be a call, but names no tool; the model can be told why."""
+    """A call that names no tool; the model can be told why."""
 
     why: str
 
@@ -48,16 +47,14 @@ class Format:
 
     Attributes:
         parse: the calls of a turn; it never raises.
-        form: a call, for the docs.
-        keeps_special_tokens: whether `parse` wants the turn decoded with its special tokens,
-            since marks of the format are among them.
+        form: an example of a call, for the docs.
+        keeps_special_tokens: whether `parse` needs the turn with its special tokens.
         stop_texts: end a turn, besides the end tokens of the model. Most formats need none: a model
             that has called ends its turn.
         stop_tokens: texts of tokens that do.
-        answer: how the answer of a tool stands behind a turn, where that is not the chat template's
-            to say.
-        invalid: what a turn is told that should have had a call and has none; where that is
-            nothing, such a turn is the last.
+        answer: writes the answer of a tool; None: the chat template does.
+        invalid: what the model is told after a turn that should have had a call; empty: such a turn
+            is the last.
     """
 
     parse: Callable[[str, Tools], Calls]
@@ -85,8 +82,7 @@ def is_unicode(text: str) -> bool:
 
 
 def value_of(text: str) -> Json:
-    """The JSON value that a text is, without space around; the text itself where it is none."""
-    text = text.strip()
+    """The JSON value that a text is; the text itself where it is none."""
     try:
         value: Json = json.loads(text)
     except (ValueError, RecursionError):
@@ -117,13 +113,9 @@ def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
 
 
 def blocks(text: str, start: str, end: str, *, open_ended: bool = False) -> list[str]:
-    """What stands between two marks, again and again.
+    """What stands between each `start` and the first `end` behind it.
 
-    Args:
-        text: all of it.
-        start: before a block.
-        end: behind it, the first one.
-        open_ended: a last block without an end reaches to the end of the text.
+    With `open_ended` a last block without an end reaches to the end of the text.
     """
     found: list[str] = []
     at = text.find(start)
@@ -140,13 +132,8 @@ def blocks(text: str, start: str, end: str, *, open_ended: bool = False) -> list
 def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[str, str]]:
     """Heads and bodies of elements, such as `<function=HEAD>BODY</function>`.
 
-    A head is one line without quotes and angle brackets, unless `head_end` has them.
-
-    Args:
-        text: all of it.
-        start: before the head.
-        head_end: between head and body.
-        end: behind the body, the first one.
+    A head is one line without quotes and angle brackets, unless `head_end` has them; a body ends
+    at the first `end`.
     """
     at = text.find(start)
     while at >= 0 and (stop := text.find(head_end, at + len(start))) >= 0:
@@ -159,11 +146,6 @@ def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[s
             yield head.strip(), text[stop + len(head_end) : close]
             at = close + len(end)
         at = text.find(start, at)
-
-
-def names_of(tools: Tools) -> list[str]:
-    """Names of tools."""
-    return [str(_function(tool).get("name")) for tool in tools]
 
 
 def parameters_of(tools: Tools, name: str) -> dict[str, Mapping[str, Json]]:

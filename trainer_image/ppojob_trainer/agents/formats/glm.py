@@ -33,7 +33,7 @@ def _call(block: str) -> Call | BadCall:
         if behind.lstrip().startswith(_VALUE):
             value, is_whole, rest = behind.partition(_VALUE)[2].partition(_VALUE_END)
             if is_whole:
-                arguments[key.rpartition(_KEY)[2].strip()] = value_of(value)
+                arguments[key.rpartition(_KEY)[2].strip()] = value_of(value.strip())
         else:
             rest = behind
         _, has_arguments, rest = rest.partition(_KEY)

@@ -25,4 +25,4 @@ def _call(block: str) -> Call | BadCall:
         return BadCall("a call without <function=NAME>...</function>")
     name, body = function
     parameters = elements(body, "<parameter=", ">", "</parameter>")
-    return Call(name, encoded({key: value_of(value) for key, value in parameters}))
+    return Call(name, encoded({key: value_of(value.strip()) for key, value in parameters}))
