@@ -149,17 +149,11 @@ def test_a_machine_without_user_namespaces() -> None:
         "box = Sandbox()\nprint(box.level.name, box.run(Program('print(6)')).stdout)"
     )
     outer = [bubblewrap, "--unshare-user", "--disable-userns", "--dev-bind", "/", "/"]
-    done = subprocess.run(
-        [*outer, sys.executable, "-c", code],
-        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PATH": "/usr/bin"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "RESTRICTED b'6\\n'\n", done.stderr
+    assert said_by(*outer, sys.executable, "-c", code) == "RESTRICTED b'6\\n'\n"
 
 
 REFUSING = """
-import ctypes, struct, sys
+import struct, sys
 from ppojob_trainer.sandbox import inside
 from ppojob_trainer.sandbox.levels import Level, walls_here
 from ppojob_trainer.sandbox.executor import Sandbox
@@ -173,14 +167,14 @@ inside._filter_system_calls(b"".join(struct.pack("HBBI", *rule) for rule in rule
 """A process in which one system call gives an error, as under a container runtime's profile."""
 
 
-def under_a_profile(call: int, error: int, code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSING + code, str(call), str(error)],
-        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PATH": "/usr/bin"},
-        capture_output=True,
-        text=True,
-    )
+def said_by(*command: str) -> str:
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PATH": "/usr/bin"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
     return done.stdout + done.stderr
+
+
+def under_a_profile(call: int, error: int, code: str) -> str:
+    return said_by(sys.executable, "-c", REFUSING + code, str(call), str(error))
 
 
 @pytest.mark.parametrize(

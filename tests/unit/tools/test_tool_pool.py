@@ -114,28 +114,26 @@ def test_answers_are_no_longer_than_the_job_allows(file: str) -> None:
         assert ask(pool, "other").text == "Error: t...(truncated)"
 
 
-def test_programs_run_in_the_sandbox() -> None:
-    with ToolPool(agent({"name": "python"}), sandbox=SandboxSpec(time_limit_seconds=2.0)) as pool:
-        assert ask(pool, "python", '{"code": "print(6 * 7)"}').text == "42"
-        failed = ask(pool, "python", '{"code": "print(1)\\nprint(1 / 0)"}')
-        assert failed.failure == ""
-        assert failed.text.startswith("1\nTraceback")
-        assert failed.text.endswith("ZeroDivisionError: division by zero")
-        assert "Error" in ask(pool, "python", '{"code": "open(\'/etc/passwd\')"}').text
-        endless = ask(pool, "python", '{"code": "while True: pass"}')
-        assert (endless.text, endless.failure) == ("Error: it took too long.", "")
-
-
-def test_programs_run_in_a_service_that_the_job_names(service: Service) -> None:
-    sandbox = SandboxSpec(url=service.url, time_limit_seconds=2.0)
-    with ToolPool(agent({"name": "python"}), sandbox=sandbox) as pool:
-        assert ask(pool, "python", '{"code": "print(6 * 7)"}').text == "42"
-        (asked,) = service.asked
-        assert (asked["language"], asked["run_timeout"]) == ("python", 2.0)
-        service.answers = [{"status": "SandboxError", "message": "no room"}]
-        refused = ask(pool, "python", '{"code": "print(1)"}')
-        assert refused.failure == "raised"
-        assert refused.text.endswith("/run_code ran nothing: SandboxError: no room")
+def test_programs_run_in_the_sandbox_or_in_a_service_that_the_job_names(service: Service) -> None:
+    for sandbox in (
+        SandboxSpec(time_limit_seconds=2.0),
+        SandboxSpec(url=service.url, time_limit_seconds=2.0),
+    ):
+        with ToolPool(agent({"name": "python"}), sandbox=sandbox) as pool:
+            assert ask(pool, "python", '{"code": "print(6 * 7)"}').text == "42"
+            failed = ask(pool, "python", '{"code": "print(1)\\nprint(1 / 0)"}')
+            assert failed.failure == ""
+            assert failed.text.startswith("1\nTraceback")
+            assert failed.text.endswith("ZeroDivisionError: division by zero")
+            endless = ask(pool, "python", '{"code": "while True: pass"}')
+            assert (endless.text, endless.failure) == ("Error: it took too long.", "")
+            if sandbox.url:
+                service.answers = [{"status": "SandboxError", "message": "no room"}]
+                refused = ask(pool, "python", '{"code": "print(1)"}')
+                assert refused.text.endswith("/run_code ran nothing: SandboxError: no room")
+            else:
+                assert "Error" in ask(pool, "python", '{"code": "open(\'/etc/passwd\')"}').text
+    assert len(service.asked) == 4
 
 
 @pytest.mark.parametrize("case", EXPECTED)

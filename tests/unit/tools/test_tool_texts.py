@@ -4,7 +4,7 @@ import pytest
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.tools.answers import FAILURES, cut, for_the_model, read_answer, told
+from ppojob_trainer.tools.answers import FAILURES, cut, failure_text, for_the_model, read_answer
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.built_in.calculator import TOOL, calculator
 from ppojob_trainer.tools.built_in.gsm8k_answer import calc_gsm8k_reward
@@ -152,7 +152,7 @@ def test_an_answer_to_gsm8k(answer: str, told: str, reward: float) -> None:
 
 def test_failures_are_told_in_one_line() -> None:
     for failure in FAILURES:
-        text = told(failure, "a\nb" * 100, "c\x1b[2J" * 1_000)
+        text = failure_text(failure, "a\nb" * 100, "c\x1b[2J" * 1_000)
         assert text.isprintable()
         assert len(text) < 1_200
 

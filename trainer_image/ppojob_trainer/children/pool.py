@@ -10,12 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from ppojob_trainer.children.frames import Loaded, Numbered
-from ppojob_trainer.children.process import (
-    BoundedProcess,
-    ChildDied,
-    ChildKilled,
-    ChildTimeout,
-)
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError
 
@@ -87,10 +82,8 @@ class ChildPool(Closeable):
     def call(self, request: Numbered, seconds: float, form: type[A]) -> A:
         """Call an idle child, or a new one; waits until there is one.
 
-        Args:
-            request: what children of this kind take.
-            seconds: limit of the call; the start of a child does not count.
-            form: of the answer; a child that gives another is ended.
+        The limit is that of the call; the start of a child does not count. A child whose answer has
+        another form is ended.
 
         Raises:
             ChildTimeout: no answer in time. The child has been killed.
@@ -171,13 +164,8 @@ def import_files(
 ) -> L:
     """Have a new child import users' files.
 
-    Args:
-        child: it has imported nothing yet.
-        request: says which files.
-        form: of the answer.
-        files: their names, for messages; empty ones are none.
-        where: in the spec they are named.
-        what: is made of them, in the plural.
+    For messages: `files` are their names (empty ones are left out), `where` is their place in the
+    spec, and `what` is made of them, in the plural.
 
     Raises:
         ChildKilled: it ended by a SIGKILL.

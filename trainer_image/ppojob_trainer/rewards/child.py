@@ -21,12 +21,7 @@ from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import ImportFolder, raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.built_in import load_scorer
-from ppojob_trainer.rewards.custom import (
-    SINGULAR,
-    columns_of,
-    load_function,
-    takes_batch,
-)
+from ppojob_trainer.rewards.custom import BATCHED, SINGULAR, columns_of, load_function
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.rewards.wire import (
     Called,
@@ -50,14 +45,17 @@ class _Function:
     Attributes:
         arguments: JSON object.
         folder: where its file lies; empty for a built-in scorer.
-        columns: names of what it is told of the row, and of the response besides the text.
+        columns: what a call tells it of rows and responses.
     """
 
     call: Callable[..., object]
     arguments: bytes
     folder: str
     columns: frozenset[str]
-    is_batched: bool
+
+    @property
+    def is_batched(self) -> bool:
+        return BATCHED in self.columns
 
 
 class Functions:
@@ -87,7 +85,7 @@ class Functions:
         function = self._functions[request.function]
         try:
             given: dict[str, Any] = msgspec.json.decode(request.columns)
-            count = len(given["solution_strs"])
+            count = len(given[BATCHED])
             if not function.is_batched:
                 given = {SINGULAR[name]: column[0] for name, column in given.items()}
             told = {name: given[name] for name in function.columns}
@@ -111,8 +109,7 @@ class Functions:
                 folder = str(Path(spec.source.file).resolve().parent)
             self._imports.enter(folder)
             function = load_function(spec.source, name, given, position)
-        arguments, columns = msgspec.json.encode(given), columns_of(function)
-        return _Function(function, arguments, folder, columns, takes_batch(function))
+        return _Function(function, msgspec.json.encode(given), folder, columns_of(function))
 
 
 def _scored(value: object) -> Scored:

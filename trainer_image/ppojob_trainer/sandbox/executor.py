@@ -122,7 +122,7 @@ def _tried(walls: Walls) -> Walls:
 
 def _run(walls: Walls, limits: Limits, program: Program) -> Outcome:
     nonce = secrets.token_hex(16)
-    message = program.told(nonce) | {
+    message = program.message(nonce) | {
         "modules": [path for path in sys.path if _is_installed(Path(path))],
         "memory_bytes": limits.memory_bytes,
         "cpu_seconds": math.ceil(limits.seconds),

@@ -63,7 +63,7 @@ class FusionSandbox:
             self._url,
             {
                 "language": "python",
-                "code": _WRAPPER.format(message=program.told(nonce), not_python=NOT_PYTHON),
+                "code": _WRAPPER.format(message=program.message(nonce), not_python=NOT_PYTHON),
                 "stdin": program.stdin,
                 "compile_timeout": self._limits.seconds,
                 "run_timeout": self._limits.seconds,

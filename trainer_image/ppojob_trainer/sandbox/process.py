@@ -65,7 +65,7 @@ class Program:
     arguments: str = "[]"
     integer_keys: bool = False
 
-    def told(self, nonce: str) -> dict[str, object]:
+    def message(self, nonce: str) -> dict[str, object]:
         """What its process is told of it: all but what stands in stdin."""
         message = {**asdict(self), "nonce": nonce}
         del message["stdin"]
@@ -103,7 +103,7 @@ def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Li
     The answer is all that was written to the pipe for answers.
 
     Args:
-        command: what the interpreter's command line is put behind.
+        command: goes before the interpreter's command line.
         message: a Python literal, for the interpreter.
         stdin: of the program.
         limits: when to end it.
@@ -151,12 +151,7 @@ def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Li
 
 
 class _Traffic:
-    """Bytes on their way in and out.
-
-    Args:
-        unsent: what each stream is to be given; it is closed then.
-        taken: where the output of each stream goes.
-    """
+    """Bytes on their way: `unsent` into streams, which are closed then, and `taken` from others."""
 
     def __init__(self, unsent: dict[io.FileIO, bytes], taken: dict[io.FileIO, bytearray]) -> None:
         self._unsent = {stream: memoryview(body) for stream, body in unsent.items()}

@@ -78,7 +78,7 @@ def for_the_model(text: str, most: int, side: Side) -> str:
     return cut(encodable(cut(text, most, side)), most + MARK_CHARACTERS, side)
 
 
-def told(failure: str, name: str, why: str = "") -> str:
+def failure_text(failure: str, name: str, why: str = "") -> str:
     """The text for a failed call, in one line; long names and reasons are cut."""
     return FAILURES[failure].format(
         name=printable(name, _NAME_CHARACTERS), why=printable(why, _WHY_CHARACTERS)

@@ -104,7 +104,7 @@ class Tools:
         try:
             return ToolsDescribed(list(opened.tools().values()), [])
         except McpFailed as failed:
-            return ToolsDescribed([], [_away(server.name, server, failed)])
+            return ToolsDescribed([], [_unreachable(server.name, server, failed)])
 
     def call(self, request: CallTool) -> ToolCalled:
         """Call a tool with objects decoded for this call alone."""
@@ -142,7 +142,7 @@ class Tools:
             try:
                 offered = server.tools() if self._request.compares else None
             except McpFailed as failed:
-                problems.append(_away(where, code, failed))
+                problems.append(_unreachable(where, code, failed))
                 continue
             self._servers[code.name] = server, offered
         return problems
@@ -196,7 +196,7 @@ def _answered_elsewhere(*_: object) -> object:
     raise LookupError("another role answers it")
 
 
-def _away(where: str, server: ServerCode, failed: McpFailed) -> str:
+def _unreachable(where: str, server: ServerCode, failed: McpFailed) -> str:
     got = shown(server.url or " ".join(server.command))
     why = f"the server does not say which tools it has: {failed}"
     return f"{where}: got {got}: {why}; an MCP server that is up"

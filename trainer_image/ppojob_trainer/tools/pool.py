@@ -25,8 +25,8 @@ from ppojob_trainer.tools.answers import (
     MARK_CHARACTERS,
     REPLY_CHARACTERS,
     cut,
+    failure_text,
     for_the_model,
-    told,
 )
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.schemas import parameters_of
@@ -153,7 +153,7 @@ class ToolPool(Closeable):
     def _failed(self, failure: str, call: ToolCall, why: str = "") -> ToolAnswer:
         agent = self._agent
         text = for_the_model(
-            told(failure, call.name, why),
+            failure_text(failure, call.name, why),
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
         )

@@ -69,16 +69,11 @@ class Format:
 def encoded(value: Json) -> str:
     """Arguments as JSON. Half a surrogate pair, which no UTF-8 can hold, stays an escape."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if is_unicode(text) else json.dumps(value)
+    return text if _is_utf8(text) else json.dumps(value)
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text has a form in UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_utf8(text: str) -> bool:
+    return text.encode(errors="replace").decode() == text
 
 
 def value_of(text: str) -> Json:
@@ -104,7 +99,7 @@ def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
     if not isinstance(value, dict):
         return BadCall("a call that is no JSON object")
     name = value.get("name")
-    if not isinstance(name, str) or not is_unicode(name):
+    if not isinstance(name, str) or not _is_utf8(name):
         return BadCall('a call without a "name" that is text')
     for key in keys:
         if key in value:
@@ -150,9 +145,9 @@ def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[s
 
 def parameters_of(tools: Tools, name: str) -> dict[str, Mapping[str, Json]]:
     """Schemas of a tool's arguments by name; none where there is no such tool."""
-    for tool in tools:
-        if _function(tool).get("name") == name:
-            properties = _object(_object(_function(tool).get("parameters")).get("properties"))
+    for tool in map(_function, tools):
+        if tool.get("name") == name:
+            properties = _object(_object(tool.get("parameters")).get("properties"))
             return {key: _object(value) for key, value in properties.items()}
     return {}
 
@@ -160,10 +155,10 @@ def parameters_of(tools: Tools, name: str) -> dict[str, Mapping[str, Json]]:
 def required_of(tools: Tools) -> dict[str, set[str]]:
     """Arguments that each tool needs, by its name."""
     found = {}
-    for tool in tools:
-        required = _object(_function(tool).get("parameters")).get("required")
+    for tool in map(_function, tools):
+        required = _object(tool.get("parameters")).get("required")
         listed = required if isinstance(required, list) else []
-        found[str(_function(tool).get("name"))] = {str(one) for one in listed}
+        found[str(tool.get("name"))] = {str(one) for one in listed}
     return found
 
 
