@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.driver import Driver
-from ppojob_trainer.agents.episode import Episode, Limits
+from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
@@ -162,15 +163,16 @@ def run(setting: Setting, delay: float, *, quick: bool = False) -> Phase:
     shortest, longest = (0.0, 0.0) if quick else (setting.shortest, setting.longest)
     tools = Tools(clock, setting.parallel, shortest, longest)
     engine = Engine(clock, setting.sequences, setting.turns)
-    limits = Limits(response_tokens=setting.turns * 500)
+    agent, tokens = AgentSpec(), setting.turns * 500
 
     def episode(row: int) -> Episode:
         prompt = (*range(10, 74), row)
-        return Episode(f"{row}", prompt, SAMPLING, lambda turn: row * setting.turns + turn, limits)
+        seed_of = lambda turn: row * setting.turns + turn  # noqa: E731
+        return Episode(f"{row}", prompt, SAMPLING, seed_of, agent, tokens, Form())  # type: ignore[arg-type]
 
     episodes = [episode(row) for row in range(setting.rows)]
     began = time.process_time()
-    Driver(engine, tools, Form(), delay).run(episodes)  # type: ignore[arg-type]
+    Driver(engine, tools, delay).run(episodes)  # type: ignore[arg-type]
     spent = time.process_time() - began - clock.own_seconds
     drawn = {sum(segment.is_trained for segment in e.trajectory.segments) for e in episodes}
     assert drawn == {setting.turns}

@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from ppojob_trainer.sandbox.executor import Program, Sandbox, SandboxRefused
+from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
 from ppojob_trainer.sandbox.levels import Level, walls_here
+from ppojob_trainer.sandbox.process import Program
 
 EMPTY = "pass"
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppojob_trainer.rewards import unit_tests
-from ppojob_trainer.sandbox.executor import Outcome, Program, Sandbox
+from ppojob_trainer.sandbox.executor import Sandbox
 from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
-from ppojob_trainer.sandbox.process import Limits
+from ppojob_trainer.sandbox.process import Limits, Outcome, Program
 
 SECONDS = 1.5
 GRACE_SECONDS = 2.0

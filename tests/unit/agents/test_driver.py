@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 import torch
 from tiny_models import TWO_LAYERS, make_model
 
+from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.driver import Driver, ToolFailed
-from ppojob_trainer.agents.episode import Episode, Limits
+from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
@@ -24,11 +25,12 @@ from ppojob_trainer.rollout.protocol import RolloutError, SamplingParams
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
-from ppojob_trainer.tools.users import Heard
+from ppojob_trainer.tools.wire import Conversation
 
 VOCAB, ENDS, ROWS = 64, tuple(range(0, 64, 4)), 16
 POOL = ThreadPoolExecutor(4)
-LIMITS = Limits(response_tokens=40, parallel_calls=2)
+AGENT = AgentSpec(max_parallel_calls=2)
+TOKENS = 40
 
 
 def engine() -> HuggingFaceEngine:
@@ -41,19 +43,18 @@ USER = Interaction("critic", b'{"name": "critic"}', b'[{"role": "user", "content
 
 
 def rows(
-    limits: Limits = LIMITS,
-    number: int = ROWS,
-    user: Interaction | None = None,
-    form: type["Form"] | None = None,
+    user: Interaction | None = None, form: type["Form"] | None = None, tokens: int = TOKENS, **more
 ) -> list[Episode]:
+    """Rows of a job whose agent says more."""
     drawn, own = SamplingParams(1.0, 1.0, -1, 1, ENDS), (form or Form)()
+    agent = AGENT.model_copy(update=more)
 
     def row(n: int) -> Episode:
         prompt = (1, 2, n % VOCAB)
         seed = lambda turn: 1000 * turn + n  # noqa: E731
-        return Episode(f"{n}", prompt, drawn, seed, limits, own, user, place=f"r{n}")
+        return Episode(f"{n}", prompt, drawn, seed, agent, tokens, own, user, place=f"r{n}")
 
-    return [row(n) for n in range(number)]
+    return [row(n) for n in range(ROWS)]
 
 
 class Form:
@@ -130,7 +131,7 @@ class Workers:
     def _criticise(self, turn: ToolCall, failure: str) -> ToolAnswer:
         """A user who hears all that was said, and is content with what can be divided by six."""
         assert (turn.name, json.loads(turn.created)) == ("critic", {"name": "critic"})
-        heard = msgspec.json.decode(turn.arguments, type=Heard)
+        heard = msgspec.json.decode(turn.arguments, type=Conversation)
         assert heard.messages[-1]["role"] == "assistant"
         said = sum(int(word) for one in heard.messages for word in str(one["content"]).split())
         self.asked.append((len(heard.messages), tuple(heard.asked)))
@@ -138,14 +139,9 @@ class Workers:
 
 
 def run(
-    tools: Workers,
-    delay: float = 8,
-    limits: Limits = LIMITS,
-    *,
-    fails: bool = False,
-    user: Interaction | None = None,
+    tools: Workers, delay: float = 8, *, fails: bool = False, **more
 ) -> tuple[list[Trajectory], list[RowFigures]]:
-    episodes = rows(limits, user=user)
+    episodes = rows(**more)
     Driver(engine(), tools, delay, fails=fails).run(episodes)
     return [e.trajectory for e in episodes], [e.figures for e in episodes]
 
@@ -193,7 +189,7 @@ def test_what_is_trained_is_what_was_drawn_after_the_very_tokens_of_the_row() ->
                 turn += 1
                 assert len(segment.logprobs) == len(segment.tokens)
             so_far += segment.tokens
-        assert len(found.tokens) <= LIMITS.response_tokens
+        assert len(found.tokens) <= TOKENS
 
 
 def test_log_probabilities_of_later_turns_are_those_of_a_forward_over_the_whole_row() -> None:
@@ -221,25 +217,19 @@ def test_rows_without_calls_are_those_of_a_single_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "most_turns", "most_answers"),
-    [
-        (Limits(40, assistant_turns=1), 1, 0),
-        (Limits(40, assistant_turns=2), 2, 1),
-        (Limits(40, user_turns=1), 2, 1),
-    ],
+    ("limit", "most", "turns"),
+    [("max_assistant_turns", 1, 1), ("max_assistant_turns", 2, 2), ("max_user_turns", 1, 2)],
 )
-def test_limits_of_turns(limits: Limits, most_turns: int, most_answers: int) -> None:
-    trajectories, _ = run(Workers(), limits=limits)
+def test_limits_of_turns(limit: str, most: int, turns: int) -> None:
+    trajectories, _ = run(Workers(), **{limit: most})
     drawn = [sum(s.is_trained for s in t.segments) for t in trajectories]
-    assert max(drawn) == most_turns
-    assert (
-        max(len(t.segments) - n for t, n in zip(trajectories, drawn, strict=True)) == most_answers
-    )
+    given = [len(t.segments) - n for t, n in zip(trajectories, drawn, strict=True)]
+    assert (max(drawn), max(given)) == (turns, turns - 1)
 
 
 def test_a_turn_that_ran_into_its_limit_makes_no_call() -> None:
     tools = Workers()
-    trajectories, _ = run(tools, limits=Limits(40, turn_tokens=1))
+    trajectories, _ = run(tools, turn_tokens=1, max_parallel_calls=1)
     reasons = {t.finish_reason for t in trajectories}
     assert reasons == {"stop", "length"}
     for trajectory in trajectories:
@@ -249,7 +239,7 @@ def test_a_turn_that_ran_into_its_limit_makes_no_call() -> None:
 
 
 def test_an_answer_that_does_not_fit_ends_the_row() -> None:
-    trajectories, _ = run(Workers(), limits=Limits(12, parallel_calls=2))
+    trajectories, _ = run(Workers(), tokens=12)
     assert all(len(t.tokens) <= 12 for t in trajectories)
     ended = [t for t in trajectories if t.finish_reason == "length" and t.tokens[-1] % 8 == 0]
     assert ended, "no row ended by its answer"
@@ -262,22 +252,15 @@ def test_failures_are_told_masked_or_end_the_job() -> None:
     told, figures = run(Workers(refused=frozenset({first})))
     assert any(s.is_trained for s in told[first].segments)
     assert figures[first].tool_failures > 0
-    masked, _ = run(
-        Workers(refused=frozenset({first})), limits=Limits(40, parallel_calls=2, masks_failed=True)
-    )
+    masked, _ = run(Workers(refused=frozenset({first})), tool_failure="mask")
     assert masked[first].tokens == told[first].tokens
     assert not any(masked[first].mask)
-    assert [t for n, t in enumerate(masked) if n != first] == [
-        t for n, t in enumerate(told) if n != first
-    ]
+    assert masked[:first] + masked[first + 1 :] == told[:first] + told[first + 1 :]
     tools = Workers(refused=refused)
     with pytest.raises(ToolFailed) as failure:
         run(tools, fails=True)
-    found = re.fullmatch(
-        r"spec.agent.toolFailure: got fail: turn 1 of r(\d+): a call of \"sum\" failed "
-        r"\(raised\): \d+",
-        str(failure.value),
-    )
+    words = r'got fail: turn 1 of r(\d+): a call of "sum" failed \(raised\): \d+'
+    found = re.fullmatch(f"spec.agent.toolFailure: {words}", str(failure.value))
     assert found
     assert int(found[1]) in refused
 
@@ -308,16 +291,18 @@ def test_an_engine_that_loses_a_row_is_not_waited_for() -> None:
         Driver(model, Workers(), 4).run(rows())
 
 
-def test_rewards_of_tools_are_told_and_where_it_is_asked_for_on_their_turn():
-    told, figures = run(Workers())
-    added, _ = run(Workers(), limits=Limits(40, parallel_calls=2, adds_rewards=True))
+@pytest.mark.parametrize("user", [None, USER])
+def test_rewards_are_told_and_where_it_is_asked_for_on_their_turn(user):
+    told, figures = run(Workers(), user=user)
+    added, _ = run(Workers(), user=user, tool_rewards="add")
     assert not any(segment.reward for trajectory in told for segment in trajectory.segments)
     for trajectory, other, own in zip(added, told, figures, strict=True):
         assert trajectory.tokens == other.tokens
         rewards = [segment.reward for segment in trajectory.segments if segment.is_trained]
-        assert sum(rewards) == sum(own.tool_rewards)
-        assert set(rewards) <= {0.0, 1.0}
+        assert sum(rewards) == sum(own.tool_rewards) + sum(own.turn_scores or [])
+        assert user or set(rewards) <= {0.0, 1.0}
     assert any(own.tool_rewards for own in figures)
+    assert user is None or any(sum(own.turn_scores) for own in figures)
 
 
 @pytest.mark.parametrize("delay", [0, 8, math.inf])
@@ -346,22 +331,11 @@ def test_a_user_hears_all_that_was_said_and_when_it_was_asked_before():
     assert any(length > 2 and not asked for length, asked in tools.asked), "none behind a tool"
 
 
-def test_scores_of_users_are_told_and_where_it_is_asked_for_on_their_turn():
-    told, figures = run(Workers(), user=USER)
-    added, _ = run(Workers(), limits=replace(LIMITS, adds_rewards=True), user=USER)
-    assert not any(segment.reward for trajectory in told for segment in trajectory.segments)
-    for trajectory, own in zip(added, figures, strict=True):
-        rewards = [segment.reward for segment in trajectory.segments if segment.is_trained]
-        assert sum(rewards) == sum(own.turn_scores) + sum(own.tool_rewards)
-    assert any(sum(own.turn_scores) for own in figures)
-
-
 def test_a_user_that_fails_is_told_masked_or_ends_the_job():
     refused = frozenset(range(ROWS))
     _, figures = run(Workers(refused=refused), user=USER)
     assert sum(own.tool_failures for own in figures) >= sum(len(o.turn_scores) for o in figures) > 0
-    limits = replace(LIMITS, masks_failed=True)
-    masked, figures = run(Workers(refused=refused), limits=limits, user=USER)
+    masked, figures = run(Workers(refused=refused), user=USER, tool_failure="mask")
     for trajectory, own in zip(masked, figures, strict=True):
         assert any(trajectory.mask) == (own.tool_failures == 0)
     with pytest.raises(ToolFailed, match=r"a call of \"critic\" failed \(raised\)"):
@@ -370,18 +344,17 @@ def test_a_user_that_fails_is_told_masked_or_ends_the_job():
 
 def test_limits_end_a_row_before_its_user_is_asked():
     tools = Workers()
-    _, figures = run(tools, limits=replace(LIMITS, assistant_turns=1), user=USER)
+    _, figures = run(tools, max_assistant_turns=1, user=USER)
     assert tools.asked == []
     assert all(own.turn_scores == [] for own in figures)
-    _, figures = run(tools, limits=replace(LIMITS, user_turns=1), user=USER)
+    _, figures = run(tools, max_user_turns=1, user=USER)
     assert max(len(own.turn_scores) for own in figures) == 1
 
 
 def test_rows_of_several_agents_share_a_batch():
-    limits = [LIMITS, replace(LIMITS, assistant_turns=1)]
+    users, forms, turns = (None, USER, USER), (Form, Silent), (None, 1)
     mixed = [
-        rows(limits[n % 2], user=USER if n % 3 else None, form=(Form, Silent)[n % 2])[n]
-        for n in range(ROWS)
+        rows(users[n % 3], forms[n % 2], max_assistant_turns=turns[n % 2])[n] for n in range(ROWS)
     ]
     Driver(engine(), Workers(0.02), 4).run(mixed)
     for n, episode in enumerate(mixed):

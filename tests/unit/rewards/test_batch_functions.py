@@ -48,17 +48,6 @@ def test_verls_batch_form_is_called_once(source: Source) -> None:
     assert [result.extras["row"] for result in results] == [7.0, 8.0, 9.0, 10.0]
 
 
-@pytest.mark.parametrize("kind", ["list(map(len, solution_strs))", "tuple", "numpy", "torch"])
-def test_what_it_may_return(source: Source, kind: str) -> None:
-    body = {
-        "tuple": "return tuple(map(len, solution_strs))",
-        "numpy": "import numpy; return numpy.array(list(map(len, solution_strs)))",
-        "torch": "import torch; return torch.tensor(list(map(len, solution_strs)))",
-    }.get(kind, f"return {kind}")
-    found = scored(batched(source, body, seconds=60), "a", "bbb")
-    assert [result.score for result in found] == [1.0, 3.0]
-
-
 def test_it_may_be_a_coroutine_beside_functions_of_one_response(source: Source) -> None:
     code = """
         import asyncio
@@ -111,31 +100,22 @@ def test_a_broken_call_is_told_with_its_rows(name: str, source: Source) -> None:
     assert_lines([str(caught.value)], EXPECTED[name])
 
 
-def test_one_bad_score_is_laid_to_its_response(source: Source) -> None:
+def test_a_failed_call_counts_for_all_its_rows_and_a_bad_score_for_one(source, caplog) -> None:
+    spec = batched(source, "return [float(text) for text in solution_strs]", errorScore=-1.0)
+    with ScoringPool([spec]) as pool, caplog.at_level(logging.WARNING):
+        one = pool.score([item(text, n) for n, text in enumerate(("1", "nan", "3"))])
+        all_ = pool.score([item(text, n) for n, text in enumerate(("1", "x", "3"))])
+    for results, scores in ((one, [1.0, -1.0, 3.0]), (all_, [-1.0] * 3)):
+        assert [result.score for result in results] == scores
+        assert [result.extras["failed"] for result in results] == [float(s < 0) for s in scores]
     spec = batched(source, "return [float(text) for text in solution_strs]")
     with pytest.raises(NonFiniteReward, match="row 2: ") as caught:
         scored(spec, "1", "2", "nan")
     assert (caught.value.row, caught.value.response) == (2, "nan")
 
 
-def test_a_failed_call_counts_for_all_its_rows_and_a_bad_score_for_one(source, caplog) -> None:
-    spec = batched(source, "return [float(text) for text in solution_strs]", errorScore=-1.0)
-    with ScoringPool([spec]) as pool, caplog.at_level(logging.WARNING):
-        one = pool.score([item(text, n) for n, text in enumerate(("1", "nan", "3"))])
-        all_ = pool.score([item(text, n) for n, text in enumerate(("1", "x", "3"))])
-    assert [result.score for result in one] == [1.0, -1.0, 3.0]
-    assert [result.extras["failed"] for result in one] == [0.0, 1.0, 0.0]
-    assert [result.score for result in all_] == [-1.0] * 3
-    assert [result.extras["failed"] for result in all_] == [1.0] * 3
-
-
-@pytest.mark.parametrize("form", ["one", "batch"])
-def test_responses_that_are_left_out_say_so(source: Source, form: str) -> None:
-    if form == "one":
-        spec = source("return float(solution_str)", onError="drop")
-    else:
-        spec = batched(source, "return [float(text) for text in solution_strs]", onError="drop")
-    found = scored(spec, "1", "nan", "3")
+def test_responses_that_are_left_out_say_so(source: Source) -> None:
+    found = scored(source("return float(solution_str)", onError="drop"), "1", "nan", "3")
     assert [result.score for result in found] == [1.0, 0.0, 3.0]
     assert [result.extras["dropped"] for result in found] == [0.0, 1.0, 0.0]
 

@@ -14,15 +14,6 @@ def literal(length: int, limit: int, cache: int, factor: float) -> float:
     return -factor
 
 
-def test_by_hand():
-    # Limit 20, buffer 8: free up to 12, then an eighth a token.
-    penalty = OverlongPenalty(max_tokens=20, buffer_tokens=8, factor=1.0)
-    assert penalty.rewards([1, 12, 13, 16, 20]) == [0.0, 0.0, -0.125, -0.5, -1.0]
-    assert OverlongPenalty(20, 8, 4.0).rewards([13]) == [-0.5]
-    # The whole response is the buffer: every token costs.
-    assert OverlongPenalty(4, 4, 1.0).rewards([0, 1, 4]) == [0.0, -0.25, -1.0]
-
-
 def test_equal_to_the_equation():
     draw = random.Random(3)
     for _ in range(500):

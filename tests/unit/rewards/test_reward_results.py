@@ -6,7 +6,7 @@ import pytest
 import torch
 from golden_lines import assert_lines, read_lines
 
-from ppojob_trainer.rewards.results import BadResult, read_result
+from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_results.txt")
 
@@ -31,6 +31,11 @@ GOOD = [
 @pytest.mark.parametrize(("value", "score", "extras"), GOOD)
 def test_usable_results(value: object, score: float, extras: dict[str, object]) -> None:
     assert read_result(value) == (score, extras)
+
+
+@pytest.mark.parametrize("value", [[1, 3], (1, 3), np.array([1, 3]), torch.tensor([1, 3])])
+def test_usable_results_of_a_batch(value: object) -> None:
+    assert read_results(value, 2) == [1, 3]
 
 
 class Liar:

@@ -35,14 +35,11 @@ def test_rows_are_routed_by_their_data_source() -> None:
     ]
     with ScoringPool([], processes=2) as pool:
         results = pool.score(items)
-    assert [result.score for result in results] == [1.0, 0.1, 1.0, 0.0]
+        assert [result.score for result in results] == [1.0, 0.1, 1.0, 0.0]
+        with pytest.raises(RewardFailed, match="row 4: got data source 'my/MATH': no scorer"):
+            pool.score([RewardItem(4, "my/MATH", "1", "1")])
     assert results[0] == RewardResult(1.0, {"acc": 1.0, "pred": "72"})
     assert results[1].extras["acc"] == 0.0
-
-
-def test_an_unknown_data_source() -> None:
-    with ScoringPool([]) as pool, pytest.raises(RewardFailed, match="row 4: "):
-        pool.score([RewardItem(4, "my/MATH", "1", "1")])
 
 
 def test_a_function_of_ones_own(source: Source) -> None:
@@ -125,50 +122,27 @@ def test_answers_are_in_the_order_of_the_rows(source: Source) -> None:
 
 def test_several_functions_are_summed_by_weight(source: Source) -> None:
     length = source("return {'score': len(solution_str), 'acc': 1}", weight=0.5)
-    brevity = RewardSpec.model_validate({"function": "addition", "weight": -2.0})
-    result = scored(length, brevity, response="#### truth and 5#### 5")
-    assert result.score == 0.5 * 22 - 2.0 * 0.1
+    again = source("return 3")
+    arguments = {"format_score": 0.25, "method": "flexible"}
+    brevity = {"function": "gsm8k", "weight": -2.0, "arguments": arguments}
+    result = scored(length, again, RewardSpec.model_validate(brevity), response="truth and 5")
+    assert result.score == 0.5 * 11 + 3.0 - 2.0 * 0.25
     assert result.extras == {
-        "score/score": 22.0,
+        "score/score": 11.0,
         "score/acc": 1.0,
-        "addition/score": 0.1,
-        "addition/acc": 0.0,
-        "addition/pred": "5",
+        "score.2/score": 3.0,
+        "gsm8k/score": 0.25,
+        "gsm8k/acc": 0.0,
+        "gsm8k/pred": "5",
         "acc": 1.0,
     }
-
-
-def test_functions_of_one_name_keep_their_values_apart(source: Source) -> None:
-    specs = [source(f"return {{'score': {score}, 'length': {score}}}") for score in (1, 2, 4)]
-    assert scored(*specs).extras == {
-        **{"score/score": 1.0, "score.2/score": 2.0, "score.3/score": 4.0},
-        **{"score/length": 1.0, "score.2/length": 2.0, "score.3/length": 4.0},
-        "acc": 7.0,
-    }
-
-
-def test_arguments_reach_built_in_scorers() -> None:
-    arguments = {"score": 2, "format_score": 0.25, "method": "flexible"}
-    spec = RewardSpec.model_validate({"function": "gsm8k", "arguments": arguments})
-    with ScoringPool([spec]) as pool:
-        right, wrong = pool.score(
-            [RewardItem(0, "x", "it is 2", "2"), RewardItem(1, "x", "1", "2")]
-        )
-    assert (right.score, wrong.score) == (2.0, 0.25)
 
 
 BROKEN = {
     "loops": ("while True: pass", "RewardTimeout"),
     "sleeps": ("time.sleep(1000)", "RewardTimeout"),
-    "ignores SIGTERM": (
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)",
-        "RewardTimeout",
-    ),
     "stops itself": ("os.kill(os.getpid(), signal.SIGSTOP)", "RewardTimeout"),
-    "holds the interpreter": (
-        "return len(str(7 ** (10 ** 8 + len(solution_str))))",
-        "RewardTimeout",
-    ),
+    "holds the interpreter": ("return len(str(7 ** (10 ** 8 + len('x'))))", "RewardTimeout"),
     "raises": ("raise ValueError('no')", "RewardRaised"),
     "exits": ("sys.exit(0)", "RewardRaised"),
     "interrupts": ("raise KeyboardInterrupt", "RewardRaised"),
@@ -230,15 +204,12 @@ def test_failing_is_the_default_and_stops_the_rest(source: Source, tmp_path: Pat
     assert len(seen.read_text()) == 1
 
 
-def test_nan_has_an_error_of_its_own_and_is_laid_to_the_value_that_has_it(source: Source) -> None:
-    for code, named in (
-        ("return float('-inf')", "-inf"),
-        ("return {'score': 1, 'bleu': float('nan')}", "'bleu'"),
-    ):
-        with ScoringPool([source(code)]) as pool, pytest.raises(NonFiniteReward) as caught:
-            pool.score([item("x", 3)])
-        assert str(caught.value).startswith("spec.rewards[0].function 'score': row 3: ")
-        assert named in str(caught.value)
+def test_a_value_that_is_not_finite_is_named(source: Source) -> None:
+    spec = source("return {'score': 1, 'bleu': float('nan')}")
+    with ScoringPool([spec]) as pool, pytest.raises(NonFiniteReward) as caught:
+        pool.score([item("x", 3)])
+    assert str(caught.value).startswith("spec.rewards[0].function 'score': row 3: ")
+    assert "'bleu'" in str(caught.value)
 
 
 def test_a_gigabyte_of_output_is_cut(source: Source, caplog: pytest.LogCaptureFixture) -> None:
@@ -264,27 +235,23 @@ def test_mutated_inputs_are_the_calls_own(source: Source) -> None:
 
 
 def test_the_environment_is_an_allow_list(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "canary")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    seen = scored(source("return {'score': 1, 'names': ' '.join(os.environ)}"))
-    names = str(seen.extras["names"]).split()
-    assert {"PATH", "CUDA_VISIBLE_DEVICES"} <= set(names)  # a pod's GPUs are its functions' too
-    assert not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(names)
-    assert len(names) < 15
-
-
-def test_variables_that_are_named_reach_the_functions(source, monkeypatch) -> None:
     monkeypatch.setenv("PPOJOB_REWARD_VARIABLES", "JUDGE_KEY ABSENT")
     monkeypatch.setenv("JUDGE_KEY", "12")
     monkeypatch.setenv("HF_TOKEN", "canary")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     spec = source(
         "import os\nKEY = os.environ['JUDGE_KEY']\n"
-        "def score(**row): return {'score': KEY == '12', 'others': 'HF_TOKEN' in os.environ}",
+        "def score(**row): return {'score': KEY == '12', 'names': ' '.join(os.environ)}",
         whole=True,
     )
     with ScoringPool([spec], variables=variables_of_code("reward")) as pool:
-        assert pool.score([item("x")])[0].extras == {"others": 0.0, "acc": 1.0}
+        (seen,) = pool.score([item("x")])
+    names = str(seen.extras["names"]).split()
+    assert seen.score == 1.0
+    assert {"PATH", "CUDA_VISIBLE_DEVICES"} <= set(names)  # a pod's GPUs are its functions' too
+    assert not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(names)
+    assert len(names) < 16
     with pytest.raises(
         ConfigError, match=r"reward0.py:2 <module>: importing it raised KeyError: 'JUDGE_"
     ):
@@ -341,11 +308,6 @@ def test_functions_that_cannot_be_loaded(name: str, source: Source, tmp_path: Pa
     assert not descendants()
 
 
-def test_a_file_may_import_its_neighbours(source: Source, tmp_path: Path) -> None:
-    (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 4\n")
-    assert scored(source("import neighbour_of_reward as n; return n.VALUE")).score == 4.0
-
-
 def test_files_of_several_folders_have_neighbours_of_one_name(tmp_path: Path) -> None:
     """Imported with the file or by a call, as modules or from packages."""
     specs = []
@@ -370,9 +332,7 @@ def test_files_of_several_folders_have_neighbours_of_one_name(tmp_path: Path) ->
     with ScoringPool(specs) as pool:
         for call in (1, 2):
             (result,) = pool.score([item("x")])
-            found = [
-                result.extras[name] for name in ("score/score", "score.2/score", "score.3/score")
-            ]
+            found = [result.extras[f"score{n}/score"] for n in ("", ".2", ".3")]
             assert found == [1000 * call + 111, 1000 * call + 222, 1000 * call + 444]
 
 

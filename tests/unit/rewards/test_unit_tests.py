@@ -35,12 +35,6 @@ def test_scores_are_those_of_verl(case: dict[str, object], sandbox: Sandbox) -> 
     assert found["score"] == pytest.approx(case["here"], abs=1e-9)
 
 
-def test_few_scores_differ() -> None:
-    differing = {case["case"] for case in CASES if case["here"] != case["verl"]}
-    assert differing == {"lists of lines", "method"}
-    assert len(CASES) >= 40
-
-
 @pytest.mark.processes
 def test_what_goes_with_a_score(sandbox: Sandbox) -> None:
     many = [str(number) for number in range(12)]
@@ -101,12 +95,8 @@ def test_a_hundred_tests_are_run(sandbox: Sandbox) -> None:
 def test_rows_are_scored_in_the_processes_of_rewards(
     rewards: list[RewardSpec], caplog: pytest.LogCaptureFixture
 ) -> None:
-    items = [
-        RewardItem(0, "apps", ADD, json.dumps(SUMS)),
-        RewardItem(1, "taco", "print(3)", json.dumps(SUMS)),
-        RewardItem(2, "codecontests", "while True: pass", json.dumps(SUMS)),
-        RewardItem(3, "codeforces", ADD, json.dumps(SUMS)),
-    ]
+    responses = (ADD, "print(3)", "while True: pass", ADD)
+    items = [RewardItem(n, "apps", one, json.dumps(SUMS)) for n, one in enumerate(responses)]
     sandbox = SandboxSpec(time_limit_seconds=1.0)
     with caplog.at_level(logging.INFO), ScoringPool(rewards, sandbox=sandbox) as pool:
         results = pool.score(items)

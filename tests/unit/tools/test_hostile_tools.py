@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import hostile_tools
 import pytest
 from reward_functions import descendants, running
+from tool_calls import ask
 
 from ppojob_api.v1alpha1.agent import AgentSpec
-from ppojob_trainer.tools.pool import ToolPool, Wanted
+from ppojob_trainer.rpc.messages.agents import ToolCall
+from ppojob_trainer.tools.pool import ToolPool
 
 pytestmark = pytest.mark.processes
 
@@ -53,9 +55,7 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile(name: str, pool: ToolPool) -> None:
-    hostile, good = (Wanted(tool, "{}", b"{}", "i") for tool in (name, "good"))
-    (made,) = pool.start([hostile]).result()
-    (after,) = pool.start([good]).result()
+    made, after = ask(pool, name), ask(pool, "good")
     assert made.failure == HOSTILE[name][0].replace("answers", "")
     assert made.seconds < limit(name) + GRACE_SECONDS
     assert len(made.text) <= 256 + 2 * len("...(truncated)...")
@@ -68,6 +68,6 @@ def test_they_harm_none_of_those_beside_them() -> None:
     """Four processes, of which one always dies or hangs."""
     names = ["sleeps", *["good"] * 5, "leaves", *["good"] * 5] * 2
     with ToolPool(agent("sleeps", "leaves", "good"), processes=4) as pool:
-        begun = [pool.start([Wanted(name, "{}", b"{}", "i")]) for name in names]
+        begun = [pool.start([ToolCall(name, "{}")], ["i"]) for name in names]
         failures = [one.result()[0].failure for one in begun]
     assert failures == [{"sleeps": "timeout", "leaves": "died"}.get(name, "") for name in names]

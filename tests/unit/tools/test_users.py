@@ -8,14 +8,16 @@ import golden_lines
 import msgspec
 import pytest
 from golden_lines import assert_lines, read_lines
+from tool_calls import ask
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import ToolAnswer
+from ppojob_trainer.tools.answers import read_reply
 from ppojob_trainer.tools.built_in.gsm8k_user import RIGHT, WRONG
-from ppojob_trainer.tools.pool import ToolPool, Wanted
-from ppojob_trainer.tools.users import Heard, read_reply
+from ppojob_trainer.tools.pool import ToolPool
+from ppojob_trainer.tools.wire import Conversation
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_users.txt")
 VERL = str(Path(golden_lines.__file__).with_name("verl_interaction.py"))
@@ -70,14 +72,13 @@ def talk(*contents: str, asked: tuple[int, ...] = ()) -> str:
         {"role": ("user", "assistant")[number % 2], "content": content}
         for number, content in enumerate(contents)
     ]
-    return msgspec.json.encode(Heard(messages, list(asked))).decode()
+    return msgspec.json.encode(Conversation(messages, list(asked))).decode()
 
 
-def ask(pool: ToolPool, name: str, heard: str, **told: Any) -> ToolAnswer:
+def say(pool: ToolPool, name: str, heard: str, **told: Any) -> ToolAnswer:
+    """What a user answers to a conversation."""
     created = json.dumps({"name": name, **told}).encode()
-    return pool.start([Wanted(name, heard, created, "step 1/train/row 3", to_user=True)]).result()[
-        0
-    ]
+    return ask(pool, name, heard, created, to_user=True)
 
 
 @pytest.mark.processes
@@ -87,28 +88,24 @@ def test_a_class_in_verls_form_goes_on_where_it_was_in_whichever_process() -> No
     calculator = {"name": "calculator"}
     with ToolPool(agent(patient, tools=[calculator]), processes=2) as pool:
         for _ in range(2):  # in either process, nothing is left of the row
-            first = ask(pool, "patient", talk("q", "a"), query="1+1", ground_truth="2")
+            first = say(pool, "patient", talk("q", "a"), query="1+1", ground_truth="2")
             assert first == ToolAnswer("patient 1+1: attempt 1 of 3", -0.5, "", first.seconds)
             heard = talk("q", "a", "no", "b", asked=(2,))
-            second = ask(pool, "patient", heard, query="1+1", ground_truth="2")
+            second = say(pool, "patient", heard, query="1+1", ground_truth="2")
             assert (second.text, second.ends) == ("patient 1+1: attempt 2 of 3", False)
             assert second.reward == -0.25
             heard = talk("q", "a", "no", "b", "no", "c", asked=(2, 4))
-            third = ask(pool, "patient", heard, query="1+1", ground_truth="2")
+            third = say(pool, "patient", heard, query="1+1", ground_truth="2")
             assert (third.text, third.ends) == ("patient 1+1: attempt 3 of 3", True)
-            right = ask(pool, "patient", talk("q", "2"), query="1+1", ground_truth="2")
+            right = say(pool, "patient", talk("q", "2"), query="1+1", ground_truth="2")
             assert (right.reward, right.ends) == (1.0, True)
-        raised = ask(pool, "patient", talk("q", "a", "no", "raise", asked=(2,)), query="")
-        assert (raised.failure, raised.text) == (
-            "raised",
-            "Error: patient failed: ValueError: attempt 2",
-        )
+        raised = say(pool, "patient", talk("q", "a", "no", "raise", asked=(2,)), query="")
+        assert raised.text == "Error: patient failed: ValueError: attempt 2"
         heard = talk("q", "raise", "Error", "b", asked=(2,))
-        assert ask(pool, "patient", heard, query="").text == "patient : attempt 2 of 3"
-        missing = ask(pool, "patient", talk("q", "a"))
+        assert say(pool, "patient", heard, query="").text == "patient : attempt 2 of 3"
+        missing = say(pool, "patient", talk("q", "a"))
         assert missing.failure == "raised"
-        call = Wanted("patient", "{}", b"{}", "i")
-        assert pool.start([call]).result()[0].failure == "unknown", "a model called its user"
+        assert ask(pool, "patient").failure == "unknown", "a model called its user"
 
 
 @pytest.mark.processes
@@ -117,25 +114,25 @@ def test_functions_are_asked_once_a_turn(file: str) -> None:
     users = [named, user(file, "later"), user(file, "odd"), user(file, "slow", timeLimitSeconds=1)]
     with ToolPool(agent(*users)) as pool:
         heard = talk("q", "a", "no", "b", asked=(2,))
-        assert ask(pool, "kind", heard, query="x").text == "4 x cm 1"
-        assert ask(pool, "kind", talk("q", "a"), query="x", unit="m").text == "2 x m 2"
-        assert ask(pool, "later", talk("q", "a")).ends is False
-        made = ask(pool, "later", heard)
+        assert say(pool, "kind", heard, query="x").text == "4 x cm 1"
+        assert say(pool, "kind", talk("q", "a"), query="x", unit="m").text == "2 x m 2"
+        assert say(pool, "later", talk("q", "a")).ends is False
+        made = say(pool, "later", heard)
         assert (made.text, made.reward, made.ends) == ("enough", 0.25, True)
         for value in ("none", "list", "text first", "nan"):
-            made = ask(pool, "odd", talk("q", "a"), value=value)
+            made = say(pool, "odd", talk("q", "a"), value=value)
             assert (made.failure, made.reward, made.ends) == ("raised", 0.0, False)
-        assert len(ask(pool, "odd", talk("q", "a"), value="long").text) < 1_000_100
-        assert ask(pool, "odd", talk("q", "a"), value="no score").ends is True
-        assert ask(pool, "slow", talk("q", "a")).failure == "timeout"
-        assert ask(pool, "kind", talk("q", "a"), query="x").text == "2 x cm 1", "a new process"
+        assert len(say(pool, "odd", talk("q", "a"), value="long").text) < 1_000_100
+        assert say(pool, "odd", talk("q", "a"), value="no score").ends is True
+        assert say(pool, "slow", talk("q", "a")).failure == "timeout"
+        assert say(pool, "kind", talk("q", "a"), query="x").text == "2 x cm 1", "a new process"
 
 
 @pytest.mark.processes
 def test_gsm8k_has_verls_words_and_scores() -> None:
     with ToolPool(agent({"name": "gsm8k"})) as pool:
         for said, is_right in (("It is 1,234.", True), ("#### 1234", True), ("1 or 2", False)):
-            made = ask(pool, "gsm8k", talk("q", said), ground_truth="1234")
+            made = say(pool, "gsm8k", talk("q", said), ground_truth="1234")
             expected = (RIGHT, 1.0, True) if is_right else (WRONG, 0.0, False)
             assert (made.text, made.reward, made.ends) == expected
 

@@ -6,6 +6,7 @@ comes from the chat template's `delta`. Where a row ends is verl's rule
 user, by a limit of turns or tokens, or when an answer would not fit.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -19,45 +20,9 @@ from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, Sam
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
-from ppojob_trainer.tools.users import Heard, Message
+from ppojob_trainer.tools.wire import Conversation, Message
 
 _messages: Final = msgspec.json.Decoder(list[Message]).decode
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Where a row ends.
-
-    Attributes:
-        response_tokens: of the model and of what it is given, together.
-        turn_tokens: of one turn of the model; None for what is left.
-        assistant_turns: of the model; None for no limit.
-        user_turns: answers; None for no limit.
-        parallel_calls: of one turn; further ones are left out.
-        masks_failed: a row with a failed call is not trained on.
-        adds_rewards: a turn has the rewards that tools gave for its calls, or a user for it.
-    """
-
-    response_tokens: int
-    turn_tokens: int | None = None
-    assistant_turns: int | None = None
-    user_turns: int | None = None
-    parallel_calls: int = 1
-    masks_failed: bool = False
-    adds_rewards: bool = False
-
-    @classmethod
-    def of(cls, agent: AgentSpec, response_tokens: int) -> "Limits":
-        """Those of a job."""
-        return cls(
-            response_tokens=response_tokens,
-            turn_tokens=agent.turn_tokens,
-            assistant_turns=agent.max_assistant_turns,
-            user_turns=agent.max_user_turns,
-            parallel_calls=agent.max_parallel_calls,
-            masks_failed=agent.tool_failure == "mask",
-            adds_rewards=agent.tool_rewards == "add",
-        )
 
 
 @dataclass
@@ -69,7 +34,8 @@ class Episode:
         prompt: token ids.
         sampling: how tokens are drawn; `max_tokens` is set turn by turn.
         seed_of: the seed of a turn, by its number from 0.
-        limits: where it ends.
+        agent: its limits of turns and calls, and what becomes of failures and rewards.
+        response_tokens: limit of what the model writes and is given, together.
         form: reads its turns, and writes what stands between them.
         user: answers the turns that call no tool; None: such a turn ends the row.
         place: what people are told of it: step, prompt and sample.
@@ -79,7 +45,8 @@ class Episode:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     seed_of: Callable[[int], int]
-    limits: Limits
+    agent: AgentSpec
+    response_tokens: int
     form: ChatForm
     user: Interaction | None = None
     place: str = ""
@@ -89,11 +56,11 @@ class Episode:
     _answered: int = 0
     _answers: list[ToolAnswer] = field(default_factory=list)
     _of_user: list[ToolAnswer] = field(default_factory=list)
-    _heard: Heard = field(init=False)
+    _conversation: Conversation = field(init=False)
     _finish_reason: FinishReason = "stop"
 
     def __post_init__(self) -> None:
-        self._heard = Heard(_messages(self.user.prompt) if self.user else [])
+        self._conversation = Conversation(_messages(self.user.prompt) if self.user else [])
 
     @property
     def turn(self) -> int:
@@ -102,8 +69,8 @@ class Episode:
 
     def request(self) -> Request:
         """What the engine is asked for the next turn of the model."""
-        left = self.limits.response_tokens - self._tokens
-        turn = left if self.limits.turn_tokens is None else min(left, self.limits.turn_tokens)
+        left = self.response_tokens - self._tokens
+        turn = left if self.agent.turn_tokens is None else min(left, self.agent.turn_tokens)
         given = [token for segment in self._segments for token in segment.tokens]
         return Request(
             request_id=f"{self.name}/{self._drawn}" if self._drawn else self.name,
@@ -118,22 +85,22 @@ class Episode:
         self._finish_reason = response.finish_reason
         if response.tokens:
             self._add(Segment(response.tokens, response.logprobs, response.policy_version))
-        limits = self.limits
-        if response.finish_reason != "stop" or self._tokens >= limits.response_tokens:
+        agent = self.agent
+        if response.finish_reason != "stop" or self._tokens >= self.response_tokens:
             return Turn()
-        if _is_reached(self._drawn, limits.assistant_turns):
+        if self._drawn >= (agent.max_assistant_turns or math.inf):
             return Turn()
-        if _is_reached(self._answered, limits.user_turns):
+        if self._answered >= (agent.max_user_turns or math.inf):
             return Turn()
         wanted = self.form.read(response.tokens)
-        wanted = replace(wanted, calls=wanted.calls[: limits.parallel_calls])
+        wanted = replace(wanted, calls=wanted.calls[: agent.max_parallel_calls])
         if self.user is None:
             return wanted
         self._tell("assistant", self.form.said(response.tokens))
         if wanted.calls or wanted.reply:
             return wanted
-        heard = msgspec.json.encode(self._heard).decode()
-        self._heard.asked.append(len(self._heard.messages))
+        heard = msgspec.json.encode(self._conversation).decode()
+        self._conversation.asked.append(len(self._conversation.messages))
         return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
 
     def answer(self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]) -> bool:
@@ -143,18 +110,18 @@ class Episode:
             Whether the model goes on; it does not where the user ends the conversation, or the
             answers would leave it no token.
         """
-        if self.limits.adds_rewards:
+        if self.agent.tool_rewards == "add":
             given = sum(answer.reward for answer in answers)
             self._segments[-1] = replace(self._segments[-1], reward=given)
         if calls[0].to_user:
-            return self._hears(answers[0])
+            return self._answer_of_user(answers[0])
         self._answers += answers
         texts = [answer.text for answer in answers]
         for text in texts:
             self._tell("tool", text)
         return self._goes_on(self.form.answered(self._segments[-1].tokens, calls, texts))
 
-    def _hears(self, answer: ToolAnswer) -> bool:
+    def _answer_of_user(self, answer: ToolAnswer) -> bool:
         """The user has spoken; its last words, which nobody answers, are not part of the row."""
         self._of_user.append(answer)
         if answer.ends:
@@ -169,7 +136,7 @@ class Episode:
         return self._goes_on(self.form.replied(self._segments[-1].tokens, reply))
 
     def _goes_on(self, given: Sequence[int]) -> bool:
-        if self._tokens + len(given) >= self.limits.response_tokens:
+        if self._tokens + len(given) >= self.response_tokens:
             self._finish_reason = "length"
             return False
         if given:
@@ -193,7 +160,7 @@ class Episode:
     def trajectory(self) -> Trajectory:
         """The row, once it is over."""
         segments = tuple(self._segments)
-        if self.limits.masks_failed and self.figures.tool_failures:
+        if self.agent.tool_failure == "mask" and self.figures.tool_failures:
             segments = tuple(Segment(segment.tokens) for segment in segments)
         return Trajectory(
             segments,
@@ -205,12 +172,8 @@ class Episode:
     def _tell(self, role: str, text: str) -> None:
         """Something is said that the user hears, where there is one."""
         if self.user is not None:
-            self._heard.messages.append({"role": role, "content": text})
+            self._conversation.messages.append({"role": role, "content": text})
 
     def _add(self, segment: Segment) -> None:
         self._segments.append(segment)
         self._tokens += len(segment.tokens)
-
-
-def _is_reached(count: int, limit: int | None) -> bool:
-    return limit is not None and count >= limit

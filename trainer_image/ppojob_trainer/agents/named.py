@@ -3,11 +3,11 @@
 from typing import Any
 
 from ppojob_api.v1alpha1.agent import AgentSpec, NamedAgentSpec
+from ppojob_api.well_known import SEARCH_TOOL
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 from ppojob_trainer.tools.built_in import USERS
 from ppojob_trainer.tools.schemas import tool_schemas
 
-_SEARCH = "search"
 _SINGLE: dict[str, Any] = {
     "tools": (),
     "interactions": (),
@@ -18,19 +18,18 @@ _SINGLE: dict[str, Any] = {
 
 
 def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
-    """Each agent as the `spec.agent` that it is: with its own tools, format, limits and users.
+    """Each agent as a `spec.agent` with its own tools, format, limits and users.
 
-    Those that are built in, by verl's names: `tool_agent` is all that the job says;
-    `single_turn_agent` gives one response and is told of no tool; `react_agent` has no user; and
-    `search_r1`, where there is a tool `search`, has that alone. A job may give a name another
-    meaning.
+    Built in, by verl's names: `tool_agent` is all that the job says; `single_turn_agent` gives one
+    response and is told of no tool; `react_agent` has no user; and `search_r1`, where there is a
+    tool `search`, has that alone. A job may give these names to agents of its own.
     """
     found = {
         "tool_agent": agent,
         "single_turn_agent": agent.model_copy(update=_SINGLE),
         "react_agent": agent.model_copy(update={"interactions": ()}),
     }
-    search = tuple(tool for tool in agent.tools if tool.name == _SEARCH)
+    search = tuple(tool for tool in agent.tools if tool.name == SEARCH_TOOL)
     if search:
         own = {"tools": search, "interactions": (), "format": "search_r1"}
         found["search_r1"] = agent.model_copy(update=own)

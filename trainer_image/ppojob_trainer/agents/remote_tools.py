@@ -16,29 +16,18 @@ from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.wire import RequestId
 
-
-@dataclass(frozen=True)
-class _Begun:
-    """Calls of a turn under way.
-
-    Attributes:
-        pending: what was asked of each role.
-        places: of their answers among the calls of the turn.
-    """
-
-    pending: Pending[Acted]
-    places: Sequence[int]
+Started = tuple[Pending[Acted], Sequence[int]]
+"""Calls of a turn under way: what was asked, and places of the answers among the calls."""
 
 
 @dataclass(frozen=True)
 class RemoteTools:
     """The tools of one generation phase.
 
-    All calls of a row go to one rank of a role, by the number of the row.
+    All calls of a row go to one rank of a role, by the number of the row. Of `tools` and
+    `retrievers`, the ranks of these roles, there is at least one.
 
     Attributes:
-        tools: the ranks of the role `tools`.
-        retrievers: those of the role `retriever`; of both together at least one.
         rows: (rows,) batch and number in it of each row of the phase.
         prompts: (rows,) what each row answers; it says what its tools are made with, and which.
         attempt: of the engines: calls of rows that are drawn anew are other calls.
@@ -51,7 +40,7 @@ class RemoteTools:
     prompts: Sequence[PromptTokens]
     attempt: int = 0
 
-    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> _Begun:
+    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Started:
         """Ask for the calls, at least one, of a row that had so many answers before."""
         batch, row = self.rows[number]
         prompt = self.prompts[number]
@@ -68,20 +57,21 @@ class RemoteTools:
             act = Act(batch, row, turn, told, prompt.tools)
             asked.append(Call(peer, ACT, act, id_))
             places += mine
-        return _Begun(self.caller.start(asked), places)
+        return self.caller.start(asked), places
 
-    def answers(self, begun: _Begun) -> list[ToolAnswer]:
-        """Wait for the calls of a turn; one answer each."""
-        made = [one for acted in self.caller.wait(begun.pending) for one in acted.answers]
-        by_place = dict(zip(begun.places, made, strict=True))
+    def answers(self, started: Started) -> list[ToolAnswer]:
+        """Wait for the calls of a turn; one answer each, in the order of the calls."""
+        pending, places = started
+        made = [one for acted in self.caller.wait(pending) for one in acted.answers]
+        by_place = dict(zip(places, made, strict=True))
         return [by_place[place] for place in range(len(made))]
 
-    def give_up(self, begun: _Begun) -> None:
+    def give_up(self, started: Started) -> None:
         """Wait for them no longer."""
-        self.caller.give_up(begun.pending)
+        self.caller.give_up(started[0])
 
     def _peers(self, call: ToolCall) -> Sequence[Peer]:
-        """Who answers a call; of a name that the model made up, whoever there is."""
+        """Who answers a call; one of an unknown tool goes to whichever role there is."""
         is_search = call.name == SEARCH_TOOL and not call.to_user
         return self.retrievers if self.retrievers and (is_search or not self.tools) else self.tools
 

@@ -11,11 +11,11 @@ from ppojob_trainer.rpc.messages.agents import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the model wants behind a turn; the row is over where it wants nothing.
+    """What follows a turn of the model; where nothing does, the row is over.
 
     Attributes:
         calls: to be made, in order.
-        reply: what it is told where it should have called and did not.
+        reply: what the model is told where it should have called and did not.
     """
 
     calls: tuple[ToolCall, ...] = ()
@@ -24,7 +24,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class ChatForm:
-    """The form of chat models: calls in a format, answers by the chat template."""
+    """The form of chat models: calls in a format, answers by the chat template.
+
+    Methods that write give the token ids from the end of a turn, `written`, to where the model goes
+    on.
+    """
 
     chat: ChatTokenizer
     template: TurnTemplate
@@ -32,7 +36,7 @@ class ChatForm:
     tools: Tools
 
     def read(self, tokens: Sequence[int]) -> Turn:
-        """What the model wants behind a turn; what names no tool is no call, as in verl."""
+        """What follows a turn; what names no tool is no call, as in verl."""
         if not self.tools:
             return Turn()
         text = self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
@@ -46,14 +50,9 @@ class ChatForm:
     def answered(
         self, written: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
     ) -> list[int]:
-        """Token ids from the end of a turn to where the model goes on.
+        """What stands for the answers, (calls,) texts of the tools.
 
         Some templates write whose answer it is, by name or id of the call.
-
-        Args:
-            written: the turn.
-            calls: of the turn that were made.
-            answers: (calls,) texts of the tools.
         """
         if self.form.answer is not None:
             # Not even the tokenizer's own tokens live in what a tool says.
@@ -65,7 +64,7 @@ class ChatForm:
         return self.template.delta(messages, self.tools, written=written)
 
     def replied(self, written: Sequence[int], reply: str) -> list[int]:
-        """The same where the model is told something and no tool was called."""
+        """What stands for `Turn.reply`."""
         if self.form.answer is not None:
             return self.chat.encode(reply)
         return self.heard(written, reply)
@@ -75,6 +74,6 @@ class ChatForm:
         return self.chat.decode(written, skip_special_tokens=True)
 
     def heard(self, written: Sequence[int], text: str) -> list[int]:
-        """As `answered`, where a user answers the turn."""
+        """What stands for the words of a user."""
         user = {"role": "user", "content": text}
         return self.template.delta([user], self.tools, written=written)

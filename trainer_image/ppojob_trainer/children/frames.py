@@ -7,8 +7,26 @@ reads checks the length before it allocates anything.
 import os
 import struct
 
+import msgspec
+
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEADER = struct.Struct(">Q")
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    """A call, or the answer to one, which repeats the number of the call."""
+
+    number: int
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Answer to a request that imports users' files.
+
+    Attributes:
+        problems: a line each, for the user; empty when all is well.
+    """
+
+    problems: list[str]
 
 
 class FrameError(Exception):
@@ -16,11 +34,7 @@ class FrameError(Exception):
 
 
 def pack_frame(body: bytes) -> bytes:
-    """Put the length in front of a body.
-
-    Raises:
-        FrameError: the body is longer than ``MAX_FRAME_BYTES``.
-    """
+    """Put the length in front of a body; one that is too long is a `FrameError`."""
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
     return HEADER.pack(len(body)) + body

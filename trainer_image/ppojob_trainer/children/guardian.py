@@ -1,11 +1,11 @@
 """The child's side: a guardian that forks the worker and outlives it.
 
-Code that nobody vouches for runs in the worker. It may ignore signals, fork, start sessions of its
-own, or die and leave its children behind. So the started process forks before it loads anything of
-the user: the parent half, the guardian, runs none of that code, and is the subreaper of everything
-the worker starts. It ends the worker and all its descendants as soon as the worker is gone or the
-lifeline (a pipe whose other end the starting process holds) closes, which the kernel does however
-that process dies.
+Untrusted code runs in the worker. It may ignore signals, fork, start sessions of its own, or die
+and leave its children behind. So the started process forks before it loads anything of the user:
+the parent half, the guardian, runs none of that code, and is the subreaper of everything that the
+worker starts. It ends the worker and all its descendants as soon as the worker is gone or the end
+pipe closes. The starting process holds the other end of that pipe, and the kernel closes it
+however that process dies.
 """
 
 import contextlib
@@ -16,6 +16,8 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+
+from ppojob_trainer.children.frames import read_frame, write_frame
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -28,15 +30,15 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
 
     Args:
         serve: the worker's main function; takes the descriptors of requests and answers.
-        arguments: descriptors of requests, answers and lifeline, and the memory limit in bytes
+        arguments: descriptors of requests, answers and end pipe, and the memory limit in bytes
             (0: none), as ``ppojob_trainer.children.process`` writes them.
     """
-    requests, answers, lifeline, memory_bytes = (int(argument) for argument in arguments)
+    requests, answers, end_pipe, memory_bytes = (int(argument) for argument in arguments)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
     worker = os.fork()
     if worker == 0:
-        os.close(lifeline)
+        os.close(end_pipe)
         _confine(guardian, memory_bytes)
         for descriptor in (requests, answers):
             os.set_inheritable(descriptor, False)
@@ -44,7 +46,7 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
         return 0
     os.close(requests)
     os.close(answers)
-    return _watch(worker, lifeline)
+    return _watch(worker, end_pipe)
 
 
 def _confine(guardian: int, memory_bytes: int) -> None:
@@ -64,32 +66,47 @@ def _confine(guardian: int, memory_bytes: int) -> None:
         file.write("1000")
 
 
-def _watch(worker: int, lifeline: int) -> int:
-    """Wait for the worker's end or the lifeline's; leave no descendant behind."""
+def _watch(worker: int, end_pipe: int) -> int:
+    """Wait until the worker ends or the end pipe closes; leave no descendant behind."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     poll = select.poll()
-    poll.register(lifeline, select.POLLIN)
+    poll.register(end_pipe, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
-    status: int | None = None
-    while status is None:
-        status = _reap(worker)
-        if status is not None:
-            break
+    while (status := _reap(worker)) is None:
         ready = dict(poll.poll())
         if wake_read in ready:
             os.read(wake_read, 4096)
-        if lifeline in ready:
+        if end_pipe in ready:
             break
     with contextlib.suppress(ProcessLookupError):
         os.killpg(worker, signal.SIGKILL)
     last = _end_all(worker)
-    final = last if status is None else status
-    code = os.waitstatus_to_exitcode(final) if final is not None else 0
+    code = os.waitstatus_to_exitcode(last if status is None else status)
     return code if code >= 0 else SIGNALLED_STATUS - code
+
+
+def answer_requests(requests: int, answers: int, answer: Callable[[bytes], bytes]) -> None:
+    """Answer requests until the parent closes its end."""
+    own = os.getpid()
+    while (body := read_frame(requests)) is not None:
+        answered = answer(body)
+        _flush()
+        if os.getpid() != own:  # users' code forked, and its child came back here as well
+            os._exit(0)
+        write_frame(answers, answered)
+
+
+def _flush() -> None:
+    """Send what was printed before the answer; users' code may have closed the stream."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (ValueError, OSError, AttributeError):
+            continue
 
 
 def _reap(worker: int) -> int | None:
@@ -105,13 +122,13 @@ def _reap(worker: int) -> int | None:
             return status
 
 
-def _end_all(worker: int) -> int | None:
-    """Kill and collect children until there is none.
+def _end_all(worker: int) -> int:
+    """Kill and collect children until there is none; the wait status of the worker, 0 without one.
 
     What a killed one leaves behind becomes a child of this subreaper, so the loop reaches
     processes that took a session of their own.
     """
-    found: int | None = None
+    found = 0
     while True:
         for pid in _children():
             with contextlib.suppress(ProcessLookupError):

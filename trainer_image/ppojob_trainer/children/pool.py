@@ -1,20 +1,16 @@
-"""Several children of one kind, each got ready before its first call; one that ends is replaced."""
+"""Several children of one kind, each prepared before its first call; one that ends is replaced."""
 
 import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
-from ppojob_trainer.children.process import (
-    BoundedProcess,
-    ChildDied,
-    ChildKilled,
-    ChildTimeout,
-)
+from ppojob_trainer.children.frames import Loaded, Numbered
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError
 
@@ -22,34 +18,15 @@ START_SECONDS = 120.0
 """Users' files may import large libraries."""
 DEFAULT_MEMORY_BYTES = 4 * 1024**3
 ATTEMPTS = 2
-"""Processes that a call, or getting one ready, may end before it is to blame."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class Numbered(Protocol):
-    """A call, or the answer to one, which repeats its number."""
-
-    @property
-    def number(self) -> int:
-        """Of the call."""
-        ...
+"""Processes that a call, or the import of users' files, may end before it is the cause."""
 
 
 A = TypeVar("A", bound=Numbered)
+L = TypeVar("L", bound=Loaded)
 
 
 class NotStarted(Exception):  # noqa: N818  it says what happened
-    """No child can be had; reads on from what is done first in one: "the import ..."."""
-
-    @property
-    def reason(self) -> str:
-        """The whole of it, for a message of the job."""
-        return (
-            f"got files whose import {self}: memory is short, or something kills them; "
-            "more memory, or files that need less"
-        )
+    """No child can be started; the text is a whole message of the job."""
 
 
 class PoolClosed(ChildDied):
@@ -61,12 +38,15 @@ class ChildPool(Closeable):
 
     Args:
         module: of the children, as ``BoundedProcess`` takes it.
-        load: gets a child ready; what it raises, but ``ChildKilled``, is for whoever calls.
+        load: prepares a child; its errors, except ``ChildKilled``, go to the caller.
         memory_bytes: limit of each child's data; None for no limit.
         variables: names of environment variables that they see, where they are set.
 
+    Attributes:
+        submit: runs a function on a thread of the pool, and gives its future; it may `call`.
+
     Raises:
-        NotStarted: the first is killed again and again while it is got ready.
+        NotStarted: the first is killed again and again while it is prepared.
     """
 
     def __init__(
@@ -84,9 +64,10 @@ class ChildPool(Closeable):
         self._memory_bytes = memory_bytes
         self._variables = tuple(variables)
         self._log = log
-        # The last that was at work is the next: others are started where there is work for them.
+        # The child that worked last is taken first: others start only when there is work for them.
         self._idle: queue.LifoQueue[BoundedProcess | None] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="children")
+        self.submit = self._threads.submit
         self._children: set[BoundedProcess] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -98,17 +79,11 @@ class ChildPool(Closeable):
         for one in (*[None] * (count - 1), first):
             self._idle.put(one)
 
-    def submit(self, act: Callable[P, T], *given: P.args, **named: P.kwargs) -> Future[T]:
-        """Do something on a thread of the pool; it may `call`."""
-        return self._threads.submit(act, *given, **named)
-
     def call(self, request: Numbered, seconds: float, form: type[A]) -> A:
         """Call an idle child, or a new one; waits until there is one.
 
-        Args:
-            request: what children of this kind take.
-            seconds: limit of the call; the start of a child does not count.
-            form: of the answer; a child that gives another is ended.
+        The limit is that of the call; the start of a child does not count. A child whose answer has
+        another form is ended.
 
         Raises:
             ChildTimeout: no answer in time. The child has been killed.
@@ -117,7 +92,7 @@ class ChildPool(Closeable):
             PoolClosed: it was not started, since the pool is closed.
             FrameError: the request is too long.
             msgspec.MsgspecError: the answer has another form.
-            NotStarted: children are killed again and again while they are got ready.
+            NotStarted: children are killed again and again while they are prepared.
         """
         body = msgspec.msgpack.encode(request)
         child = self._idle.get()
@@ -148,13 +123,16 @@ class ChildPool(Closeable):
             child.kill()
 
     def _start(self) -> BoundedProcess:
-        """Start a child; a second one where something killed the first, which is nobody's input."""
+        """Start a child, and a second one where the first was killed: no input is to blame then."""
         for _ in range(ATTEMPTS):
             try:
                 return self._start_once()
             except ChildKilled as killed:
                 end = killed
-        raise NotStarted(f"{end}, in {ATTEMPTS} processes")
+        raise NotStarted(
+            f"got files whose import {end}, in {ATTEMPTS} processes: memory is short, or something "
+            "kills them; more memory, or files that need less"
+        )
 
     def _start_once(self) -> BoundedProcess:
         with self._lock:
@@ -178,36 +156,34 @@ class ChildPool(Closeable):
 def import_files(
     child: BoundedProcess,
     request: msgspec.Struct,
-    form: type[T],
+    form: type[L],
     *,
     files: Iterable[str],
     where: str,
     what: str,
-) -> T:
-    """Have a child import users' files.
+) -> L:
+    """Have a new child import users' files.
 
-    Args:
-        child: it has imported nothing yet.
-        request: says which files.
-        form: of the answer.
-        files: their names, for messages; empty ones are none.
-        where: in the spec they are named.
-        what: is made of them, in the plural.
+    For messages: `files` are their names (empty ones are left out), `where` is their place in the
+    spec, and `what` is made of them, in the plural.
 
     Raises:
         ChildKilled: it ended by a SIGKILL.
-        ConfigError: it ended otherwise, or gave no answer in time.
+        ConfigError: files cannot be used; or it ended otherwise, or gave no answer in time.
     """
     try:
         answered = child.call(msgspec.msgpack.encode(request), START_SECONDS)
-        return msgspec.msgpack.decode(answered, type=form)
     except ChildKilled:
         raise
     except (ChildTimeout, ChildDied) as error:
         reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
-        # Which of them it was at, the child took with it.
+        # The child ended without saying which of them it was at.
         names = ", ".join(dict.fromkeys(filter(None, files))) or "no files"
         raise ConfigError(
             f"{where}: got {names}: the import {reason}: {what} cannot be loaded; "
             "files that can be imported"
         ) from None
+    loaded = msgspec.msgpack.decode(answered, type=form)
+    if loaded.problems:
+        raise ConfigError(loaded.problems)
+    return loaded

@@ -63,8 +63,8 @@ class BoundedProcess:
     ) -> None:
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
-        lifeline_read, lifeline_write = os.pipe()
-        given = (request_read, answer_write, lifeline_read)
+        end_read, end_write = os.pipe()
+        given = (request_read, answer_write, end_read)
         # -P: the folder that this process was started in must not shadow modules of the child.
         command = [sys.executable, "-P", "-m", module, *map(str, given), str(memory_bytes or 0)]
         try:
@@ -78,7 +78,7 @@ class BoundedProcess:
                 start_new_session=True,
             )
         except BaseException:
-            for descriptor in (request_write, answer_read, lifeline_write):
+            for descriptor in (request_write, answer_read, end_write):
                 os.close(descriptor)
             raise
         finally:
@@ -91,14 +91,14 @@ class BoundedProcess:
         self._output_fd = self._process.stdout.fileno()
         for descriptor in (request_write, answer_read, self._output_fd):
             os.set_blocking(descriptor, False)
-        self._lifeline = lifeline_write
+        self._end_pipe = end_write
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(
             self,
             _end,
             self._process,
             self._process.stdout,
-            (lifeline_write, request_write, answer_read),
+            (end_write, request_write, answer_read),
         )
 
     @property
@@ -143,9 +143,9 @@ class BoundedProcess:
         """Make a call that another thread is waiting for fail with ``ChildDied``, soon."""
         with self._lock:
             if self._finalizer.alive:
-                # Whatever arrives on the lifeline ends the child, just as its closing does.
+                # Whatever arrives on the end pipe ends the child, just as its closing does.
                 with contextlib.suppress(BrokenPipeError):
-                    os.write(self._lifeline, b"!")
+                    os.write(self._end_pipe, b"!")
 
     def _exchange(self, unsent: memoryview, deadline: float) -> bytes:
         """Move bytes both ways, and output to the log, until the answer is whole."""
@@ -260,7 +260,7 @@ def _environment(variables: Iterable[str]) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes], output: IO[bytes], descriptors: tuple[int, ...]) -> None:
-    """Close the lifeline, so that the guardian ends all; kill the guardian if it is slow."""
+    """Close the end pipe, so that the guardian ends all; kill the guardian if it is slow."""
     for descriptor in descriptors:
         os.close(descriptor)
     # Closed before the wait: a writer that is blocked on a full pipe gets an error, not a hang.

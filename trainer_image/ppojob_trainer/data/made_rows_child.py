@@ -12,9 +12,7 @@ import msgspec
 
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.neighbours import Neighbours
-from ppojob_trainer.children.serving import answer_requests
-from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
+from ppojob_trainer.children.user_code import ImportFolder, UnusableModule, load_module, raised
 from ppojob_trainer.data.made_rows import MakeRows, RowsMade
 
 _MODULE = "ppojob_rows"
@@ -34,7 +32,7 @@ class _RefusedError(Exception):
 
 def _made(request: MakeRows) -> Iterator[object]:
     """Import the file and call the function."""
-    Neighbours().enter(str(Path(request.path).resolve().parent))
+    ImportFolder().enter(str(Path(request.path).resolve().parent))
     try:
         module = load_module(request.path, _MODULE, pod="controller")
     except UnusableModule as bad:
@@ -100,7 +98,7 @@ def serve(requests: int, answers: int) -> None:
             return _encode(RowsMade(items, text, where, "a function that makes its rows"))
         return _encode(RowsMade(items))
 
-    answer_requests(requests, answers, answer)
+    guardian.answer_requests(requests, answers, answer)
 
 
 def _take(rows: Iterator[object], items: list[bytes]) -> None:

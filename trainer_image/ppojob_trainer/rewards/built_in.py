@@ -10,10 +10,10 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.records import Row
 from ppojob_trainer.rewards.routing import SCORERS
-from ppojob_trainer.sandbox.executor import Runner
+from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
 
 _LONG = 80
-"""Characters of a default value that messages show whole."""
+"""Default values of more characters are cut in messages."""
 
 
 def load_scorer(
@@ -29,12 +29,12 @@ def load_scorer(
         name: of the scorer.
         arguments: keyword arguments that every call will have.
         sandbox: opens the one for scorers that run code.
-        late: of a job that is routed, which calls few scorers: leaves the import of a library to
-            the first call, and checks no arguments, as there are none.
+        late: the job is routed, and calls few scorers, without arguments: the import of a library
+            and the sandbox wait for the first call.
 
     Raises:
-        ConfigError: there is no such scorer, or it takes no such arguments; the place is in the
-            reward (``arguments``).
+        ConfigError: there is no such scorer, it takes no such arguments, or the sandbox is less
+            than the job asks for; the place is in the reward (``arguments``).
     """
     scorer = SCORERS.get(name)
     if scorer is None:
@@ -49,6 +49,11 @@ def load_scorer(
             got = f"{name} with {wrong.got}"
             raise ConfigError(f"arguments: got {got}: {wrong.why}; {wrong.allowed}")
         scorer.prepare()
+        try:
+            if scorer.runs_code:
+                sandbox()
+        except SandboxRefused as refused:
+            raise ConfigError(f"function: got {name} with {refused}") from None
 
     def called(
         *,

@@ -1,8 +1,8 @@
 """The child that runs reward functions.
 
 It trusts nothing of them: every call gets objects of its own, whatever it raises is an answer, and
-what they print cannot reach the pipes. Loops, bombs and deaths are the parent's and the guardian's
-to end (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``).
+what they print cannot reach the pipes. Loops, bombs and deaths are ended by the parent and the
+guardian (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``).
 """
 
 import asyncio
@@ -16,33 +16,24 @@ from typing import Any, Final
 
 import msgspec
 
-from ppojob_api.v1alpha1.rollout import RewardSpec
+from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.neighbours import Neighbours
-from ppojob_trainer.children.serving import answer_requests
-from ppojob_trainer.children.user_code import raised
+from ppojob_trainer.children.user_code import ImportFolder, raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.built_in import load_scorer
-from ppojob_trainer.rewards.custom import (
-    SINGULAR,
-    columns_of,
-    load_function,
-    takes_batch,
-)
+from ppojob_trainer.rewards.custom import BATCHED, SINGULAR, columns_of, load_function
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
-from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
-    Loaded,
+    FunctionsLoaded,
     LoadFunctions,
     Scored,
     ScorerRequest,
 )
-from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
-from ppojob_trainer.sandbox.settings import open_sandbox
+from ppojob_trainer.sandbox.executor import Runner, open_sandbox
 
-# Taken before a function is loaded, which may put something else in their place.
+# Bound before users' code is loaded, which may replace them in their modules.
 _decode: Final = msgspec.msgpack.Decoder(ScorerRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -54,14 +45,17 @@ class _Function:
     Attributes:
         arguments: JSON object.
         folder: where its file lies; empty for a built-in scorer.
-        columns: names of what it is told of the row, and of the response besides the text.
+        columns: what a call tells it of rows and responses.
     """
 
     call: Callable[..., object]
     arguments: bytes
     folder: str
     columns: frozenset[str]
-    is_batched: bool = False
+
+    @property
+    def is_batched(self) -> bool:
+        return BATCHED in self.columns
 
 
 class Functions:
@@ -69,77 +63,53 @@ class Functions:
 
     def __init__(self) -> None:
         self._functions: list[_Function] = []
-        self._sandbox: Callable[[], Runner]
-        self._is_routed = False
-        self._neighbours = Neighbours()
+        self._imports = ImportFolder()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
 
-    def load(self, request: LoadFunctions) -> Loaded:
+    def load(self, request: LoadFunctions) -> FunctionsLoaded:
         """Load all; say what is wrong with each that cannot be used."""
-        self._sandbox = partial(open_sandbox, request.sandbox)  # when the first call needs it
-        self._is_routed = request.is_routed
+        sandbox = partial(open_sandbox, SandboxSpec.model_validate_json(request.sandbox))
         problems: list[str] = []
-        specs = [RewardSpec.model_validate_json(one) for one in request.rewards]
-        for position, spec in enumerate(specs):
+        for position, one in enumerate(request.rewards):
+            spec = RewardSpec.model_validate_json(one)
             try:
-                self._functions.append(self._load(position, spec))
-                if not request.is_routed:
-                    self._check_sandbox(spec)
+                self._functions.append(self._load(position, spec, sandbox, request.is_routed))
             except ConfigError as wrong:
-                problems += [f"spec.rewards[{position}].{one}" for one in wrong.problems]
+                problems += [f"spec.rewards[{position}].{line}" for line in wrong.problems]
         batched = [n for n, function in enumerate(self._functions) if function.is_batched]
-        return Loaded(problems, [] if problems else batched)
+        return FunctionsLoaded(problems, batched)
 
     def call(self, request: CallFunction) -> Called:
         """Call a function with objects decoded for this call alone."""
         function = self._functions[request.function]
         try:
-            value = self._value(function, request)
-            count = len(request.responses)
+            given: dict[str, Any] = msgspec.json.decode(request.columns)
+            count = len(given[BATCHED])
+            if not function.is_batched:
+                given = {SINGULAR[name]: column[0] for name, column in given.items()}
+            told = {name: given[name] for name in function.columns}
+            self._imports.enter(function.folder)
+            value = function.call(**(told | msgspec.json.decode(function.arguments)))
+            if inspect.iscoroutine(value):
+                value = self._loop.run(value)
             found = read_results(value, count) if function.is_batched else [value]
         except BaseException as error:  # SystemExit and its kin are answers too
             return Called(request.number, failure=_failed(error))
         return Called(request.number, [_scored(one) for one in found])
 
-    def _value(self, function: _Function, request: CallFunction) -> object:
-        """What a function says; one that is not batched has each column's only entry."""
-        given: dict[str, Any] = {
-            "data_sources": request.data_sources,
-            "solution_strs": request.responses,
-            "ground_truths": msgspec.json.decode(request.ground_truths),
-            "extra_infos": msgspec.json.decode(request.extra_infos),
-            "response_tokens": request.response_tokens,
-            "finish_reasons": request.finish_reasons,
-        }
-        if not function.is_batched:
-            given = {SINGULAR[name]: column[0] for name, column in given.items()}
-        told = {name: given[name] for name in function.columns}
-        self._neighbours.enter(function.folder)
-        value = function.call(**(told | msgspec.json.decode(function.arguments)))
-        return self._loop.run(value) if inspect.iscoroutine(value) else value
-
-    def _load(self, position: int, spec: RewardSpec) -> _Function:
+    def _load(
+        self, position: int, spec: RewardSpec, sandbox: Callable[[], Runner], is_routed: bool
+    ) -> _Function:
         name, given, folder = spec.function, spec.arguments, ""
         if spec.source is None:
-            function = load_scorer(name, given, self._sandbox, late=self._is_routed)
+            function = load_scorer(name, given, sandbox, late=is_routed)
         else:
             if spec.source.file is not None:
                 folder = str(Path(spec.source.file).resolve().parent)
-            self._neighbours.enter(folder)
+            self._imports.enter(folder)
             function = load_function(spec.source, name, given, position)
-        arguments, columns = msgspec.json.encode(given), columns_of(function)
-        return _Function(function, arguments, folder, columns, takes_batch(function))
-
-    def _check_sandbox(self, spec: RewardSpec) -> None:
-        """A scorer that is asked for by name, and runs code, needs a sandbox from the start."""
-        if spec.source is not None or not SCORERS[spec.function].runs_code:
-            return
-        try:
-            self._sandbox()
-        except SandboxRefused as refused:
-            got = f"{spec.function} with {refused.got}"
-            raise ConfigError(f"function: got {got}: {refused.why}; {refused.allowed}") from None
+        return _Function(function, msgspec.json.encode(given), folder, columns_of(function))
 
 
 def _scored(value: object) -> Scored:
@@ -166,7 +136,7 @@ def serve(requests: int, answers: int) -> None:
         is_call = isinstance(request, CallFunction)
         return _encode(functions.call(request) if is_call else functions.load(request))
 
-    answer_requests(requests, answers, answer)
+    guardian.answer_requests(requests, answers, answer)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,27 @@
 """Countdown: reach a target with given numbers, each used exactly once (TinyZero)."""
 
 import ast
+import operator
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from fractions import Fraction
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.answer_tag import last_answer
-from ppojob_trainer.rewards.records import Verdict, verdict
+from ppojob_trainer.rewards.records import Verdict, last_answer, verdict
 
 _INTEGER = re.compile(r"-?[0-9]{1,1000}")
 _MAX_CHARACTERS = 1_000
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _ALLOWED = re.compile(r"[0-9+\-*/() \t\n]+")
 
 
 class NotArithmetic(ValueError):  # noqa: N818  it says what happened
     """The text is no expression of integers, + - * /, and parentheses, or divides by zero."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """An expression's value and the integers written in it, in order."""
-
-    value: Fraction
-    numbers: tuple[int, ...]
 
 
 def countdown(
@@ -39,22 +37,18 @@ def countdown(
     names; values are exact fractions, not floats within 1e-5, and no text is ever evaluated as
     Python; "24" is the number 24, where TinyZero finds no equation right.
 
-    Args:
-        response: text of the response.
-        ground_truth: ``{"target": 24, "numbers": [4, 6, 1]}``; 24.0 and "24" are 24 too. What is no
-            integer, 2.5 say, is reported when the data is read.
-        score: for a right equation.
-        format_score: for a wrong one.
+    The truth is ``{"target": 24, "numbers": [4, 6, 1]}``; 24.0 and "24" are 24 too. What is no
+    integer, 2.5 say, is reported when the data is read.
     """
     target, numbers = _read(ground_truth)
     answer = last_answer(response)
     is_right = False
     if answer is not None:
         try:
-            found = evaluate(answer)
-            is_right = sorted(found.numbers) == sorted(numbers) and found.value == target
+            value, used = evaluate(answer)
+            is_right = sorted(used) == sorted(numbers) and value == target
         except NotArithmetic:
-            is_right = False
+            pass
     return verdict(answer, is_right=is_right, score=score, format_score=format_score)
 
 
@@ -90,8 +84,11 @@ def _integer(value: Json) -> int | None:
     return None
 
 
-def evaluate(text: str) -> Arithmetic:
+def evaluate(text: str) -> tuple[Fraction, list[int]]:
     """Evaluate an expression of integers, ``+ - * /``, signs and parentheses.
+
+    Returns:
+        Its value, and the integers written in it, in order.
 
     Raises:
         NotArithmetic: it is anything else.
@@ -101,10 +98,9 @@ def evaluate(text: str) -> Arithmetic:
     numbers: list[int] = []
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        value = _value(tree.body, numbers)
+        return _value(tree.body, numbers), numbers
     except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError) as error:
         raise NotArithmetic(text[:80]) from error
-    return Arithmetic(value, tuple(numbers))
 
 
 def _value(node: ast.expr, numbers: list[int]) -> Fraction:
@@ -116,19 +112,6 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
             return -_value(operand, numbers)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return _value(operand, numbers)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _combine(op, _value(left, numbers), _value(right, numbers))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, numbers), _value(right, numbers))
     raise NotArithmetic(ast.dump(node)[:80])
-
-
-def _combine(op: ast.operator, left: Fraction, right: Fraction) -> Fraction:
-    match op:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.Div():
-            return left / right
-    raise NotArithmetic(type(op).__name__)

@@ -11,6 +11,8 @@ from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
 BATCH_SIGNATURE = "(data_sources, solution_strs, ground_truths, extra_infos, **arguments)"
+BATCHED = "solution_strs"
+"""Names the responses to functions that take all of them at once."""
 _OF_THE_ROW = {
     "data_sources": "data_source",
     "solution_strs": "solution_str",
@@ -27,11 +29,7 @@ def load_function(
 ) -> Callable[..., object]:
     """Import a file or a package and take a function from it that is called with such arguments.
 
-    Args:
-        source: of the function.
-        name: in it.
-        arguments: keyword arguments that every call will have.
-        position: among the job's functions; it is part of the module's name.
+    Every call will have these keyword arguments; the position is that among the job's functions.
 
     Raises:
         ConfigError: the module cannot be imported, or holds no such function; the place is in the
@@ -53,26 +51,18 @@ def load_function(
     return _checked(path or package, name, vars(module)[name], arguments)
 
 
-def takes_batch(function: Callable[..., object]) -> bool:
-    """Whether a function takes all responses at once: its signature names them so."""
-    return "solution_strs" in _parameters(function)
-
-
 def columns_of(function: Callable[..., object]) -> frozenset[str]:
-    """What a function is called with: the row, and of the response what its signature names."""
-    of_the_response = _named(_OF_THE_RESPONSE, function) & _parameters(function)
-    return _named(_OF_THE_ROW, function) | of_the_response
+    """What a function is called with: the row, and of the response what its signature names.
 
-
-def _named(columns: Mapping[str, str], function: Callable[..., object]) -> frozenset[str]:
-    return frozenset(columns if takes_batch(function) else columns.values())
-
-
-def _parameters(function: Callable[..., object]) -> frozenset[str]:
+    A signature with ``solution_strs`` takes all responses at once.
+    """
     try:
-        return frozenset(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.keys()
     except (ValueError, TypeError):  # a builtin without a signature
-        return frozenset()
+        return frozenset(_OF_THE_ROW.values())
+    if BATCHED in parameters:
+        return frozenset(_OF_THE_ROW) | (_OF_THE_RESPONSE.keys() & parameters)
+    return frozenset(_OF_THE_ROW.values()) | (set(_OF_THE_RESPONSE.values()) & parameters)
 
 
 def _checked(
@@ -88,19 +78,21 @@ def _checked(
             f"function: got {name}, {kind}: what a call of it gives is no score; "
             "a function that returns one"
         )
-    for taken in sorted(_named(_OF_THE_ROW, function) & arguments.keys()):
+    columns = columns_of(function)
+    of_the_row = _OF_THE_ROW.keys() | set(_OF_THE_ROW.values())
+    for taken in sorted(columns & of_the_row & arguments.keys()):
         raise ConfigError(
             f"arguments: got {name} with {taken}: every call has it already, from the row; "
             "arguments of other names"
         )
     try:
-        given = columns_of(function) | arguments.keys()
+        given = columns | arguments.keys()
         inspect.signature(function).bind(**dict.fromkeys(given))
     except TypeError as error:
         told = ", ".join(sorted(given))
         raise ConfigError(
             f"function: got {name}{inspect.signature(function)}: {path}: it cannot be called with "
-            f"{told}: {error}; def {name}{BATCH_SIGNATURE if takes_batch(function) else SIGNATURE}"
+            f"{told}: {error}; def {name}{BATCH_SIGNATURE if BATCHED in columns else SIGNATURE}"
         ) from None
     except ValueError:
         return function  # a builtin without a signature is found out by calling it

@@ -3,28 +3,20 @@ r"""Geometry3K as verl scores it: the last \boxed{...}, and a little for the for
 Lu et al. 2021, arXiv:2105.04165; the rule is that of verl's ``reward_score/geo3k.py``.
 """
 
-from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.boxed import last_boxed
 from ppojob_trainer.rewards.math_verify import compare
-from ppojob_trainer.rewards.records import Verdict, scored
+from ppojob_trainer.rewards.records import Verdict, last_boxed, scored
 
 
-def geometry3k(response: str, ground_truth: Json, *, format_score: float = 0.1) -> Verdict:
+def geometry3k(response: str, ground_truth: str, *, format_score: float = 0.1) -> Verdict:
     r"""Score ``format_score`` for the form and the rest of 1 for the answer in the last box.
 
     The form is ``<think>...</think>``, then a box, from the beginning on.
 
     Departs from verl, which compares by ``mathruler``: that library evaluates a response as Python.
     Here Math-Verify compares, which takes "0.5" for "1/2" and "2/4" where ``mathruler`` takes no
-    fraction that is not reduced, and knows no words such as "degrees" and "million".
-
-    Args:
-        response: text of the response; pictures are no input of this version.
-        ground_truth: the answer in LaTeX, without a box.
-        format_score: share of the form.
+    fraction that is not reduced, and knows no words such as "degrees" and "million". Pictures are
+    no input of this version; the truth is LaTeX without a box.
     """
-    if not isinstance(ground_truth, str):
-        raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")
     answer = last_boxed(response)
     is_right = answer is not None and compare(f"\\boxed{{{answer}}}", ground_truth)[1]
     score = (1.0 - format_score) * is_right + format_score * in_form(response)

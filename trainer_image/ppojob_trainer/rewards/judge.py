@@ -46,7 +46,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
     "best": (lambda number: number > 0, "scores are shares of it", "above 0"),
     "max_tokens": (lambda number: number >= 1, "the judge could say nothing", "1 or more"),
 }
-"""Of the arguments that are numbers, which are allowed."""
+"""Arguments that are numbers: which are allowed, why not others, and how that is said."""
 
 
 def judge(
@@ -67,7 +67,7 @@ def judge(
 ) -> dict[str, Json]:
     """Ask a model for a number from 0 to ``best``; the score is its share of ``best``.
 
-    The same request is sent once a process: what a judge said of a text stands.
+    The same request is sent once a process; its answer is kept.
 
     Args:
         response: text of the response.
@@ -117,14 +117,7 @@ def http_score(
 ) -> Json:
     """Post the arguments of a reward function as JSON; the answer is what one may return.
 
-    Args:
-        response: text of the response, ``solution_str`` in the request.
-        ground_truth: of the row.
-        row: its ``data_source`` and ``extra_info``.
-        url: of the service.
-        key_variable: environment variable that holds the key, sent as a bearer token.
-        retries: attempts after the first.
-        attempt_seconds: longest silence of the service.
+    The key is sent as a bearer token; `retries` and `attempt_seconds` are those of `judge`.
 
     Raises:
         CallFailed: there was no answer.

@@ -6,9 +6,7 @@ The rule is that of verl's ``reward_score/math_dapo.py``.
 
 import re
 
-from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.boxed import last_boxed
-from ppojob_trainer.rewards.records import Verdict, scored
+from ppojob_trainer.rewards.records import Verdict, last_boxed, scored
 
 _READ_CHARACTERS = 300
 _BOX_CHARACTERS = 100
@@ -30,7 +28,7 @@ _DROPPED = (
 
 def math_dapo(
     response: str,
-    ground_truth: Json,
+    ground_truth: str,
     *,
     score: float = 1.0,
     wrong_score: float = -1.0,
@@ -38,16 +36,9 @@ def math_dapo(
 ) -> Verdict:
     r"""Score the last "Answer: ..." within the last 300 characters; the numbers are verl's.
 
-    Args:
-        response: text of the response.
-        ground_truth: the answer, in LaTeX or plain.
-        score: for an equal answer.
-        wrong_score: for another one, and for none.
-        strict_box_verify: takes the last ``\boxed{...}`` within the last 100 characters instead,
-            which must be the truth letter by letter.
+    ``strict_box_verify`` takes the last ``\boxed{...}`` within the last 100 characters instead,
+    which must be the truth letter by letter.
     """
-    if not isinstance(ground_truth, str):
-        raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")
     if strict_box_verify:
         prediction = last_boxed(response[-_BOX_CHARACTERS:])
         is_right = prediction == ground_truth

@@ -5,16 +5,14 @@ Hendrycks et al. 2021, arXiv:2103.03874; the rule is that of verl's ``reward_sco
 
 import re
 
-from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.boxed import last_boxed
-from ppojob_trainer.rewards.records import Verdict, verdict
+from ppojob_trainer.rewards.records import Verdict, last_boxed, verdict
 
 _DROPPED = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$")
 _UNIT = "\\text{ "
 
 
 def math_reward(
-    response: str, ground_truth: Json, *, score: float = 1.0, format_score: float = 0.0
+    response: str, ground_truth: str, *, score: float = 1.0, format_score: float = 0.0
 ) -> Verdict:
     r"""Score the last box by the form of its text; nothing is computed. The truth has no box.
 
@@ -23,8 +21,6 @@ def math_reward(
     ``\boxed`` with a blank behind it goes before all others, and holds what stands before the next
     dollar sign.
     """
-    if not isinstance(ground_truth, str):
-        raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")
     answer = boxed_answer(response)
     if answer is None:
         return verdict(None, is_right=False, score=score, format_score=format_score)

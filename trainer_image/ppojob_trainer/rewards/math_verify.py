@@ -4,11 +4,11 @@ import functools
 import importlib
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.records import Verdict, verdict
 
 _SECONDS = 5.0
@@ -19,53 +19,39 @@ class _TooSlow(BaseException):
 
 
 def math_verify(
-    response: str, ground_truth: Json, *, score: float = 1.0, format_score: float = 0.0
+    response: str, ground_truth: str, *, score: float = 1.0, format_score: float = 0.0
 ) -> Verdict:
     r"""Score the answer that the library finds in the response: a box, LaTeX, or a number.
 
     The numbers are those of verl's ``reward_score/math_verify.py``. An answer whose equality takes
     more than 5 s of processor time (``9^{9^{9}}``) is a wrong one, as there. The truth has no box.
     """
-    if not isinstance(ground_truth, str):
-        raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")
     prediction, is_right = compare(response, ground_truth)
     return verdict(prediction, is_right=is_right, score=score, format_score=format_score)
 
 
 def compare(response: str, ground_truth: str) -> tuple[str | None, bool]:
     """Return the answer in a response, None where there is none, and whether it is the truth."""
-    read_answer, read_truth, verify = load()
+    library = load()
+    latex, number = library.LatexExtractionConfig(), library.ExprExtractionConfig()
     prediction = None
     try:
         with _at_most(_SECONDS):
-            found = read_answer(response)
+            found = library.parse(response, (number, latex), parsing_timeout=None)
             # The value, and the text that it was read from.
             prediction = str(found[-1]) if found else None
-            is_right = verify(read_truth(f"\\boxed{{{ground_truth}}}"), found)
+            truth = library.parse(f"\\boxed{{{ground_truth}}}", (latex,), parsing_timeout=None)
+            is_right = bool(library.verify(truth, found, timeout_seconds=None))
     except _TooSlow:
         is_right = False
     return prediction, is_right
 
 
 @functools.cache
-def load() -> tuple[
-    Callable[[str], list[object]],
-    Callable[[str], list[object]],
-    Callable[[list[object], list[object]], bool],
-]:
-    """Import the library, which takes a second; answers its readers and its comparison."""
-    library = importlib.import_module("math_verify")
+def load() -> Any:
+    """Import the library, which takes a second."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we have own limits
-    latex, number = library.LatexExtractionConfig(), library.ExprExtractionConfig()
-
-    def read(targets: tuple[object, ...], text: str) -> list[object]:
-        found: list[object] = library.parse(text, targets, parsing_timeout=None)
-        return found
-
-    def verify(truth: list[object], found: list[object]) -> bool:
-        return bool(library.verify(truth, found, timeout_seconds=None))
-
-    return functools.partial(read, (number, latex)), functools.partial(read, (latex,)), verify
+    return importlib.import_module("math_verify")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,24 +24,43 @@ from ppojob_trainer.children.pool import (
 )
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
-from ppojob_trainer.rewards.functions import Function, functions_of
+from ppojob_trainer.errors import NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.records import DROPPED, FAILED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
-    Loaded,
+    FunctionsLoaded,
     LoadFunctions,
     Scored,
 )
-from ppojob_trainer.sandbox.settings import SandboxSettings
+from ppojob_trainer.sandbox.executor import answer_seconds
 
-DIED = "RewardDied"
+BUILT_IN_SECONDS = 60.0
+"""Where rows are routed; the first call of a scorer may import a library in it."""
 TOLD_CHARACTERS = 2_000
 """Of a response that could not be scored."""
 BATCH_BYTES = 16 * 1024**2
 """Of responses and ground truths that one call takes; what is beyond is another call's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A reward function of the job.
+
+    Attributes:
+        label: how messages name it.
+        name: how its values are named; of several functions of one name, the later are numbered.
+        spec: as the job has it.
+        seconds: limit of a call.
+        drops: whether a response at which a call fails is left out of training.
+    """
+
+    label: str
+    name: str
+    spec: RewardSpec
+    seconds: float
+    drops: bool
 
 
 class ScoringPool(Closeable):
@@ -70,13 +90,14 @@ class ScoringPool(Closeable):
         variables: Sequence[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
-        settings = SandboxSettings.of(sandbox or SandboxSpec())
-        self._functions = functions_of(rewards, settings.answer_seconds)
+        sandbox = sandbox or SandboxSpec()
+        self._functions = _functions_of(rewards, answer_seconds(sandbox))
         self._is_routed = not rewards
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
         specs = [function.spec.model_dump_json().encode() for function in self._functions]
-        self._request = LoadFunctions(specs, settings, self._is_routed)
+        told = sandbox.model_dump_json().encode()
+        self._request = LoadFunctions(specs, told, self._is_routed)
         self._batched = frozenset[int]()
         with _failures():
             self._children = ChildPool(
@@ -97,21 +118,22 @@ class ScoringPool(Closeable):
             NonFiniteReward: the same for NaN and infinity.
         """
         stop = threading.Event()
-        at_once = {
+        batched = {
             position: self._children.submit(self._score_all, position, items, stop)
             for position in sorted(self._batched)
         }
-        futures = [self._children.submit(self._score_one, item, stop) for item in items]
+        single = [self._children.submit(self._score_one, item, stop) for item in items]
+        futures: list[Future[Any]] = [*batched.values(), *single]
         try:
-            of_all = {position: future.result() for position, future in at_once.items()}
-            found = [future.result() for future in futures]
+            for future in futures:
+                future.result()
         finally:
             stop.set()
-            waiting: list[Future[Any]] = [*at_once.values(), *futures]
-            for each in waiting:
-                each.cancel()
-        for position, told in of_all.items():
-            for answers, answer in zip(found, told, strict=True):
+            for future in futures:
+                future.cancel()
+        found = [future.result() for future in single]
+        for position, scores in batched.items():
+            for answers, answer in zip(found, scores.result(), strict=True):
                 answers[position] = answer
         return [
             _combined([(self._functions[which], answers[which]) for which in sorted(answers)])
@@ -127,13 +149,11 @@ class ScoringPool(Closeable):
         loaded = import_files(
             child,
             self._request,
-            Loaded,
+            FunctionsLoaded,
             files=(one.file or one.package or "" for one in sources if one is not None),
             where="spec.rewards",
             what="functions",
         )
-        if loaded.problems:
-            raise ConfigError(loaded.problems)
         self._batched = frozenset(loaded.batched)
 
     def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Scored]:
@@ -154,41 +174,39 @@ class ScoringPool(Closeable):
         for some in _runs(items):
             called = self._call(position, function, some)
             if called.failure is not None:
-                answers += [self._taken(function, some, called.failure, stop)] * len(some)
+                answers += [self._counted(function, some, called.failure, stop)] * len(some)
                 continue
             answers += [
-                self._taken(function, [item], answer, stop)
+                self._counted(function, [item], answer, stop)
                 for item, answer in zip(some, called.scores, strict=True)
             ]
         return answers
 
-    def _taken(
+    def _counted(
         self,
-        function: Function,
+        function: _Function,
         items: Sequence[RewardItem],
         answer: Scored,
         stop: threading.Event,
     ) -> Scored:
         """The answer to a call, or what counts where it failed.
 
+        Where failed calls have a score of their own, the value `FAILED` tells how many failed.
+
         Raises:
             RewardFailed: it failed, and nothing counts instead.
         """
-        if function.spec.error_score is not None or function.drops:
-            return self._forgiven(function, items, answer)
-        if answer.reason_code:
-            stop.set()
-            raise _failure(function, items, answer)
-        return answer
-
-    def _forgiven(self, function: Function, items: Sequence[RewardItem], answer: Scored) -> Scored:
-        """What counts where failed calls have a score of their own; how many is a metric."""
+        score = function.spec.error_score
+        may_fail = score is not None or function.drops
         if not answer.reason_code:
-            return Scored(answer.score, {**answer.extras, FAILED: 0.0})
-        score = function.spec.error_score or 0.0
+            return Scored(answer.score, {**answer.extras, FAILED: 0.0}) if may_fail else answer
+        failure = _failure(function, items, answer)
+        if not may_fail:
+            stop.set()
+            raise failure
         counts = "it is left out" if function.drops else f"it counts as {score:g}"
-        self._log.warning("%s; %s", _failure(function, items, answer), counts)
-        return Scored(score, {FAILED: 1.0})
+        self._log.warning("%s; %s", failure, counts)
+        return Scored(score or 0.0, {FAILED: 1.0})
 
     def _chosen(self, item: RewardItem) -> list[int]:
         if not self._is_routed:
@@ -202,47 +220,68 @@ class ScoringPool(Closeable):
             )
         return [list(SCORERS).index(name)]
 
-    def _call(self, position: int, function: Function, items: Sequence[RewardItem]) -> Called:
+    def _call(self, position: int, function: _Function, items: Sequence[RewardItem]) -> Called:
         """Call one function for responses; what goes wrong becomes an answer.
 
         A process can die of something else than its call (the kernel is out of memory, somebody
-        sends a signal): only a call that ends a second process too is to blame.
+        sends a signal): a call has failed only when a second process ended at it too.
         """
-        end: Exception = ChildDied("was never asked")
+        columns = msgspec.json.encode(
+            {
+                "data_sources": [item.data_source for item in items],
+                "solution_strs": [item.response for item in items],
+                "ground_truths": [item.ground_truth for item in items],
+                "extra_infos": [item.extra_info for item in items],
+                "response_tokens": [item.response_tokens for item in items],
+                "finish_reasons": [item.finish_reason for item in items],
+            }
+        )
+        failure = Scored()
         for _ in range(ATTEMPTS):
-            request = CallFunction(
-                next(self._numbers),
-                position,
-                [item.data_source for item in items],
-                [item.response for item in items],
-                msgspec.json.encode([item.ground_truth for item in items]),
-                msgspec.json.encode([item.extra_info for item in items]),
-                [item.response_tokens for item in items],
-                [item.finish_reason for item in items],
-            )
+            request = CallFunction(next(self._numbers), position, columns)
             try:
                 with _failures():
                     return self._children.call(request, function.seconds, Called)
             except ChildTimeout:
-                got, why = (
-                    f"no score after {function.seconds:g} s",
-                    "killed with everything it had started",
-                )
+                got = f"no score after {function.seconds:g} s"
+                why = "killed with everything it had started"
                 failure = Scored(reason_code="RewardTimeout", got=got, why=why)
-                return Called(request.number, failure=failure)
+                break
             except (ChildDied, FrameError, msgspec.MsgspecError) as death:
-                end = death
-        failure = Scored(reason_code=DIED, got="no score", why=f"its process {end}")
+                why = f"its process {death}"
+                failure = Scored(reason_code="RewardDied", got="no score", why=why)
         return Called(0, failure=failure)
+
+
+def _functions_of(rewards: Sequence[RewardSpec], program_seconds: float) -> list[_Function]:
+    """What the children load: the job's functions, or every scorer where rows are routed.
+
+    Args:
+        rewards: ``spec.rewards``.
+        program_seconds: what a program of a response may take.
+    """
+    routed = [RewardSpec(function=name, time_limit_seconds=BUILT_IN_SECONDS) for name in SCORERS]
+    found, names = list[_Function](), list[str]()
+    for position, spec in enumerate(rewards or routed):
+        names.append(spec.function)
+        count = names.count(spec.function)
+        name = f"{spec.function}.{count}" if count > 1 else spec.function
+        label = f"spec.rewards[{position}].function" if rewards else name
+        seconds = spec.time_limit_seconds
+        if spec.source is None and spec.function in SCORERS:
+            # Programs of a response, or calls of a service, have their own time.
+            seconds += SCORERS[spec.function].seconds(program_seconds, spec.arguments)
+        found.append(_Function(label, name, spec, seconds, drops=spec.on_error == "drop"))
+    return found
 
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """What goes wrong with the pool is told as a failure of rewards."""
+    """Tells what goes wrong with the pool as a failure of rewards."""
     try:
         yield
     except NotStarted as problem:
-        raise RewardFailed("spec.rewards", problem.reason) from None
+        raise RewardFailed("spec.rewards", str(problem)) from None
     except PoolClosed:
         raise RewardFailed("scoring", "the pool has been closed") from None
 
@@ -262,7 +301,7 @@ def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
         yield run
 
 
-def _failure(function: Function, items: Sequence[RewardItem], answer: Scored) -> RewardFailed:
+def _failure(function: _Function, items: Sequence[RewardItem], answer: Scored) -> RewardFailed:
     """Why a call failed, which was for one response or for several."""
     name = f"{function.label} {function.spec.function!r}"
     why = f": {answer.why}" if answer.why else ""
@@ -284,7 +323,7 @@ def _number(text: str) -> float:
         return math.inf
 
 
-def _combined(answers: list[tuple[Function, Scored]]) -> RewardResult:
+def _combined(answers: list[tuple[_Function, Scored]]) -> RewardResult:
     """The weighted sum, and the values that go with it.
 
     Values of one function keep their names; of several they are ``<function>/<name>``, with each

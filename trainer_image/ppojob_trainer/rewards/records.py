@@ -1,4 +1,4 @@
-"""What goes into a reward function and what comes out."""
+"""What goes into a reward function, how scorers find an answer in it, and what comes out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,11 +20,9 @@ class RewardItem:
 
     Attributes:
         row: number of the response in the step, for messages.
-        data_source: the row's column of that name; routes to a built-in scorer.
-        response: decoded text of the response, without the prompt.
+        response: decoded text, without the prompt.
         ground_truth: ``reward_model.ground_truth`` of the row.
-        extra_info: the row's column of that name.
-        response_tokens: length of the response, the end token included.
+        response_tokens: the end token included.
         finish_reason: ``stop``, or ``length`` where the response ran into the limit.
     """
 
@@ -39,13 +37,11 @@ class RewardItem:
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """The score of one response.
+    """The score of one response, and named values for validation metrics.
 
-    Attributes:
-        score: what is optimised; finite.
-        extras: named values for validation metrics. "acc" is always among them: 1 or 0 from the
-            built-in scorers, else what the function gave under that name, else the score (as in
-            verl). "pred" is the extracted answer, for majority votes.
+    "acc" is always among the values: 1 or 0 from the built-in scorers, else what the function gave
+    under that name, else the score (as in verl). "pred" is the answer that was read, for majority
+    votes.
     """
 
     score: float
@@ -68,6 +64,7 @@ class Verdict(TypedDict):
     pred: str
 
 
+_BOX = "\\boxed{"
 NO_ANSWER = "[INVALID]"
 """The prediction of a response without an answer (verl's word for it)."""
 
@@ -78,7 +75,7 @@ def text_verdict(
     """As `verdict`; right is what equals the truth letter by letter.
 
     Raises:
-        TypeError: the truth is no text, which the rows' check has let through.
+        TypeError: the truth is no text; the truths that rows tell tools are not checked before.
     """
     if not isinstance(ground_truth, str):
         raise TypeError(f"ground_truth: got {ground_truth!r}: a number as text")
@@ -99,3 +96,40 @@ def scored(score: float, prediction: str | None, *, is_right: bool) -> Verdict:
     """What a scorer says that has its own scores."""
     shown = NO_ANSWER if prediction is None else prediction
     return {"score": score, "acc": float(is_right), "pred": shown}
+
+
+def last_answer(response: str) -> str | None:
+    """Return the text of the last whole <answer> block, stripped; None without one.
+
+    Departs from TinyZero, which reads the conversation behind the FIRST "Assistant:", in countdown
+    the LAST line of that alone: a trailing newline scores 0 there. In multiply all lines count, but
+    in both an answer over two lines is none. A reward function here gets the response alone, so
+    there is nothing to skip, and an answer may have several lines.
+    """
+    closed = response.split("</answer>")[:-1]
+    answers = [text.partition("<answer>")[2] for text in closed if "<answer>" in text]
+    return answers[-1].strip() if answers else None
+
+
+def last_boxed(response: str) -> str | None:
+    r"""Return what the last ``\boxed{`` holds, up to the brace that closes it; None without one.
+
+    A last box that never ends is no answer, also where another one stands before it.
+    """
+    start = response.rfind(_BOX)
+    if start < 0:
+        return None
+    start += len(_BOX)
+    depth = 1
+    for position in range(start, len(response)):
+        depth += {"{": 1, "}": -1}.get(response[position], 0)
+        if depth == 0:
+            return response[start:position]
+    return None
+
+
+def text_problem(ground_truth: object) -> str | None:
+    """Say what is wrong with the ground truth of a scorer of mathematics."""
+    if isinstance(ground_truth, str) and ground_truth.strip():
+        return None
+    return r'the answer as text, such as "\\frac{1}{2}"'

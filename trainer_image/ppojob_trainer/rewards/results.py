@@ -13,18 +13,15 @@ _EXTRA_CHARACTERS = 1_024
 
 
 class BadResult(Exception):  # noqa: N818  the result is bad
-    """A reward function returned something unusable.
+    """A reward function, or a tool, returned something unusable.
 
     Attributes:
-        reason_code: ``NonFiniteReward`` or ``BadRewardResult``.
+        reason_code: ``NonFiniteReward``, ``BadRewardResult`` or ``BadAnswer``.
         got: what it returned, in at most 80 characters.
-        why: what is wrong with it.
     """
 
     def __init__(self, reason_code: str, got: str, why: str) -> None:
-        self.reason_code = reason_code
-        self.got = got
-        self.why = why
+        self.reason_code, self.got, self.why = reason_code, got, why
         super().__init__(f"{reason_code}: got {got}: {why}")
 
 
@@ -49,7 +46,10 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
             continue
         if not isinstance(key, str):
             raise BadResult("BadRewardResult", shown(key), "names of values are text")
-        extras[encodable(key)] = _extra(extra, key)
+        if isinstance(extra, str):
+            extras[encodable(key)] = encodable(extra[:_EXTRA_CHARACTERS])
+        else:
+            extras[encodable(key)] = read_number(extra, f"{key!r} is a number or text")
     return score, extras
 
 
@@ -78,24 +78,18 @@ def shown(value: object) -> str:
     return printable(text, _SHOWN_CHARACTERS)
 
 
-def _extra(value: object, key: str) -> float | str:
-    if isinstance(value, str):
-        return encodable(value[:_EXTRA_CHARACTERS])
-    return read_number(value, f"{key!r} is a number or text")
-
-
 def encodable(value: str) -> str:
     """Text that UTF-8 can hold: half a surrogate pair becomes its number."""
     return value.encode(errors="backslashreplace").decode()
 
 
 def read_number(value: object, wanted: str) -> float:
-    """A number that float32 can hold; messages say what was wanted.
-
-    Raises:
-        BadResult: it is no such number.
-    """
-    number = _plain(value)
+    """A number that float32 can hold, else a `BadResult` that says what was wanted."""
+    number: Any = value
+    if hasattr(value, "shape") and hasattr(value, "item"):
+        if getattr(value, "is_cuda", False):
+            raise BadResult("BadRewardResult", "a tensor on a GPU", "return result.item() instead")
+        number = value.item() if tuple(value.shape) == () else value
     if isinstance(number, bool | int | float):
         try:
             as_float = float(number)
@@ -107,12 +101,3 @@ def read_number(value: object, wanted: str) -> float:
     raise BadResult(
         "BadRewardResult", f"{type(value).__name__} {shown(value)}", f"not a number: {wanted}"
     )
-
-
-def _plain(value: Any) -> object:
-    """The Python number in a zero-dimensional array or CPU tensor; anything else as it is."""
-    if not (hasattr(value, "shape") and hasattr(value, "item")):
-        return value
-    if getattr(value, "is_cuda", False):
-        raise BadResult("BadRewardResult", "a tensor on a GPU", "return result.item() instead")
-    return value.item() if tuple(value.shape) == () else value

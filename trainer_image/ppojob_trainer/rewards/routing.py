@@ -8,7 +8,6 @@ from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards import (
     addition,
-    boxed,
     countdown,
     geometry3k,
     gsm8k,
@@ -20,6 +19,7 @@ from ppojob_trainer.rewards import (
     search_r1,
     unit_tests,
 )
+from ppojob_trainer.rewards.records import text_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,8 @@ class Scorer:
             often a `records.Verdict`.
         ground_truth_problem: says what form is wanted, where a ground truth has another.
         reads: what it reads of a response, for the table in the docs.
-        data_sources: values of ``data_source`` that it scores.
-        prefixes: so does it score data sources that begin with one of these.
-        words: and those that hold one of these.
+        data_sources: values of ``data_source`` that it scores, beside those with one of the
+            `prefixes` or `words`.
         prepare: imports what takes long, outside the time limit of a call.
         runs_code: whether ``score`` runs code of responses, and takes a `Sandbox` for it.
         takes_row: whether ``score`` takes a `Row` behind the ground truth.
@@ -76,20 +75,20 @@ SCORERS: dict[str, Scorer] = {
     ),
     "math_reward": Scorer(
         math_reward.math_reward,
-        boxed.text_problem,
+        text_problem,
         r"the last `\boxed{}`, by its text",
         ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"),
     ),
     "math_dapo": Scorer(
         math_dapo.math_dapo,
-        boxed.text_problem,
+        text_problem,
         "the last `Answer: ...`, by its text",
         ("math_dapo", "math", "math_dapo_reasoning"),
         prefixes=("aime",),
     ),
     "math_verify": Scorer(
         math_verify.math_verify,
-        boxed.text_problem,
+        text_problem,
         "a box, LaTeX or a number, by its value",
         (
             *("numina_aops_forum", "numina_synthetic_math", "numina_amc_aime"),
@@ -99,7 +98,7 @@ SCORERS: dict[str, Scorer] = {
     ),
     "geometry3k": Scorer(
         geometry3k.geometry3k,
-        boxed.text_problem,
+        text_problem,
         r"the last `\boxed{}`, by its value, and the form",
         ("hiyouga/geometry3k",),
         prepare=math_verify.load,
@@ -150,13 +149,10 @@ SCORERS: dict[str, Scorer] = {
 
 def route(data_source: str) -> str | None:
     """Name of the scorer of a data source: an exact match, a prefix, then a word in it."""
-    for name, scorer in SCORERS.items():
-        if data_source in scorer.data_sources:
-            return name
-    for name, scorer in SCORERS.items():
-        if data_source.startswith(scorer.prefixes):
-            return name
-    for name, scorer in SCORERS.items():
-        if any(word in data_source for word in scorer.words):
-            return name
-    return None
+    rules: tuple[Callable[[Scorer], bool], ...] = (
+        lambda scorer: data_source in scorer.data_sources,
+        lambda scorer: data_source.startswith(scorer.prefixes),
+        lambda scorer: any(word in data_source for word in scorer.words),
+    )
+    found = (name for rule in rules for name, scorer in SCORERS.items() if rule(scorer))
+    return next(found, None)

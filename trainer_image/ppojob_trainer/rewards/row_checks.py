@@ -10,11 +10,7 @@ from ppojob_trainer.rewards.routing import SCORERS, route
 
 @dataclass(frozen=True, slots=True)
 class RowChecks:
-    """Fulfils ``ppojob_trainer.data.row_checks.RewardChecks``.
-
-    Attributes:
-        names: the built-in scorers that score every row; None where rows are routed.
-    """
+    """Fulfils ``data.row_checks.RewardChecks``; `names` is None where rows are routed."""
 
     names: tuple[str, ...] | None = None
 
@@ -35,13 +31,8 @@ class RowChecks:
 def row_checks(rewards: Sequence[RewardSpec], *, has_model: bool = False) -> RowChecks | None:
     """What ``PromptDataset.open`` and ``check_files`` take as ``rewards``.
 
-    Args:
-        rewards: ``spec.rewards``.
-        has_model: whether the job has a reward model, which alone scores where ``rewards`` is
-            empty.
-
-    Returns:
-        None where only functions of the user's own judge rows: any row may be theirs.
+    None where only users' own functions score rows: any row may be theirs. Where ``spec.rewards``
+    is empty and the job has a reward model, the model alone scores.
     """
     if not rewards:
         return RowChecks(()) if has_model else RowChecks()

@@ -10,8 +10,7 @@ import string
 from typing import Literal
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.answer_tag import last_answer
-from ppojob_trainer.rewards.records import Verdict, scored, verdict
+from ppojob_trainer.rewards.records import Verdict, last_answer, scored, verdict
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MANY_TAGS = 10
@@ -35,12 +34,8 @@ def search_r1(
     Case, punctuation, articles and spaces make no difference. A right answer among more than ten
     opening or closing tags has a quarter of the score (with ``exact``).
 
-    Args:
-        response: text of the response.
-        ground_truth: ``{"target": ["Paris", "city of Paris"]}``, or one text.
-        match: ``substring`` takes an answer that holds a known one.
-        score: for a right answer.
-        format_score: for another answer.
+    The truth is ``{"target": ["Paris", "city of Paris"]}``, or has one text as its target. With
+    ``substring`` an answer that holds a known one is right.
     """
     targets = _targets(ground_truth)
     answer = last_answer(response)
@@ -69,7 +64,7 @@ def search_r1_format(
     text is one target, not its letters.
 
     Args:
-        response: text of the response, with what the search gave.
+        response: with what the search gave.
         ground_truth: as for ``search_r1``.
         score: for a right answer in the right form; in another one less by
             ``structure_format_score``.

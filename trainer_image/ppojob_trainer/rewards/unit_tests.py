@@ -9,10 +9,10 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.sandbox.executor import Outcome, Program, Runner
+from ppojob_trainer.sandbox.executor import Runner
+from ppojob_trainer.sandbox.process import Outcome, Program
 
 SCORED_TESTS = 10
 """Tests whose share is the score, as in verl."""
@@ -37,12 +37,6 @@ _PRELUDE = "\n".join(
 """Names that solutions may use without importing them, as they may in verl."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Test:
-    program: Program
-    expected: Json
-
-
 def code(response: str, ground_truth: Json, sandbox: Runner) -> dict[str, float]:
     """Score the last fenced block of Python, or the whole response where there is none.
 
@@ -58,21 +52,18 @@ def code(response: str, ground_truth: Json, sandbox: Runner) -> dict[str, float]
     the ten have its time; here the first that is over its time ends the response, and the tests
     behind it count as failed.
 
-    Args:
-        response: text of the response.
-        ground_truth: ``inputs`` and ``outputs``, lists of one length, and ``fn_name`` where a
-            function is called; as an object or as JSON.
-        sandbox: where the code runs.
+    The truth has ``inputs`` and ``outputs``, lists of one length, and ``fn_name`` where a function
+    is called; as an object or as JSON.
     """
     text = response.split("```python")[-1].split("```")[0]
     tests = list(itertools.islice(_tests(text, ground_truth), MOST_TESTS))
     scored = min(len(tests), SCORED_TESTS)
     passed, is_over_time, is_python = 0, False, bool(text.strip())
-    for number, test in enumerate(tests if is_python else ()):
-        outcome = sandbox.run(test.program)
+    for number, (program, expected) in enumerate(tests if is_python else ()):
+        outcome = sandbox.run(program)
         is_over_time = outcome.stopped == "time"
         is_python = outcome.is_python or number >= scored
-        passed += _passes(test, outcome)
+        passed += outcome.is_well and _is_expected(program, outcome, expected)
         if is_over_time or not is_python or (number >= scored - 1 and passed <= number):
             break
     return {
@@ -121,7 +112,7 @@ def same_value(value: Json, expected: Json) -> bool:
     return value == expected or (isinstance(expected, list) and value in expected[:1])
 
 
-def _tests(text: str, ground_truth: Json) -> Iterator[_Test]:
+def _tests(text: str, ground_truth: Json) -> Iterator[tuple[Program, Json]]:
     truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     if not isinstance(truth, dict):
         raise TypeError("tests are an object")
@@ -130,9 +121,9 @@ def _tests(text: str, ground_truth: Json) -> Iterator[_Test]:
     for given, expected in pairs:
         if function:
             wanted = json.loads(expected) if isinstance(expected, str) else expected
-            yield _Test(_call(text, function, given), wanted)
+            yield _call(text, function, given), wanted
         else:
-            yield _Test(Program(text, _PRELUDE, _joined(given)), _joined(expected))
+            yield Program(text, _PRELUDE, _joined(given)), _joined(expected)
 
 
 def _listed(value: Json) -> list[Json]:
@@ -166,14 +157,11 @@ def _call(text: str, function: Json, given: Json) -> Program:
     )
 
 
-def _passes(test: _Test, outcome: Outcome) -> bool:
-    if not outcome.is_well:
-        return False
-    if not test.program.function:
-        assert isinstance(test.expected, str)
-        return same_text(outcome.stdout.decode(errors="replace"), test.expected)
+def _is_expected(program: Program, outcome: Outcome, expected: Json) -> bool:
+    if not program.function:
+        return same_text(outcome.stdout.decode(errors="replace"), str(expected))
     try:
-        return same_value(json.loads(outcome.answer), test.expected)
+        return same_value(json.loads(outcome.answer), expected)
     except (ValueError, RecursionError):  # no answer, or none that is JSON
         return False
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ppojob_trainer.sandbox.settings import SandboxSettings
+from ppojob_trainer.children.frames import Loaded, Numbered
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
@@ -10,46 +10,37 @@ class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         rewards: JSON of a ``RewardSpec`` each.
-        is_routed: these are all scorers that there are, and few will be called: each is got ready
-            by its first call, and says then what it lacks.
+        sandbox: JSON of ``spec.sandbox``.
+        is_routed: these are all scorers, and few will be called: each is prepared by its first
+            call, and says then what it lacks.
     """
 
     rewards: list[bytes]
-    sandbox: SandboxSettings
+    sandbox: bytes
     is_routed: bool
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class FunctionsLoaded(Loaded, frozen=True):
     """Answer to ``LoadFunctions``.
 
     Attributes:
-        problems: a line each, for the user; empty when all is well.
         batched: positions of the functions that take all responses at once.
     """
 
-    problems: list[str]
-    batched: list[int] = []
+    batched: list[int] = msgspec.field(default_factory=list)
 
 
-class CallFunction(msgspec.Struct, frozen=True, tag=True):
-    """Score responses with one call of a function; each list has an entry for each of them.
+class CallFunction(Numbered, frozen=True, tag=True):
+    """Score responses with one call of a function.
 
     Attributes:
-        number: of the call; the answer repeats it.
         function: position in ``LoadFunctions``; one that is not batched takes one response.
-        ground_truths: JSON list.
-        extra_infos: JSON list of objects.
-        finish_reasons: ``stop`` or ``length``.
+        columns: JSON object of lists with an entry for each response, by the names that batched
+            functions have for them (``custom.SINGULAR``).
     """
 
-    number: int
     function: int
-    data_sources: list[str]
-    responses: list[str]
-    ground_truths: bytes
-    extra_infos: bytes
-    response_tokens: list[int]
-    finish_reasons: list[str]
+    columns: bytes
 
 
 class Scored(msgspec.Struct, frozen=True):
@@ -67,7 +58,7 @@ class Scored(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class Called(msgspec.Struct, frozen=True):
+class Called(Numbered, frozen=True):
     """Answer to ``CallFunction``.
 
     Attributes:
@@ -75,8 +66,7 @@ class Called(msgspec.Struct, frozen=True):
         failure: why not.
     """
 
-    number: int
-    scores: list[Scored] = []
+    scores: list[Scored] = msgspec.field(default_factory=list)
     failure: Scored | None = None
 
 
@@ -85,7 +75,8 @@ class NotScored(msgspec.Struct, frozen=True):
 
     Attributes:
         message: one line.
-        row: number of the response that is to blame, in its batch; None where none is.
+        row: number in its batch of the response that could not be scored; None where it was no
+            single one.
         response: its text, or the beginning of it.
     """
 

@@ -1,17 +1,18 @@
-"""One executor for every program that nobody vouches for."""
+"""Runs untrusted programs in this machine's sandbox, or in a service that the job names."""
 
 import errno
 import math
 import secrets
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Protocol
 
-from ppojob_trainer.sandbox import inside
+from ppojob_api.v1alpha1.rollout import SandboxSpec
+from ppojob_trainer.sandbox.fusion import ANSWER_SECONDS, FusionSandbox
 from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
-from ppojob_trainer.sandbox.process import Limits, run_process
+from ppojob_trainer.sandbox.process import Limits, Outcome, Program, behind_nonce, run_process
 
 _OPEN_FILES = 64
 _PASSING = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
@@ -32,75 +33,11 @@ attempt("files", lambda: os.listdir("/etc"))
 attempt("signals", lambda: os.kill(os.getppid(), 0))
 print("it reaches", ", ".join(reached) or "nothing")
 """
-"""Told by the levels above `NONE`: a wall that is only said to be there is none."""
+"""Run once at the levels above `NONE`, to see that the walls hold."""
 
 
 class SandboxRefused(Exception):  # noqa: N818  it says what happened
-    """This machine locks programs in less well than the job asks for."""
-
-    def __init__(self, got: str, least: Level) -> None:
-        self.got = got
-        self.why = f"code of responses is not run with less than {least.name.lower()}"
-        self.allowed = "another machine, or a lower spec.sandbox.level"
-        super().__init__(f"got {got}: {self.why}; {self.allowed}")
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """Python code from somewhere.
-
-    Attributes:
-        prelude: our own code, which runs before it in the same module.
-        function: an expression of our own that gives a function when the code has run; what it
-            returns is handed out. Empty: the code is a whole program.
-        arguments: of that function, a list in JSON.
-        integer_keys: whether the keys of the first argument, an object, are integers.
-    """
-
-    code: str
-    prelude: str = ""
-    stdin: str = ""
-    function: str = ""
-    arguments: str = "[]"
-    integer_keys: bool = False
-
-    def told(self, nonce: str) -> dict[str, object]:
-        """What its process is told of it: all but what stands in stdin."""
-        message = {**asdict(self), "nonce": nonce}
-        del message["stdin"]
-        return message
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a program.
-
-    Attributes:
-        answer: JSON of what the function returned; empty where there is none.
-        is_well: whether it ended by itself, without an error, and within its limits.
-        is_python: whether its code compiles, as far as its process says.
-        stopped: the limit that it ran into: ``time``, ``output`` or ``threads``; empty if none.
-    """
-
-    stdout: bytes
-    answer: bytes
-    errors: bytes
-    is_well: bool
-    is_python: bool
-    stopped: str
-
-
-class Runner(Protocol):
-    """Runs programs somewhere: in our own sandbox, or in a service."""
-
-    @property
-    def description(self) -> str:
-        """What stands around them, for logs."""
-        ...
-
-    def run(self, program: Program) -> Outcome:
-        """Run a program until it ends or meets a limit."""
-        ...
+    """This machine isolates programs less than the job asks for."""
 
 
 class Sandbox:
@@ -132,11 +69,40 @@ class Sandbox:
         lacking = f" ({self._walls.lacking})" if self._walls.lacking else ""
         self.description = f"sandbox level {self.level.name.lower()}{lacking}"
         if self.level < least:
-            raise SandboxRefused(self.description, least)
+            raise SandboxRefused(
+                f"{self.description}: code of responses is not run with less than "
+                f"{least.name.lower()}; another machine, or a lower spec.sandbox.level"
+            )
 
     def run(self, program: Program) -> Outcome:
         """Run a program until it ends or meets a limit; nothing of it is left then."""
         return _run(self._walls, self.limits, program)
+
+
+Runner = Sandbox | FusionSandbox
+"""What runs programs: our own sandbox, or a service."""
+
+
+def answer_seconds(spec: SandboxSpec) -> float:
+    """What a program may take until its outcome is here."""
+    return spec.time_limit_seconds + (ANSWER_SECONDS if spec.url else 0.0)
+
+
+@cache
+def open_sandbox(spec: SandboxSpec) -> Runner:
+    """Open it once a process, and print what stands around programs, for the log of the pod.
+
+    Raises:
+        SandboxRefused: this machine isolates programs less than that.
+    """
+    limits = Limits(spec.time_limit_seconds, spec.memory_mib << 20)
+    opened: Runner
+    if spec.url:
+        opened = FusionSandbox(spec.url, limits)
+    else:
+        opened = Sandbox(limits, least=Level[spec.level.upper()])
+    sys.stdout.write(f"{opened.description}\n")
+    return opened
 
 
 def _tried(walls: Walls) -> Walls:
@@ -156,7 +122,7 @@ def _tried(walls: Walls) -> Walls:
 
 def _run(walls: Walls, limits: Limits, program: Program) -> Outcome:
     nonce = secrets.token_hex(16)
-    message = program.told(nonce) | {
+    message = program.message(nonce) | {
         "modules": [path for path in sys.path if _is_installed(Path(path))],
         "memory_bytes": limits.memory_bytes,
         "cpu_seconds": math.ceil(limits.seconds),
@@ -168,25 +134,13 @@ def _run(walls: Walls, limits: Limits, program: Program) -> Outcome:
     stdin = program.stdin.encode(errors="surrogatepass")
     body = repr(message).encode(errors="surrogatepass")
     try:
-        ended = run_process(walls.command, body, stdin, limits)
+        outcome = run_process(walls.command, body, stdin, limits)
     except OSError as error:
         if error.errno not in _PASSING:
             raise
         time.sleep(_WAIT_SECONDS)
-        ended = run_process(walls.command, body, stdin, limits)
-    return Outcome(
-        stdout=ended.stdout,
-        answer=_answer(ended.answer, nonce.encode()),
-        errors=ended.errors,
-        is_well=ended.status == 0 and not ended.stopped,
-        is_python=ended.status != inside.NOT_PYTHON,
-        stopped=ended.stopped,
-    )
-
-
-def _answer(given: bytes, nonce: bytes) -> bytes:
-    """What was given out behind the nonce; anything else is no answer."""
-    return given.removeprefix(nonce) if given.startswith(nonce) else b""
+        outcome = run_process(walls.command, body, stdin, limits)
+    return replace(outcome, answer=behind_nonce(outcome.answer, nonce))
 
 
 def _is_installed(path: Path) -> bool:

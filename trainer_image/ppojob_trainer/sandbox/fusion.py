@@ -9,9 +9,8 @@ import secrets
 
 from ppojob_trainer.http_calls import RETRIES, CallFailed, post_json
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.sandbox.executor import Outcome, Program
 from ppojob_trainer.sandbox.inside import NOT_PYTHON
-from ppojob_trainer.sandbox.process import Limits
+from ppojob_trainer.sandbox.process import Limits, Outcome, Program, behind_nonce
 
 ANSWER_SECONDS = 20.0
 """What an answer may take beside the limit of its program: the way, and a queue."""
@@ -64,7 +63,7 @@ class FusionSandbox:
             self._url,
             {
                 "language": "python",
-                "code": _WRAPPER.format(message=program.told(nonce), not_python=NOT_PYTHON),
+                "code": _WRAPPER.format(message=program.message(nonce), not_python=NOT_PYTHON),
                 "stdin": program.stdin,
                 "compile_timeout": self._limits.seconds,
                 "run_timeout": self._limits.seconds,
@@ -83,15 +82,13 @@ class FusionSandbox:
         if told.get("status") not in ("Success", "Failed") or not isinstance(ended, dict):
             said = f"{told.get('status')}: {told.get('message')}"[:200]
             raise CallFailed(f"{self._url} ran nothing: {said}")
-        is_late = ended.get("status") == "TimeLimitExceeded"
         code, printed = ended.get("return_code"), str(ended.get("stdout") or "")
-        lines = printed.splitlines()
-        last = lines[-1] if lines else ""
+        last = (printed.splitlines() or [""])[-1].encode(errors="surrogatepass")
         return Outcome(
             stdout=printed.encode(errors="surrogatepass"),
-            answer=last.removeprefix(nonce).encode() if last.startswith(nonce) else b"",
+            answer=behind_nonce(last, nonce),
             errors=str(ended.get("stderr") or "").encode(errors="surrogatepass"),
             is_well=ended.get("status") == "Finished" and code == 0,
             is_python=code != NOT_PYTHON,
-            stopped="time" if is_late else "",
+            stopped="time" if ended.get("status") == "TimeLimitExceeded" else "",
         )

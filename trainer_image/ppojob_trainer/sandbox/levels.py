@@ -1,4 +1,4 @@
-"""How well this machine can lock a program in."""
+"""How well this machine can isolate a program."""
 
 import ctypes
 import enum
@@ -36,14 +36,14 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """What a process is locked in with.
+    """What a process is isolated with.
 
     Attributes:
         landlock: version of the kernel's interface; 0 without.
         filter: program for seccomp; empty without.
-        command: in front of the interpreter's command line; bubblewrap's, or empty.
+        command: bubblewrap's, in front of the interpreter's command line, or empty.
         readable: folders that can be read.
-        lacking: why no more, for messages; empty where nothing is lacking.
+        lacking: why there is no more, for messages; empty where nothing is lacking.
     """
 
     landlock: int

@@ -1,4 +1,4 @@
-"""Starts the interpreter of a program, moves bytes in and out, and ends it whatever it does."""
+"""One untrusted program: what it is, what came of it, and the process that it runs in."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ppojob_trainer.sandbox import inside
@@ -47,31 +47,64 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """What is left of a process.
+class Program:
+    """Python code from somewhere.
 
     Attributes:
-        stdout: what it wrote there.
-        errors: its error output.
-        answer: what it wrote to the pipe for answers.
-        status: exit status, or less the signal that ended it; bubblewrap makes 128 and the signal
-            of that.
+        prelude: our own code, which runs before it in the same module.
+        function: an expression of our own that gives a function when the code has run; what it
+            returns is handed out. Empty: the code is a whole program.
+        arguments: of that function, a list in JSON.
+        integer_keys: whether the keys of the first argument, an object, are integers.
+    """
+
+    code: str
+    prelude: str = ""
+    stdin: str = ""
+    function: str = ""
+    arguments: str = "[]"
+    integer_keys: bool = False
+
+    def message(self, nonce: str) -> dict[str, object]:
+        """What its process is told of it: all but what stands in stdin."""
+        message = {**asdict(self), "nonce": nonce}
+        del message["stdin"]
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a program.
+
+    Attributes:
+        answer: JSON of what the function returned; empty where there is none.
+        is_well: whether it ended by itself, without an error, and within its limits.
+        is_python: whether its code compiles, as far as its process says.
         stopped: the limit that it ran into: ``time``, ``output`` or ``threads``; empty if none.
     """
 
     stdout: bytes
-    errors: bytes
     answer: bytes
-    status: int
+    errors: bytes
+    is_well: bool
+    is_python: bool
     stopped: str
 
 
-def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Limits) -> Ended:
+def behind_nonce(given: bytes, nonce: str) -> bytes:
+    """The answer that stands behind the nonce; anything else is no answer."""
+    mark = nonce.encode()
+    return given.removeprefix(mark) if given.startswith(mark) else b""
+
+
+def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Limits) -> Outcome:
     """Run an interpreter as ``ppojob_trainer.sandbox.inside`` describes.
 
+    The answer is all that was written to the pipe for answers.
+
     Args:
-        command: what the interpreter's command line is put behind.
-        message: for it.
+        command: goes before the interpreter's command line.
+        message: a Python literal, for the interpreter.
         stdin: of the program.
         limits: when to end it.
     """
@@ -107,16 +140,18 @@ def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Li
                 os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
         taken = {stream: bytes(body) for stream, body in traffic.taken.items()}
-    return Ended(taken[out], taken[errors], taken[answer_read], status, stopped)
+    return Outcome(
+        taken[out],
+        taken[answer_read],
+        taken[errors],
+        is_well=status == 0 and not stopped,
+        is_python=status != inside.NOT_PYTHON,
+        stopped=stopped,
+    )
 
 
 class _Traffic:
-    """Bytes on their way in and out.
-
-    Args:
-        unsent: what each stream is to be given; it is closed then.
-        taken: where the output of each stream goes.
-    """
+    """Bytes on their way: `unsent` into streams, which are closed then, and `taken` from others."""
 
     def __init__(self, unsent: dict[io.FileIO, bytes], taken: dict[io.FileIO, bytearray]) -> None:
         self._unsent = {stream: memoryview(body) for stream, body in unsent.items()}
@@ -194,16 +229,11 @@ def _has_ended(pid: int) -> bool:
 def _thread_count(pid: int) -> int:
     """Threads of a process, or, where bubblewrap stands before it, of its only grandchild."""
     try:
-        while children := _read(f"/proc/{pid}/task/{pid}/children").split():
+        while children := Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split():
             pid = int(children[0])
-        return int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[17])
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[17])
     except OSError:  # it has just ended
         return 0
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
 
 
 def _pipe(pipes: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:

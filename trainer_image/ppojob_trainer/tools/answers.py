@@ -1,4 +1,4 @@
-"""What a tool may return, and the text that a model gets of it, or of a call that failed."""
+"""What a tool or a user may return, and the text that a model gets of it, or of a failed call."""
 
 import json
 from typing import Any, Final, Literal
@@ -10,6 +10,8 @@ Side = Literal["left", "middle", "right"]
 CUT = "(truncated)"
 MARK_CHARACTERS = len(f"...{CUT}...")
 """By how much a cut answer is longer than its limit, at most."""
+REPLY_CHARACTERS: Final = 1_000_000
+"""Of what a user says; verl knows no limit."""
 _NAME_CHARACTERS = 64
 _WHY_CHARACTERS = 600
 FAILURES: Final = {
@@ -41,6 +43,24 @@ def read_answer(value: object) -> tuple[str, float]:
     return _text(value[0]), 0.0 if reward is None else read_number(reward, "a reward is a number")
 
 
+def read_reply(value: object) -> tuple[bool, str, float]:
+    """Whether a conversation ends, what the user says, and the score of the turn.
+
+    By the rules of verl's `generate_response`, which returns them and a dict of metrics. All behind
+    the text may be left out, and all but the text. No score counts as 0.
+
+    Raises:
+        BadResult: it is something else, or the score is no finite number.
+    """
+    if isinstance(value, str):
+        value = (False, value)
+    if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or not isinstance(value[1], str):
+        form = "(whether the conversation ends, text, score), or text"
+        raise BadResult("BadAnswer", shown(value), f"a user returns {form}")
+    ends, text, score = bool(value[0]), str.__str__(value[1]), (*value, None)[2]
+    return ends, text, 0.0 if score is None else read_number(score, "a score is a number")
+
+
 def cut(text: str, most: int, side: Side) -> str:
     """Cut a long answer at a side, as verl does: left leaves its end, right its beginning."""
     if len(text) <= most:
@@ -58,8 +78,8 @@ def for_the_model(text: str, most: int, side: Side) -> str:
     return cut(encodable(cut(text, most, side)), most + MARK_CHARACTERS, side)
 
 
-def told(failure: str, name: str, why: str = "") -> str:
-    """The text for a failed call; what it quotes is cut, and in one line."""
+def failure_text(failure: str, name: str, why: str = "") -> str:
+    """The text for a failed call, in one line; long names and reasons are cut."""
     return FAILURES[failure].format(
         name=printable(name, _NAME_CHARACTERS), why=printable(why, _WHY_CHARACTERS)
     )

@@ -1,23 +1,38 @@
-"""Users' tools: functions, and classes in verl's form."""
+"""Tools and simulated users that a job brings along: functions, classes in verl's form, services.
 
+A user is asked in whichever process is free, which may be another one each time. So nothing of it
+is kept between two turns: it hears the whole conversation, and for one that may remember, its
+earlier turns are repeated first.
+"""
+
+import copy
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
 from ppojob_api.problem import shown
-from ppojob_api.v1alpha1.agent import ToolSpec
+from ppojob_api.v1alpha1.agent import InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post_json
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.tools import verl_names
+from ppojob_trainer.tools.wire import Conversation, Message
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str], object]
-"""(arguments, what the row says the tool is made with, name of the call) -> what `read_answer`
-takes, or an awaitable of it."""
-_ALLOWED: Final = "a function, or a class with verl's execute"
+"""(arguments, what the row says the tool is made with, name of the call) -> what
+`answers.read_answer` takes, or an awaitable of it."""
+User = Callable[[Conversation, dict[str, Json], str], object]
+"""(conversation, what the row tells, name of the row) -> what `answers.read_reply` takes, or an
+awaitable of it."""
+_TOOLS: Final = "a function, or a class with verl's execute"
+_USERS: Final = "a function, or a class with verl's generate_response"
+_WITH_REWARD: Final = frozenset({"text", "reward"})
 
 
 def load_tool(
@@ -30,41 +45,94 @@ def load_tool(
         name: in it.
         tool: as the job has it.
         schema: what the model is told.
-        modules: files that were imported already; a file is imported once for all of its tools.
+        modules: files that were imported already; a file is imported once for all that is in it.
 
     Raises:
         ConfigError: the file cannot be imported, or what is in it cannot be called so; the place is
             in the tool (``source.path``).
     """
     verl_names.provide()
-    found = named_in(path, name, modules, _ALLOWED)
+    found = _named_in(path, name, tool.config, modules, _TOOLS)
     if isinstance(found, type):
-        return _of_class(name, found, tool.config, schema)
-    refuse_config(name, tool.config)
-    return _of_function(name, found, tool.parameters)
-
-
-def refuse_config(name: str, config: Mapping[str, Json]) -> None:
-    """A function has no settings.
-
-    Raises:
-        ConfigError: some are given.
-    """
-    if config:
+        return _tool_of_class(name, found, tool.config, schema)
+    parameters: Mapping[str, Any] = tool.parameters
+    try:
+        signature = inspect.signature(found)
+        signature.bind(**dict.fromkeys(parameters.get("properties") or {}))
+    except TypeError as error:
         raise ConfigError(
-            f"config: got {shown(config)}: {name} is a function, and settings are what a class is "
-            "made with; remove it, or a class in verl's form"
-        )
+            f"parameters: got {name}{signature}: it cannot be called with the properties of "
+            f"parameters: {error}; the arguments of the function"
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature; calling it will show what it takes
+    return lambda arguments, _created, _instance: found(**arguments)
 
 
-def named_in(
-    path: str, name: str, modules: dict[str, ModuleType], allowed: str
-) -> Callable[..., object]:
-    """What a file has by a name; the file is imported unless it was.
+def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, ModuleType]) -> User:
+    """Import a file and make a user of the function or class of this name in it; as `load_tool`.
 
     Raises:
-        ConfigError: it cannot be imported, or the name is that of nothing that can be called.
+        ConfigError: the file cannot be imported, or what is in it is no user.
     """
+    verl_names.provide_interactions()
+    found = _named_in(path, name, user.config, modules, _USERS)
+    if isinstance(found, type):
+        return _user_of_class(name, found, {**user.config, "name": user.name})
+
+    def answer(conversation: Conversation, arguments: dict[str, Json], _row: str) -> object:
+        own = {name: value for name, value in arguments.items() if name != "name"}
+        return found(conversation.messages, **own)
+
+    return answer
+
+
+def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
+    """Make a tool of a service; nobody is asked yet.
+
+    A call is a POST of its arguments, a JSON object. What the model gets is the body of the answer:
+    the text, or the JSON where its `Content-Type` says that it is some. A JSON text is that text,
+    and an object of `text`, and `reward` if need be, is an answer with a reward.
+
+    Raises:
+        ConfigError: it cannot be asked.
+    """
+    wrong = endpoint_problem(url, key_variable, role="tools")
+    if wrong is not None:
+        raise ConfigError(f"source: {wrong}")
+
+    def call(arguments: dict[str, Json], _created: dict[str, Json], _instance: str) -> object:
+        answer = post_json(
+            url,
+            arguments,
+            read=json_or_text,
+            key_variable=key_variable,
+            attempt_seconds=seconds,  # which ends all attempts, too
+        )
+        return returned(answer)
+
+    return call
+
+
+def returned(answer: Json) -> object:
+    """The answer of a service, as a function returns it."""
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, dict) and answer.keys() <= _WITH_REWARD:
+        text = answer.get("text")
+        if isinstance(text, str):
+            return text, answer.get("reward")
+    return json.dumps(answer, ensure_ascii=False)
+
+
+def _named_in(
+    path: str,
+    name: str,
+    config: Mapping[str, Json],
+    modules: dict[str, ModuleType],
+    allowed: str,
+) -> Callable[..., object]:
+    """What a file has by a name; the file is imported unless it was. A function has no settings."""
     module = modules.get(path)
     if module is None:
         try:
@@ -78,15 +146,22 @@ def named_in(
     if not callable(found):
         got = f"{name} = {type(found).__name__}"
         raise ConfigError(f"source.function: got {got}: not callable; {allowed}")
+    if config and not isinstance(found, type):
+        raise ConfigError(
+            f"config: got {shown(config)}: {name} is a function, and settings are what a class is "
+            "made with; remove it, or a class in verl's form"
+        )
     return found
 
 
-def made_of(name: str, make: Callable[[], object]) -> Any:
-    """An object of a user's class.
-
-    Raises:
-        ConfigError: making one raises.
-    """
+def _object_of(
+    name: str, kind: type, methods: Sequence[str], make: Callable[[], object], allowed: str
+) -> Any:
+    """An object of a user's class, which has these methods."""
+    missing = [one for one in methods if not hasattr(kind, one)]
+    if missing:
+        why = f"the class has no {', '.join(missing)}"
+        raise ConfigError(f"source.function: got {name}: {why}; {allowed}")
     try:
         return make()
     except BaseException as error:  # the class is the user's
@@ -97,33 +172,16 @@ def made_of(name: str, make: Callable[[], object]) -> Any:
         ) from None
 
 
-def _of_function(name: str, function: Callable[..., object], parameters: Mapping[str, Any]) -> Tool:
-    try:
-        signature = inspect.signature(function)
-        signature.bind(**dict.fromkeys(parameters.get("properties") or {}))
-    except TypeError as error:
-        raise ConfigError(
-            f"parameters: got {name}{signature}: it cannot be called with the properties of "
-            f"parameters: {error}; the arguments of the function"
-        ) from None
-    except ValueError:
-        pass  # a builtin without a signature is found out by calling it
-    return lambda arguments, _created, _instance: function(**arguments)
-
-
-def _of_class(name: str, kind: type, config: dict[str, Json], schema: dict[str, Json]) -> Tool:
-    missing = [one for one in ("create", "execute", "release") if not hasattr(kind, one)]
-    if missing:
-        why = f"the class has no {', '.join(missing)}"
-        raise ConfigError(f"source.function: got {name}: {why}; {_ALLOWED}")
-
+def _tool_of_class(name: str, kind: type, config: dict[str, Json], schema: dict[str, Json]) -> Tool:
     def make() -> object:
         forms = importlib.import_module("verl.tools.schemas")
         form = forms.OpenAIFunctionToolSchema.model_validate(schema)
         return kind(config=config, tool_schema=form)
 
-    tool = made_of(name, make)
-    more = {"agent_data": None} if _takes(tool.execute, "agent_data") else {}
+    tool = _object_of(name, kind, ("create", "execute", "release"), make, _TOOLS)
+    parameters = inspect.signature(tool.execute).parameters
+    takes_more = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    more = {"agent_data": None} if takes_more or "agent_data" in parameters else {}
 
     async def call(arguments: dict[str, Json], created: dict[str, Json], instance: str) -> object:
         made = await tool.create(instance, create_kwargs=created)
@@ -136,8 +194,27 @@ def _of_class(name: str, kind: type, config: dict[str, Json], schema: dict[str, 
     return call
 
 
-def _takes(function: Callable[..., object], name: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
-    )
+def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
+    methods = ("start_interaction", "generate_response", "finalize_interaction")
+    user = _object_of(name, kind, methods, partial(kind, config=config), _USERS)
+
+    async def answer(conversation: Conversation, arguments: dict[str, Json], row: str) -> object:
+        await user.start_interaction(row, **arguments)
+        try:
+            for length in conversation.asked:
+                await _repeat(user, row, conversation.messages[:length], arguments)
+            return await user.generate_response(row, conversation.messages, **arguments)
+        finally:
+            # In verl's base class this method takes nothing, in its examples the row.
+            finalize = user.finalize_interaction
+            await (finalize(row) if inspect.signature(finalize).parameters else finalize())
+
+    return answer
+
+
+async def _repeat(user: Any, row: str, messages: list[Message], arguments: dict[str, Json]) -> None:
+    """An earlier turn; what it raised, the model was told then."""
+    try:
+        await user.generate_response(row, copy.deepcopy(messages), **arguments)
+    except Exception:
+        return

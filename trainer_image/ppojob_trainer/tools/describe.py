@@ -18,12 +18,7 @@ from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTime
 from ppojob_trainer.children.user_code import UnusableModule, load_module
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.tools import verl_names
-from ppojob_trainer.tools.wire import (
-    Described,
-    DescribeTools,
-    ServerCode,
-    ToolsDescribed,
-)
+from ppojob_trainer.tools.wire import Described, DescribeTools, ServerCode, ToolsDescribed
 
 _SECONDS = 120.0
 _MODULE = "ppojob_tools"
@@ -81,8 +76,7 @@ def describe_tools(path: str) -> ToolsDescribed:
     tools, problems = list[Described](), list[str]()
     for name, function, schema in _found(module):
         try:
-            told = _plain(schema) if schema is not None else _schema(function)
-            tools.append(_described(name, function, told))
+            tools.append(_described(name, function, schema))
         except Exception as error:
             place, why = f"{path}: {function.__name__}", printable(str(error), 300)
             problems.append(f"{place}: got what cannot be told to a model: {why}; {_FORM}")
@@ -113,14 +107,11 @@ def _schema(function: Callable[..., object]) -> dict[str, Any]:
     return schema
 
 
-def _plain(schema: Any) -> dict[str, Any]:
-    if isinstance(schema, dict):
-        return schema
-    plain: dict[str, Any] = schema.model_dump(exclude_unset=True, exclude_none=True)
-    return plain
-
-
-def _described(name: str, function: Callable[..., object], schema: dict[str, Any]) -> Described:
+def _described(name: str, function: Callable[..., object], schema: Any) -> Described:
+    if schema is None:
+        schema = _schema(function)
+    elif not isinstance(schema, dict):
+        schema = schema.model_dump(exclude_unset=True, exclude_none=True)
     told = schema["function"]
     parameters = msgspec.json.encode(told.get("parameters", {"type": "object"}))
     return Described(name, function.__name__, told["description"], parameters)

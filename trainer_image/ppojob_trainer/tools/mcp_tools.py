@@ -9,8 +9,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ppojob_api.problem import printable, shown
@@ -34,14 +33,6 @@ class McpFailed(Exception):  # noqa: N818  it says what happened
     """A server gave no answer, or one that says that the call failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """A tool of a server."""
-
-    description: str
-    parameters: dict[str, Json]
-
-
 class McpServer:
     """A server that is asked for its tools and calls."""
 
@@ -57,7 +48,7 @@ class McpServer:
             return None
         return endpoint_problem(self._code.url, self._code.key_variable, role="tools")
 
-    def offered(self) -> dict[str, Offered]:
+    def tools(self) -> dict[str, Described]:
         """Its tools by name; a server that is away is asked again for some seconds.
 
         Raises:
@@ -65,7 +56,7 @@ class McpServer:
         """
         for wait in (*_WAITS, None):
             try:
-                found: dict[str, Offered] = self._run(self._bounded())
+                found: dict[str, Described] = self._run(self._listed())
             except TimeoutError:
                 raise McpFailed(f"it said nothing in {LIST_SECONDS:g} s") from None
             except BaseException as error:  # the client raises groups, of whatever it met
@@ -94,18 +85,16 @@ class McpServer:
             raise McpFailed(text)
         return text
 
-    async def _bounded(self) -> dict[str, Offered]:
-        async with asyncio.timeout(LIST_SECONDS):
-            return await self._offered()
-
-    async def _offered(self) -> dict[str, Offered]:
-        found: dict[str, Offered] = {}
-        async with self._connected() as client:
+    async def _listed(self) -> dict[str, Described]:
+        found: dict[str, Described] = {}
+        async with asyncio.timeout(LIST_SECONDS), self._connected() as client:
             cursor: str | None = None
             while True:
                 page = await client.list_tools(cursor=cursor)
                 for tool in page.tools:
-                    found[tool.name] = Offered(tool.description or "", plain(tool.input_schema))
+                    parameters = json.dumps(without_nulls(tool.input_schema)).encode()
+                    told = tool.description or ""
+                    found[tool.name] = Described(tool.name, tool.name, told, parameters)
                 cursor = page.next_cursor
                 if not cursor:
                     return found
@@ -116,21 +105,19 @@ class McpServer:
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
 
-        code = self._code
-        async with AsyncExitStack() as stack:
-            if code.url:
-                headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-                # The limit of a call, and that of the list, end what takes too long.
-                http = httpx2.AsyncClient(headers=headers, timeout=None)
-                await stack.enter_async_context(http)
-                client = Client(streamable_http_client(code.url, http_client=http), cache=None)
-            else:
-                program, *arguments = code.command
-                server = StdioServerParameters(
-                    command=program, args=arguments, env=dict(os.environ)
-                )
-                client = Client(server, cache=None)
-            yield await stack.enter_async_context(client)
+        if url := self._code.url:
+            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            # The limit of a call, and that of the list, end what takes too long.
+            async with (
+                httpx2.AsyncClient(headers=headers, timeout=None) as http,
+                Client(streamable_http_client(url, http_client=http), cache=None) as client,
+            ):
+                yield client
+            return
+        program, *arguments = self._code.command
+        server = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
+        async with Client(server, cache=None) as client:
+            yield client
 
     def _told(self, error: BaseException) -> str:
         """The first thing that went wrong, in one line and without the key."""
@@ -145,15 +132,12 @@ def mcp_tool(
     name: str,
     parameters: dict[str, Json],
     server: McpServer,
-    offered: Mapping[str, Offered] | None,
+    offered: Mapping[str, Described] | None,
 ) -> Tool:
-    """Make a tool of a server's.
+    """Make a tool of a server's tool of this name.
 
-    Args:
-        name: that it has there.
-        parameters: the schema that the model is told.
-        server: has it.
-        offered: what the server says of its tools; None where that was compared already.
+    The parameters that the model is told are compared with what the server says of its tools, or
+    with nothing where that was compared already.
 
     Raises:
         ConfigError: the server has no such tool, or one that takes other arguments.
@@ -164,9 +148,9 @@ def mcp_tool(
                 f"source: got {name}: {server.name} has no such tool; "
                 f"one of its own: {', '.join(offered) or 'none there'}"
             )
-        found = _difference(plain(parameters), offered[name].parameters, "parameters")
-        place, mine, theirs = found or ("",) * 3
-        if place:
+        theirs = json.loads(offered[name].parameters)
+        if (found := _difference(without_nulls(parameters), theirs, "parameters")) is not None:
+            place, mine, theirs = found
             raise ConfigError(
                 f"{place}: got {mine}: {server.name} says {theirs} of {name} now; what "
                 "`ppojob tools --mcp` prints of it, where the model is to be told that"
@@ -178,34 +162,15 @@ def mcp_tool(
     return call
 
 
-def describe_server(server: McpServer) -> list[Described]:
-    """The tools of a server, as a job has them.
-
-    Raises:
-        McpFailed: it does not say which.
-    """
-    return [
-        Described(name, name, one.description, json.dumps(one.parameters).encode())
-        for name, one in server.offered().items()
-    ]
-
-
-def plain(schema: Mapping[str, Json]) -> dict[str, Json]:
+def without_nulls(value: Json) -> Json:
     """A schema without what is null: a manifest holds none."""
-    return {key: _plain(value) for key, value in schema.items() if value is not None}
-
-
-def _plain(value: Json) -> Json:
     if isinstance(value, dict):
-        return plain(value)
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | None:
-    """The first place where two schemas differ, and what is there in each; None where they do not.
-
-    The order of keys has no meaning.
-    """
+    """The first place where two schemas differ, and what is there in each; None without one."""
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return None if ours == theirs else (place, shown(ours), shown(theirs))
     for key in sorted(ours.keys() | theirs.keys()):

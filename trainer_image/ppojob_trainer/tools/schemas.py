@@ -16,7 +16,8 @@ def tool_schema(tool: ToolSpec) -> dict[str, Json]:
         "type": "function",
         "function": {
             "name": tool.name,
-            "description": tool.description or _built_in_description(tool),
+            "description": tool.description
+            or (TOOLS[tool.name].description if tool.source is None else ""),
             "parameters": parameters_of(tool),
         },
     }
@@ -27,7 +28,3 @@ def parameters_of(tool: ToolSpec) -> dict[str, Json]:
     if tool.parameters or tool.source is not None:
         return dict(tool.parameters)
     return dict(TOOLS[tool.name].parameters)
-
-
-def _built_in_description(tool: ToolSpec) -> str:
-    return TOOLS[tool.name].description if tool.source is None else ""

@@ -4,7 +4,8 @@ import asyncio
 import importlib.util
 import sys
 import types
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -115,25 +116,21 @@ class BaseInteraction:
         """Forget the row."""
 
 
+@dataclass
 class FunctionTool:
-    """A function that was registered as a tool.
+    """A function `fn` that was registered as a tool, by another name if need be.
 
-    Args:
-        name: of the tool.
-        fn: the function.
-        schema: what the model is told, where the file says it; else it is read off the function.
+    `schema` is what the model is told, where the file says it; else it is read off the function.
     """
 
-    def __init__(self, name: str, fn: Callable[..., Any], schema: Any) -> None:
-        self.name = name
-        self.fn = fn
-        self.schema = schema
+    name: str
+    fn: Callable[..., Any]
+    schema: Any
 
     async def call(self, parameters: dict[str, Any]) -> Any:
         """Call it by names."""
-        if asyncio.iscoroutinefunction(self.fn):
-            return await self.fn(**parameters)
-        return self.fn(**parameters)
+        made = self.fn(**parameters)
+        return await made if asyncio.iscoroutinefunction(self.fn) else made
 
 
 _INTERACTIONS: dict[str, dict[str, Any]] = {
@@ -159,32 +156,30 @@ def provide() -> None:
     """Put the modules where imports find them, where verl is not installed."""
     if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
         return
-    schemas = {
-        one.__name__: one
-        for one in (
-            OpenAIFunctionPropertySchema,
-            OpenAIFunctionParametersSchema,
-            OpenAIFunctionSchema,
-            OpenAIFunctionToolSchema,
-            ToolResponse,
-        )
+    schemas: dict[str, Any] = {
+        "OpenAIFunctionPropertySchema": OpenAIFunctionPropertySchema,
+        "OpenAIFunctionParametersSchema": OpenAIFunctionParametersSchema,
+        "OpenAIFunctionSchema": OpenAIFunctionSchema,
+        "OpenAIFunctionToolSchema": OpenAIFunctionToolSchema,
+        "ToolResponse": ToolResponse,
     }
-    registry = {
+    registry: dict[str, Any] = {
         "FUNCTION_TOOL_REGISTRY": FUNCTION_TOOL_REGISTRY,
         "FunctionTool": FunctionTool,
         "function_tool": function_tool,
     }
-    modules: dict[str, dict[str, Any]] = {
-        "verl": {},
-        "verl.tools": {},
-        "verl.tools.schemas": schemas,
-        "verl.tools.base_tool": {"BaseTool": BaseTool, **schemas},
-        "verl.tools.function_tool": {**registry, **schemas},
-        "verl.utils": {},
-        "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
-        **_INTERACTIONS,
-    }
-    _put(modules)
+    _put(
+        {
+            "verl": {},
+            "verl.tools": {},
+            "verl.tools.schemas": schemas,
+            "verl.tools.base_tool": {"BaseTool": BaseTool, **schemas},
+            "verl.tools.function_tool": {**registry, **schemas},
+            "verl.utils": {},
+            "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
+            **_INTERACTIONS,
+        }
+    )
 
 
 def provide_interactions() -> None:
@@ -206,6 +201,6 @@ def _put(modules: dict[str, dict[str, Any]]) -> None:
             setattr(sys.modules[above], own, module)
 
 
-def _registered(fn: Callable[..., Awaitable[Any] | Any], name: str, schema: Any) -> Any:
+def _registered(fn: Callable[..., Any], name: str, schema: Any) -> Any:
     FUNCTION_TOOL_REGISTRY[name] = FunctionTool(name, fn, schema)
     return fn

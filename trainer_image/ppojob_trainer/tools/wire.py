@@ -1,8 +1,24 @@
 """What the pool of tools and its children say to each other."""
 
+from typing import Any
+
 import msgspec
 
-from ppojob_trainer.sandbox.settings import SandboxSettings
+from ppojob_trainer.children.frames import Numbered
+
+Message = dict[str, Any]
+
+
+class Conversation(msgspec.Struct):
+    """A conversation, as its user has heard it.
+
+    Attributes:
+        messages: with "role" and "content".
+        asked: how many there were when the user was asked before.
+    """
+
+    messages: list[Message]
+    asked: list[int] = msgspec.field(default_factory=list)
 
 
 class ServerCode(msgspec.Struct, frozen=True):
@@ -26,33 +42,25 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
         agent: JSON of ``spec.agent``.
         elsewhere: names of tools that another role answers, and nothing is loaded for.
         compares: whether MCP servers are asked what their tools take.
-        sandbox: where code that a model has written runs.
+        sandbox: JSON of ``spec.sandbox``.
     """
 
     agent: bytes
     elsewhere: list[str]
     compares: bool
-    sandbox: SandboxSettings
+    sandbox: bytes
 
 
-class ToolsLoaded(msgspec.Struct, frozen=True):
-    """Answer to ``LoadTools``: a line for the user each; empty when all is well."""
-
-    problems: list[str]
-
-
-class CallTool(msgspec.Struct, frozen=True, tag=True):
+class CallTool(Numbered, frozen=True, tag=True):
     """Call a tool, or ask a user.
 
     Attributes:
-        number: of the call; the answer repeats it.
         tool: position in ``LoadTools``.
         instance: names the call, the same whenever it is made again.
-        arguments: JSON object; of a user the conversation, as `users.Heard`.
+        arguments: JSON object; of a user the `Conversation`.
         created: JSON object: what the row says its tool is made with, or tells its user.
     """
 
-    number: int
     tool: int
     instance: str
     arguments: bytes
@@ -70,8 +78,8 @@ class Described(msgspec.Struct, frozen=True):
     """What a function, or a server of its tool, says of it.
 
     Attributes:
-        function: of the function; of a server's tool its name there.
-        parameters: JSON schema of its arguments.
+        function: its name in the file, or at the server.
+        parameters: JSON schema.
     """
 
     name: str
@@ -81,22 +89,21 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class ToolsDescribed(msgspec.Struct, frozen=True):
-    """Answer to ``DescribeTools``; problems as in ``ToolsLoaded``."""
+    """Answer to ``DescribeTools``; each problem is a line for the user."""
 
     tools: list[Described]
     problems: list[str]
 
 
-class ToolCalled(msgspec.Struct, frozen=True):
+class ToolCalled(Numbered, frozen=True):
     """Answer to ``CallTool``.
 
     Attributes:
-        raised: empty, or what the tool raised instead of an answer.
-        where: what was raised came from, for the log.
+        raised: what the tool raised instead of an answer; empty: nothing.
+        where: it was raised, for the log.
         ends: the user ends the conversation.
     """
 
-    number: int
     text: str = ""
     reward: float = 0.0
     raised: str = ""

@@ -18,7 +18,6 @@ import msgspec
 from ppojob_api.problem import printable
 from ppojob_api.run_layout import METRICS_FILE, SUMMARY_FILE
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.metrics.new_lines import NewLines
 from ppojob_trainer.trackers.messages import Answer, Finish, Open, Phase, Request, TrackedRun, keep
 
@@ -128,7 +127,7 @@ def serve(requests: int, answers: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())
-    answer_requests(requests, answers, _Session().answer)
+    guardian.answer_requests(requests, answers, _Session().answer)
 
 
 if __name__ == "__main__":

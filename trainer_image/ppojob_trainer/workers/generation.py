@@ -13,7 +13,7 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec, ValidationSamplingSpec
 from ppojob_trainer.agents.driver import Driver
-from ppojob_trainer.agents.episode import Episode, Limits
+from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
@@ -46,9 +46,8 @@ GREEDY = "greedy"
 class Agent:
     """What the rows of one agent need."""
 
+    spec: AgentSpec  # its own `spec.agent`
     form: ChatForm  # reads turns, and writes what stands between them
-    limits: Limits  # where a row ends
-    has_users: bool  # whether a user answers turns that call no tool
     tools: tuple[str, ...]  # names of those that may be called; empty for all
     stop_token_ids: tuple[int, ...]  # end a turn, besides the model's own end tokens
     stop_texts: StopTexts | None  # do so, too
@@ -131,10 +130,18 @@ class Generation:
         episodes = []
         for row in rows:
             agent = turns.agents[row.prompt.agent]
-            user = row.prompt.interaction if agent.has_users else None
-            prompt, drawn = tuple(row.prompt.tokens), (row.sampling, row.seed_of)
             episodes.append(
-                Episode(row.name, prompt, *drawn, agent.limits, agent.form, user, row.place)
+                Episode(
+                    row.name,
+                    tuple(row.prompt.tokens),
+                    row.sampling,
+                    row.seed_of,
+                    agent.spec,
+                    self.spec.data.max_response_tokens,
+                    agent.form,
+                    row.prompt.interaction if agent.spec.interactions else None,
+                    row.place,
+                )
             )
         Driver(self.engine, tools, turns.delay, turns.fails).run(episodes)
         return [episode.trajectory for episode in episodes]
@@ -243,29 +250,24 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     if agent is None:
         return None
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
-    longest = spec.data.max_response_tokens
     return Turns(
         agents={
-            name: _agent(own, template, longest, len(agent.tools))
-            for name, own in agents_of(agent).items()
+            name: _agent(own, template, len(agent.tools)) for name, own in agents_of(agent).items()
         },
         delay=math.inf if agent.tool_steps < 0 else agent.tool_steps,
         fails=agent.tool_failure == "fail",
     )
 
 
-def _agent(
-    agent: AgentSpec, template: TurnTemplate, response_tokens: int, tools_of_job: int
-) -> Agent:
+def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int) -> Agent:
     form, chat = FORMATS[agent.format], template.chat
 
     def with_marks(tokens: Sequence[int]) -> str:
         return chat.decode(tokens, skip_special_tokens=False)
 
     return Agent(
+        spec=agent,
         form=ChatForm(chat, template, form, tool_schemas(agent)),
-        limits=Limits.of(agent, response_tokens),
-        has_users=bool(agent.interactions),
         tools=tuple(tool.name for tool in agent.tools) if len(agent.tools) < tools_of_job else (),
         stop_token_ids=tuple(
             id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens

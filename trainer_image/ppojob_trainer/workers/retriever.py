@@ -21,7 +21,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.tools.answers import for_the_model, told
+from ppojob_trainer.tools.answers import failure_text, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.schemas import parameters_of
@@ -54,12 +54,12 @@ class RetrieverWorker:
         began = time.monotonic()
         failure = ""
         if call.name != self._tool.name or call.name not in known:
-            failure, text = "unknown", told("unknown", call.name, ", ".join(known))
+            failure, text = "unknown", failure_text("unknown", call.name, ", ".join(known))
         else:
             try:
                 text = self._found(read_arguments(call.arguments, parameters_of(self._tool)))
             except WrongArguments as wrong:
-                failure, text = "arguments", told("arguments", call.name, str(wrong))
+                failure, text = "arguments", failure_text("arguments", call.name, str(wrong))
         most = self._agent.max_tool_response_characters
         text = for_the_model(text, most, self._agent.tool_response_truncate_side)
         return ToolAnswer(text, 0.0, failure, time.monotonic() - began)

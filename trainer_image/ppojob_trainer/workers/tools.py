@@ -15,7 +15,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.tools.pool import ToolPool, Wanted
+from ppojob_trainer.tools.pool import ToolPool
 
 
 class ToolsWorker:
@@ -31,20 +31,14 @@ class ToolsWorker:
     def _act(self, request: Act) -> "Future[Acted]":
         batch = request.batch
         row = f"step {batch.step}/{batch.label}/row {request.row}"
-        calls = [
-            Wanted(
-                call.name,
-                call.arguments,
-                call.created,
-                # A user knows the row by the same name at each of its turns, as in verl.
-                row if call.to_user else f"{row}/turn {request.turn}/call {number}",
-                tuple(request.tools),
-                call.to_user,
-            )
+        # A user knows the row by the same name at each of its turns, as in verl.
+        instances = [
+            row if call.to_user else f"{row}/turn {request.turn}/call {number}"
             for number, call in enumerate(request.calls)
         ]
         acted: Future[Acted] = Future()
-        self._pool.start(calls).add_done_callback(lambda made: _hand_on(made, acted))
+        answers = self._pool.start(request.calls, instances, request.tools)
+        answers.add_done_callback(lambda made: _hand_on(made, acted))
         return acted
 
 

@@ -23,6 +23,15 @@ ADD = {
 }
 
 
+DEEP = (
+    '<tool_call>{{"name": "add", "arguments": {}</tool_call>',
+    "<tool_call><function=add><parameter=a>{}</parameter>",
+    "<|tool_call>call:add{{a:{}}}<tool_call|>",
+    '{{"name": "add", "parameters": {}',
+)
+"""Calls with arguments of any depth."""
+
+
 def marks_of(name: str) -> list[str]:
     """What a call is made of: `<a>x</a>` is `<a>`, `x` and `</a>`."""
     form = FORMATS[name].form.replace(">", ">\n").replace("<", "\n<")
@@ -66,39 +75,13 @@ def test_a_turn_that_repeats_a_mark_takes_no_longer_than_it_is_long(name: str) -
 @pytest.mark.parametrize("name", FORMATS)
 def test_nothing_that_a_model_writes_raises(name: str) -> None:
     draw = random.Random(7)
-    words = [
-        *marks_of(name),
-        "add",
-        "{",
-        "}",
-        "[",
-        '"',
-        "\\ud800",
-        "\u2028",
-        "1e999",
-        "null",
-        ":",
-        " ",
-    ]
-    for _ in range(2000):
-        for call in FORMATS[name].parse("".join(draw.choices(words, k=draw.randrange(30))), [ADD]):
+    words = [*marks_of(name), *'{}[": ', "add", "\\ud800", "\u2028", "1e999", "null"]
+    texts = ["".join(draw.choices(words, k=draw.randrange(30))) for _ in range(2000)]
+    deep = [call.format(mark * 90_000) for call in DEEP for mark in ("[", "a:{", "-")]
+    for text in texts + deep:
+        for call in FORMATS[name].parse(text, [ADD]):
             assert call.why if isinstance(call, BadCall) else call.name
             str(call).encode()
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>'),
-        ("hermes", "<tool_call>" + '{"name": "add", "arguments": ' + "[" * 90_000 + "</tool_call>"),
-        ("qwen3_coder", "<tool_call><function=add><parameter=a>" + "-" * 90_000 + "1</parameter>"),
-        ("gemma4", "<|tool_call>call:add{a:" + "[" * 90_000 + "}<tool_call|>"),
-        ("gemma4", "<|tool_call>call:add{" + "a:{" * 90_000 + "}<tool_call|>"),
-    ],
-)
-def test_depth_and_half_characters_are_carried(name: str, text: str) -> None:
-    for call in FORMATS[name].parse(text, [ADD]):
-        str(call).encode()
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ class Call:
 
     Attributes:
         name: of the tool; there may be none of this name.
-        arguments: JSON, as text. It may be no object, or no JSON at all: then the model wrote so,
-            and whoever makes the call says it.
+        arguments: what should be a JSON object; whoever makes the call checks it.
         id: by which the model tells its calls apart; empty in most formats.
     """
 
@@ -33,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Something that was to be a call, but names no tool; the model can be told why."""
+    """A call that names no tool; the model can be told why."""
 
     why: str
 
@@ -48,16 +47,14 @@ class Format:
 
     Attributes:
         parse: the calls of a turn; it never raises.
-        form: a call, for the docs.
-        keeps_special_tokens: whether `parse` wants the turn decoded with its special tokens,
-            since marks of the format are among them.
+        form: an example of a call, for the docs.
+        keeps_special_tokens: whether `parse` needs the turn with its special tokens.
         stop_texts: end a turn, besides the end tokens of the model. Most formats need none: a model
             that has called ends its turn.
         stop_tokens: texts of tokens that do.
-        answer: how the answer of a tool stands behind a turn, where that is not the chat template's
-            to say.
-        invalid: what a turn is told that should have had a call and has none; where that is
-            nothing, such a turn is the last.
+        answer: writes the answer of a tool; None: the chat template does.
+        invalid: what the model is told after a turn that should have had a call; empty: such a turn
+            is the last.
     """
 
     parse: Callable[[str, Tools], Calls]
@@ -72,21 +69,15 @@ class Format:
 def encoded(value: Json) -> str:
     """Arguments as JSON. Half a surrogate pair, which no UTF-8 can hold, stays an escape."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if is_unicode(text) else json.dumps(value)
+    return text if _is_utf8(text) else json.dumps(value)
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text has a form in UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_utf8(text: str) -> bool:
+    return text.encode(errors="replace").decode() == text
 
 
 def value_of(text: str) -> Json:
-    """The JSON value that a text is, without space around; the text itself where it is none."""
-    text = text.strip()
+    """The JSON value that a text is; the text itself where it is none."""
     try:
         value: Json = json.loads(text)
     except (ValueError, RecursionError):
@@ -108,7 +99,7 @@ def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
     if not isinstance(value, dict):
         return BadCall("a call that is no JSON object")
     name = value.get("name")
-    if not isinstance(name, str) or not is_unicode(name):
+    if not isinstance(name, str) or not _is_utf8(name):
         return BadCall('a call without a "name" that is text')
     for key in keys:
         if key in value:
@@ -117,13 +108,9 @@ def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
 
 
 def blocks(text: str, start: str, end: str, *, open_ended: bool = False) -> list[str]:
-    """What stands between two marks, again and again.
+    """What stands between each `start` and the first `end` behind it.
 
-    Args:
-        text: all of it.
-        start: before a block.
-        end: behind it, the first one.
-        open_ended: a last block without an end reaches to the end of the text.
+    With `open_ended` a last block without an end reaches to the end of the text.
     """
     found: list[str] = []
     at = text.find(start)
@@ -140,13 +127,8 @@ def blocks(text: str, start: str, end: str, *, open_ended: bool = False) -> list
 def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[str, str]]:
     """Heads and bodies of elements, such as `<function=HEAD>BODY</function>`.
 
-    A head is one line without quotes and angle brackets, unless `head_end` has them.
-
-    Args:
-        text: all of it.
-        start: before the head.
-        head_end: between head and body.
-        end: behind the body, the first one.
+    A head is one line without quotes and angle brackets, unless `head_end` has them; a body ends
+    at the first `end`.
     """
     at = text.find(start)
     while at >= 0 and (stop := text.find(head_end, at + len(start))) >= 0:
@@ -161,16 +143,11 @@ def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[s
         at = text.find(start, at)
 
 
-def names_of(tools: Tools) -> list[str]:
-    """Names of tools."""
-    return [str(_function(tool).get("name")) for tool in tools]
-
-
 def parameters_of(tools: Tools, name: str) -> dict[str, Mapping[str, Json]]:
     """Schemas of a tool's arguments by name; none where there is no such tool."""
-    for tool in tools:
-        if _function(tool).get("name") == name:
-            properties = _object(_object(_function(tool).get("parameters")).get("properties"))
+    for tool in map(_function, tools):
+        if tool.get("name") == name:
+            properties = _object(_object(tool.get("parameters")).get("properties"))
             return {key: _object(value) for key, value in properties.items()}
     return {}
 
@@ -178,10 +155,10 @@ def parameters_of(tools: Tools, name: str) -> dict[str, Mapping[str, Json]]:
 def required_of(tools: Tools) -> dict[str, set[str]]:
     """Arguments that each tool needs, by its name."""
     found = {}
-    for tool in tools:
-        required = _object(_function(tool).get("parameters")).get("required")
+    for tool in map(_function, tools):
+        required = _object(tool.get("parameters")).get("required")
         listed = required if isinstance(required, list) else []
-        found[str(_function(tool).get("name"))] = {str(one) for one in listed}
+        found[str(tool.get("name"))] = {str(one) for one in listed}
     return found
 
 

@@ -3,9 +3,15 @@
 A parameter says whether its value is text: `<｜DSML｜parameter name="KEY" string="true">`.
 """
 
-import json
-
-from ppojob_trainer.agents.formats.calls import Call, Calls, Tools, blocks, elements, encoded
+from ppojob_trainer.agents.formats.calls import (
+    Call,
+    Calls,
+    Tools,
+    blocks,
+    elements,
+    encoded,
+    value_of,
+)
 from ppojob_trainer.json_value import Json
 
 MARK = "\uff5cDSML\uff5c"
@@ -29,15 +35,6 @@ def _calls(block: str) -> list[Call]:
         for head, value in elements(body, start, '">', end):
             key, _, is_text = head.partition('" string="')
             if is_text in ("true", "false"):
-                arguments[key] = value if is_text == "true" else _json(value)
+                arguments[key] = value if is_text == "true" else value_of(value)
         found.append(Call(name, encoded(arguments)))
     return found
-
-
-def _json(text: str) -> Json:
-    """The value that a text is; the text as it stands where it is none."""
-    try:
-        value: Json = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value

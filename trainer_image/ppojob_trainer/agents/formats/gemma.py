@@ -50,22 +50,22 @@ class _Reader:
         while (key := _KEY.match(self._text, self._at)) is not None:
             self._at = key.end()
             found[key[1]] = self._value(depth)
-            if not self._passes(","):
+            if not self._skip(","):
                 break
         return found
 
     def _value(self, depth: int) -> Json:
-        if self._passes(_QUOTE):
+        if self._skip(_QUOTE):
             end = self._text.find(_QUOTE, self._at)
             end = len(self._text) if end < 0 else end
             text = self._text[self._at : end]
             self._at = end + len(_QUOTE)
             return text
-        if depth < _DEEPEST and self._passes("{"):
+        if depth < _DEEPEST and self._skip("{"):
             found = self.items(depth + 1)
-            self._passes("}")
+            self._skip("}")
             return found
-        if depth < _DEEPEST and self._passes("["):
+        if depth < _DEEPEST and self._skip("["):
             return self._list(depth + 1)
         bare = _BARE.match(self._text, self._at)
         assert bare is not None, "it matches the empty text"
@@ -74,14 +74,14 @@ class _Reader:
 
     def _list(self, depth: int) -> list[Json]:
         found: list[Json] = []
-        while self._at < len(self._text) and not self._passes("]"):
+        while self._at < len(self._text) and not self._skip("]"):
             found.append(self._value(depth))
-            if not self._passes(","):
-                self._passes("]")
+            if not self._skip(","):
+                self._skip("]")
                 break
         return found
 
-    def _passes(self, mark: str) -> bool:
+    def _skip(self, mark: str) -> bool:
         if not self._text.startswith(mark, self._at):
             return False
         self._at += len(mark)

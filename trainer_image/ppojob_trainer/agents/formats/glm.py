@@ -3,15 +3,8 @@
 Values are JSON where they can be, and text where not.
 """
 
-from ppojob_trainer.agents.formats.calls import (
-    BadCall,
-    Call,
-    Calls,
-    Tools,
-    blocks,
-    encoded,
-    value_of,
-)
+from ppojob_trainer.agents.formats import calls
+from ppojob_trainer.agents.formats.calls import BadCall, Call, Calls, Tools
 from ppojob_trainer.json_value import Json
 
 _START, _END = "<tool_call>", "</tool_call>"
@@ -20,7 +13,7 @@ _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "
 
 def glm(text: str, _tools: Tools = ()) -> Calls:
     """Read a turn."""
-    return tuple(_call(block) for block in blocks(text, _START, _END))
+    return tuple(_call(block) for block in calls.blocks(text, _START, _END))
 
 
 def _call(block: str) -> Call | BadCall:
@@ -33,8 +26,8 @@ def _call(block: str) -> Call | BadCall:
         if behind.lstrip().startswith(_VALUE):
             value, is_whole, rest = behind.partition(_VALUE)[2].partition(_VALUE_END)
             if is_whole:
-                arguments[key.rpartition(_KEY)[2].strip()] = value_of(value)
+                arguments[key.rpartition(_KEY)[2].strip()] = calls.value_of(value.strip())
         else:
             rest = behind
         _, has_arguments, rest = rest.partition(_KEY)
-    return Call(name.strip(), encoded(arguments))
+    return Call(name.strip(), calls.encoded(arguments))

@@ -9,7 +9,6 @@ from ppojob_trainer.agents.formats.calls import (
     Tools,
     blocks,
     encoded,
-    names_of,
     required_of,
     value_of,
 )
@@ -32,7 +31,7 @@ def _call(block: str, tools: Tools) -> Call | BadCall:
     named = _ID.fullmatch(told)
     if not is_whole or named is None:
         return BadCall("a call without name or arguments")
-    value = value_of(arguments)
+    value = value_of(arguments.strip())
     keys = set(value) if isinstance(value, dict) else set()
     text = encoded(value) if isinstance(value, dict) else arguments.strip()
     return Call(_tool(told, named[1], keys, tools), text, told)
@@ -44,12 +43,12 @@ def _tool(told: str, name: str, keys: set[str], tools: Tools) -> str:
     The model sees its earlier calls by their ids alone, and soon writes ids of its own. So a tool
     whose name is in the id is meant, or the only one whose arguments are all there.
     """
-    names = names_of(tools)
-    if name in names:
+    needed = required_of(tools)
+    if name in needed:
         return name
     compact = told.lower().replace("-", "_")
-    within = [one for one in names if one.lower() in compact]
-    fitting = [one for one, required in required_of(tools).items() if required and required <= keys]
+    within = [one for one in needed if one.lower() in compact]
+    fitting = [one for one, required in needed.items() if required and required <= keys]
     if len(within) == 1:
         return within[0]
     return fitting[0] if len(fitting) == 1 else name

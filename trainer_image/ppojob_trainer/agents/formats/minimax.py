@@ -24,7 +24,7 @@ def minimax(text: str, _tools: Tools = ()) -> Calls:
     for block in blocks(text, _START, _END):
         for name, body in elements(block, '<invoke name="', '">', "</invoke>"):
             parameters = elements(body, '<parameter name="', '">', "</parameter>")
-            arguments = {key: value_of(value) for key, value in parameters}
+            arguments = {key: value_of(value.strip()) for key, value in parameters}
             is_name = '"' not in name
             calls.append(Call(name, encoded(arguments)) if is_name else BadCall(_NO_NAME))
     return tuple(calls)

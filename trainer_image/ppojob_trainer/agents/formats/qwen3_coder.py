@@ -16,6 +16,7 @@ from ppojob_trainer.agents.formats.calls import (
     blocks,
     encoded,
     parameters_of,
+    value_of,
 )
 from ppojob_trainer.json_value import Json
 
@@ -83,14 +84,9 @@ def _number(value: str, kind: type[int] | type[float]) -> Json:
 
 def _literal(value: str) -> Json:
     """A value in JSON, or else as Python writes it."""
-    try:
-        parsed: Json = json.loads(value)
-    except (ValueError, RecursionError):
-        pass
-    else:
+    parsed = value_of(value)
+    if parsed is not value or len(value) > _MAX_LITERAL:
         return parsed
-    if len(value) > _MAX_LITERAL:
-        return value
     try:
         literal: Json = json.loads(json.dumps(ast.literal_eval(value), allow_nan=False))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

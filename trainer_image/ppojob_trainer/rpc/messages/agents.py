@@ -20,7 +20,7 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
         created: JSON object: what the row says its tool is made with.
         id: by which the model tells its calls apart; empty in most formats.
         to_user: it is no call, but a turn that the user of this name answers. `arguments` are the
-            conversation, as `tools.users.Heard`; no model writes one.
+            conversation, as `tools.wire.Conversation`; no model writes one.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ppojob_trainer.sandbox.executor import Program
+from ppojob_trainer.sandbox.process import Program
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
 
 _STOPPED: Final = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.sandbox.executor import Runner
-from ppojob_trainer.tools.users import User
+from ppojob_trainer.tools.custom import User
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,10 @@ class BuiltIn:
 
     Attributes:
         answer: the text for the model, and a reward where the tool gives one. What a model did
-            wrong is text too; what it raises is a mistake of ours, or of the data.
-        description: what the model is told, where the job says nothing else.
-        parameters: the same of the arguments, a JSON schema.
+            wrong is text too; an exception is a mistake of ours, or of the data.
+        description: for the model, where the job has no other; so is `parameters`, a JSON schema.
         runs_code: whether it needs a sandbox.
-        opens: judges its settings, and gets ready what they name; None where it has none. It raises
+        opens: checks its settings and prepares what they name; None where it has none. It raises
             `ConfigError`, whose place is in the tool (``config.index``).
     """
 
@@ -50,7 +49,6 @@ class BuiltInUser:
     """A user that is built in.
 
     Attributes:
-        answer: to a turn.
         problem: says what is wrong with what a row tells it, before anything is started: the
             entry, and what is allowed. None where nothing is.
     """

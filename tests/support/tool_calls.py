@@ -1,0 +1,32 @@
+"""Calls of tools and users, and an index to search, for tests of tools."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ppojob_trainer.retrieval.build import build_index
+from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+from ppojob_trainer.tools.pool import ToolPool
+
+
+def ask(
+    pool: ToolPool, name: str, arguments: str = "{}", created: bytes = b"{}", to_user: bool = False
+) -> ToolAnswer:
+    """The answer to one call, or of a user to a turn."""
+    call = ToolCall(name, arguments, created, to_user=to_user)
+    return pool.start([call], ["step 1/train/row 3"]).result()[0]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """An index of five towns, made without an encoder."""
+    names = ("Ulf", "Ada", "Bo", "Ulf and Bo", "3")
+    corpus = tmp_path / "corpus.jsonl"
+    lines = [
+        {"id": str(n), "contents": f'"{name}"\n{name} lives in town {n}.'}
+        for n, name in enumerate(names)
+    ]
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    build_index(corpus, tmp_path / "index", encoder=None, tell=lambda *_: None)
+    return tmp_path / "index"
