@@ -53,7 +53,7 @@ def serve(ring: KeyRing) -> None:
         Route(PING, lambda _: Nothing()),
         Route(WORK, lambda request: Done(len(request.items))),
     ]
-    server = RpcServer(ADDRESS, PORT, ring, routes, epoch=1)
+    server = RpcServer(ADDRESS, PORT, ring, routes, attempt=1)
     server.start()
     server.work()
 
@@ -120,7 +120,7 @@ def measure(calls: int) -> dict[str, float]:
         stack.enter_context(running(serve, theirs))
         stack.enter_context(running(serve_bare, BARE_PORT, None))
         stack.enter_context(running(serve_bare, CURVE_PORT, theirs.secret))
-        caller = stack.enter_context(contextlib.closing(Caller(ours, epoch=1)))
+        caller = stack.enter_context(contextlib.closing(Caller(ours, attempt=1)))
         peer = Peer("rank 0", ADDRESS, PORT, SERVER)
 
         def ask(_number: int) -> Nothing:

@@ -45,7 +45,7 @@ ENV_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 ENV_RANK = "PPOJOB_RANK"
 """Rank within the role's world; set by the pod's supervisor, as are the three below."""
 ENV_LOCAL_RANK = "PPOJOB_LOCAL_RANK"
-ENV_EPOCH = "PPOJOB_EPOCH"
+ENV_ATTEMPT = "PPOJOB_ATTEMPT"
 ENV_HEARTBEAT = "PPOJOB_HEARTBEAT"
 """File descriptor of the pipe on which a process tells its supervisor that it lives."""
 

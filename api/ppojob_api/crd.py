@@ -23,7 +23,7 @@ COLUMNS = (
     ("ETA", "string", ".status.training.eta"),
     ("Age", "date", ".metadata.creationTimestamp"),
     ("KL", "number", ".status.training.kl"),
-    ("Checkpoint", "integer", ".status.training.lastCommittedStep"),
+    ("Checkpoint", "integer", ".status.training.lastCheckpointStep"),
     ("Restarts", "integer", ".status.restarts"),
     ("Reason", "string", ".status.reason"),
 )

@@ -140,13 +140,13 @@ lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
 critic.num_cycles | spec.critic.optimizer.cycles
 critic.lr_warmup_steps_ratio | spec.critic.optimizer.warmupRatio
 fsdp_config.dtype | spec.training.autocast
-save_contents load_contents | not needed | a commit always holds everything
+save_contents load_contents | not needed | a checkpoint always holds everything
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
 ulysses_sequence_parallel_size | not yet | sequence parallelism
 reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
 full_determinism | not needed | a step is a function of weights, data and seed
-checkpoint.async_save checkpoint.strict | not yet | other ways to commit
-save_lora_only | not needed | with spec.model.lora a commit holds adapters alone
+checkpoint.async_save checkpoint.strict | not yet | other ways to save
+save_lora_only | not needed | with spec.model.lora a checkpoint holds adapters alone
 router_replay router_replay.mode | not yet | replay of routers
 skip.rollout | spec.rollout.replay
 rollout.name | spec.rollout.engine

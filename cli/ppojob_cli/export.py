@@ -1,4 +1,4 @@
-"""`ppojob export`: the model of a commit as a Hugging Face folder."""
+"""`ppojob export`: the model of a checkpoint as a Hugging Face folder."""
 
 import re
 from pathlib import Path
@@ -16,11 +16,11 @@ _POINTERS = ("latest", "best")
 @click.command("export")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
-    "--commit",
+    "--checkpoint",
     default="latest",
     show_default=True,
     metavar="latest|best|STEP",
-    help="Which commit.",
+    help="Which checkpoint.",
 )
 @click.option(
     "--output",
@@ -29,35 +29,36 @@ _POINTERS = ("latest", "best")
     metavar="DIR",
     help="Folder that is made.",
 )
-def export(run: Path, commit: str, output: Path) -> None:
-    """Write the policy of a commit as a Hugging Face folder.
+def export(run: Path, checkpoint: str, output: Path) -> None:
+    """Write the policy of a checkpoint as a Hugging Face folder.
 
     RUN is the run folder. The weights are put together, however many ranks wrote them. Needs no
     GPU and no running job.
     """
-    from ppojob_trainer.checkpoint.commit_export import export_commit
+    from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
 
     with told():
-        folder = _commit_folder(run, commit)
+        folder = _checkpoint_folder(run, checkpoint)
         _check_output(output)
-        step = export_commit(folder, output)
+        step = export_checkpoint(folder, output)
     click.echo(f"{output}: the policy after step {step}")
 
 
-def _commit_folder(run: Path, commit: str) -> Path:
-    from ppojob_trainer.checkpoint.commit import folder_name
+def _checkpoint_folder(run: Path, checkpoint: str) -> Path:
+    from ppojob_trainer.checkpoint.store import folder_name
 
     root = run / CHECKPOINTS_FOLDER
     found = sorted(path.name for path in root.glob("step-*"))
     if not found:
-        raise InputError(f"RUN: got {run}: it holds no commit; the run folder of a job")
-    name = folder_name(int(commit)) if _STEP.fullmatch(commit) else commit
+        raise InputError(f"RUN: got {run}: it holds no checkpoint; the run folder of a job")
+    name = folder_name(int(checkpoint)) if _STEP.fullmatch(checkpoint) else checkpoint
     is_known = name in found or (name in _POINTERS and (root / name).exists())
     if not is_known:
         steps = ", ".join(str(int(step.removeprefix("step-"))) for step in found)
         pointers = ", ".join(name for name in _POINTERS if (root / name).exists())
         raise InputError(
-            f"--commit: got {shown(commit)}: there is no such commit; one of {pointers}, {steps}"
+            f"--checkpoint: got {shown(checkpoint)}: there is none of that name; "
+            f"one of {pointers}, {steps}"
         )
     return (root / name).resolve()
 

@@ -33,8 +33,8 @@ def _is_there(entry: str, there: int) -> bool:
 def devices(pods: Iterable[Pod], visible: Iterable[str]) -> dict[str, str]:
     """The variable of each pod, by its name: no GPU in two pods, none in a pod that asks for none.
 
-    A pod keeps its GPUs for as long as it runs: the ranks of every epoch inherit them. Visible are
-    at least as many as they need.
+    A pod keeps its GPUs for as long as it runs: the ranks of every attempt inherit them. Visible
+    are at least as many as they need.
     """
     free = iter(visible)
     return {pod.name: ",".join(islice(free, pod.gpus)) for pod in pods}

@@ -175,7 +175,7 @@ class LocalPods:
         return [running for running in self.pods if running.process.poll() is not None]
 
     def ask_to_stop(self) -> None:
-        """Have the controller finish its step, commit and leave."""
+        """Have the controller finish its step, write a checkpoint and leave."""
         self.controller.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:

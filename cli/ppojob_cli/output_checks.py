@@ -20,11 +20,11 @@ from ppojob_api.run_layout import (
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.figures import counted
 from ppojob_cli.validate import validate_file
-from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
 from ppojob_trainer.checkpoint.identity import changed_settings
-from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_sealed
+from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_saved
+from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller.position import read_position
-from ppojob_trainer.errors import CannotResume, DamagedCommit
+from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.models.architectures import count_adapters
 from ppojob_trainer.models.fingerprint import base_of
 
@@ -34,8 +34,8 @@ LOCK_FILE: Final = ".lock"
 MOUNTS: Final = Path("/proc/self/mounts")
 
 _WRITTEN: Final = (JOB_FILE, METRICS_FILE, SUMMARY_FILE, EXPORT_FOLDER)
-_COMMIT_BYTES: Final = 12
-"""Of a trained weight in a commit: float32, and the two moments of AdamW."""
+_CHECKPOINT_BYTES: Final = 12
+"""Of a trained weight in a checkpoint: float32, and the two moments of AdamW."""
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _GIB: Final = 2**30
 _BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's own are
@@ -108,9 +108,9 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
     export = _EXPORT_BYTES[config.spec.model.dtype] if config.spec.checkpoint.export else 0
     model = config.spec.model
     trained = parameters if model.lora is None else count_adapters(model)
-    needed = trained * _COMMIT_BYTES + parameters * export
+    needed = trained * _CHECKPOINT_BYTES + parameters * export
     if needed > free:
-        what = "a commit and the export need" if export else "a commit needs"
+        what = "a checkpoint and the export need" if export else "a checkpoint needs"
         yield Problem(
             _WHERE,
             str(folder),
@@ -121,11 +121,11 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
 
 
 def _freed_at_start(root: Path) -> int:
-    """Bytes of the commit in the middle of which a run in this folder ended."""
+    """Bytes of the checkpoint in the middle of which a run in this folder ended."""
     if not os.path.isdir(root):
         return 0
     size_bytes = 0
-    for left in unsealed(root):
+    for left in incomplete(root):
         if left.is_symlink():
             continue
         for path, _, names in os.walk(left):
@@ -150,30 +150,30 @@ def _file_system(path: Path) -> str:
     return kind
 
 
-def check_commits(config: RunConfig, folder: Path) -> list[str]:
+def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
     """Why the run that lies in the folder cannot be gone on with.
 
-    Looks at the newest commit that can be read; whether its bytes are whole is for the controller,
-    which alone may use an older one. Where there is none, another job would begin anew, and the
-    steps that were done would be lost.
+    Looks at the newest checkpoint that can be read; whether its bytes are whole is for the
+    controller, which alone may use an older one. Where there is none, another job would begin anew,
+    and the steps that were done would be lost.
     """
     root = folder / CHECKPOINTS_FOLDER
     if not os.path.isdir(root):
         return []
     base = base_of(config.spec.model)
-    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json(), base=base)
+    store = CheckpointStore(root, job_uid=config.uid, config=config.trajectory_json(), base=base)
     if config.spec.checkpoint.resume == "never" and store.steps():
         problem = Problem(
             "spec.checkpoint.resume",
             shown("never"),
-            f"{folder} holds the commits of a run",
+            f"{folder} holds the checkpoints of a run",
             "auto to go on with it, or another folder to begin anew",
             ReasonCode.CONFLICT,
         )
         return [str(problem)]
     made = _made_by(folder)
     if made is not None and made.uid != config.uid and store.steps():
-        why = f"it holds the commits of the job {made.namespace}/{made.name}"
+        why = f"it holds the checkpoints of the job {made.namespace}/{made.name}"
         allowed = "another folder, or metadata.name as it was"
         return [str(Problem(_WHERE, str(folder), why, allowed, ReasonCode.CONFLICT))]
     for step in reversed(store.steps()):
@@ -181,21 +181,21 @@ def check_commits(config: RunConfig, folder: Path) -> list[str]:
             store.read(step)
         except CannotResume as refusal:
             return list(refusal.problems)
-        except (DamagedCommit, OSError):
+        except (DamagedCheckpoint, OSError):
             continue
         return [str(problem) for problem in _beyond_end(config, folder, step)]
     return [str(problem) for problem in _steps_of_another(config, folder)]
 
 
-def uncommitted_warning(folder: Path) -> Iterator[Problem]:
-    """Steps behind the last commit, from which the job goes on."""
+def unsaved_steps_warning(folder: Path) -> Iterator[Problem]:
+    """Steps behind the last checkpoint, from which the job goes on."""
     events = _events(folder)
-    lost = _steps_done(events) - (last_sealed(events) or 0)
+    lost = _steps_done(events) - (last_saved(events) or 0)
     if lost > 0:
         yield Problem(
             _WHERE,
             str(folder),
-            f"{counted(lost, 'step')} without a commit will be repeated",
+            f"{counted(lost, 'step')} without a checkpoint will be repeated",
             "spec.checkpoint.every sets how many that may be",
             ReasonCode.OUT_OF_RANGE,
         )
@@ -214,12 +214,12 @@ def _beyond_end(config: RunConfig, folder: Path, step: int) -> Iterator[Problem]
 
 
 def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
-    """Steps without a commit, of a job that differs: by name, or in what decides the weights."""
+    """Steps without a checkpoint, of a job of another name or with other settings."""
     done = _steps_done(_events(folder))
     made = _made_by(folder) if done else None
     if made is None:
         return
-    lost = f"{counted(done, 'step')} without a commit would be lost"
+    lost = f"{counted(done, 'step')} without a checkpoint would be lost"
     if made.uid != config.uid:
         why = f"{lost}, of the job {made.namespace}/{made.name}"
         yield Problem(_WHERE, str(folder), why, "another folder", ReasonCode.CONFLICT)
@@ -241,7 +241,7 @@ def _events(folder: Path) -> list[Event]:
     """The journal; empty where it cannot be read, of which the controller tells."""
     try:
         return Journal(folder / CHECKPOINTS_FOLDER / JOURNAL_NAME).read()
-    except (DamagedCommit, OSError):
+    except (DamagedCheckpoint, OSError):
         return []
 
 

@@ -122,7 +122,7 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
     newest = f"the newest {spec.checkpoint.keep_last} are kept"
-    yield f"commits: {on_the_way}after the last step; {newest}{kept}"
+    yield f"checkpoints: {on_the_way}after the last step; {newest}{kept}"
 
 
 def _type_lines(config: RunConfig) -> Iterator[str]:

@@ -15,9 +15,9 @@ from ppojob_api.v1alpha1.rollout import RewardModelSpec
 from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_cli.machine_checks import machine_problems, threads_warning
 from ppojob_cli.output_checks import (
-    check_commits,
+    check_checkpoints,
     check_output,
-    uncommitted_warning,
+    unsaved_steps_warning,
     volatile_warning,
 )
 from ppojob_trainer.agents.named import row_agents
@@ -65,8 +65,8 @@ def check_run(config: RunConfig, output: Path) -> Preflight:
     """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
     found = check_inputs(config)
     found.add([*machine_problems(config), *check_output(config, output, found.parameters)])
-    refusals = check_commits(config, output)
-    found.add(refusals, [] if refusals else uncommitted_warning(output))
+    refusals = check_checkpoints(config, output)
+    found.add(refusals, [] if refusals else unsaved_steps_warning(output))
     found.add([], [*threads_warning(config), *volatile_warning(output)])
     return found
 

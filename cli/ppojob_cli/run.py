@@ -24,7 +24,7 @@ from ppojob_cli.preflight import check_run
 from ppojob_cli.summary import Ending, finished_summary
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
-from ppojob_trainer.checkpoint.commit import LATEST_NAME
+from ppojob_trainer.checkpoint.store import LATEST_NAME
 from ppojob_trainer.errors import ConfigError, PPOJobError
 
 _POLL_SECONDS = 0.25
@@ -54,7 +54,7 @@ class Interrupts:
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     help="Run folder; default: runs/<name of the job>. The same command goes on from its last "
-    "commit.",
+    "checkpoint.",
 )
 @set_option
 @click.option(
@@ -74,7 +74,8 @@ def run(
     """Run a PPOJob manifest on this machine, or go on with its run.
 
     Exit status: 0 done, 2 the input is wrong and nothing was started, 3 the job failed,
-    130 interrupted (the first Ctrl-C finishes the step and commits, the second stops at once).
+    130 interrupted (the first Ctrl-C finishes the step and writes a checkpoint, the second stops at
+    once).
     """
     if replay is not None:
         overrides += (f"spec.rollout.replay={json.dumps(str(replay.resolve()))}",)
@@ -134,7 +135,7 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
             return stopped_at_once(folder)
         if interrupts.count == 1 and not asked:
             asked = True
-            view.note("finishing the step, then committing; Ctrl-C again stops at once")
+            view.note("finishing the step, then writing a checkpoint; Ctrl-C again stops at once")
             pods.ask_to_stop()
         ended = pods.controller.process.poll()
         if ended is not None and asked:
@@ -152,9 +153,9 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
 def stopped_at_once(folder: Path) -> Ending:
     """How a run ends that was interrupted twice."""
     if os.path.lexists(folder / CHECKPOINTS_FOLDER / LATEST_NAME):
-        then = "the last commit stands, and the same command goes on from there"
+        then = "the last checkpoint stands, and the same command goes on from there"
     else:
-        then = "there is no commit, and the same command begins anew"
+        then = "there is no checkpoint, and the same command begins anew"
     return Ending(contract.EXIT_INTERRUPTED, f"stopped at once: {then}")
 
 

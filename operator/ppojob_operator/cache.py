@@ -325,6 +325,6 @@ def _relevant(manifest: dict[str, Any]) -> dict[str, Any]:
     """What of a job a plan depends on: of its training, where it is, and not how far."""
     status = dict(manifest.get("status") or {})
     training = status.pop("training", None) or {}
-    stage = (training.get("stage"), training.get("lastCommittedStep") is None)
+    stage = (training.get("stage"), training.get("lastCheckpointStep") is None)
     metadata = {k: v for k, v in manifest["metadata"].items() if k != "resourceVersion"}
     return {**manifest, "metadata": metadata, "status": status, "training": stage}

@@ -139,8 +139,8 @@ def _mounts(here: ReconcileContext, role: RoleName, config: PodConfig) -> bool:
 def _outdated_controller(here: ReconcileContext) -> Iterable[Action]:
     """A controller that runs another configuration than its StatefulSet says.
 
-    Told to end it commits behind its step, and the next one reads the new configuration; the
-    ranks of all roles go on.
+    Told to end it writes a checkpoint after its step, and the next one reads the new configuration;
+    the ranks of all roles go on.
     """
     child = _set_of(here, "controller")
     if child is None:
@@ -225,7 +225,7 @@ def _queue_changes(here: ReconcileContext) -> Iterator[Action]:
     if answer.holds("Finished"):
         return
     if here.has_ended and here.observed.pods:
-        # They may be committing, and what they hold would be given to another job.
+        # They may be writing a checkpoint, and what they hold would be given to another job.
         return
     evicted = answer.holds("Evicted") and answer.holds("QuotaReserved")
     if evicted and not here.observed.pods and not here.has_ended:

@@ -28,7 +28,7 @@ class ReconcileContext:
         roles: those with pods of their own.
         failures: losses that are not in the status yet.
         admission: whether it may have pods.
-        runs: whether it is to have pods for longer than a commit takes.
+        runs: whether it is to have pods for longer than a checkpoint takes.
         wanted: roles that are to have pods now.
     """
 
@@ -85,7 +85,7 @@ def reconcile_context(
         roles,
         observed,
         runs=runs,
-        commits=not is_over or status.reason == "DeadlineExceeded",
+        checkpoints=not is_over or status.reason == "DeadlineExceeded",
     )
     return ReconcileContext(
         job=job,
@@ -102,16 +102,18 @@ def reconcile_context(
     )
 
 
-def _wanted_roles(roles: PodNames, observed: Observed, *, runs: bool, commits: bool) -> PodNames:
-    """Which roles have pods now: all, all but the controller while it commits, or none.
+def _wanted_roles(
+    roles: PodNames, observed: Observed, *, runs: bool, checkpoints: bool
+) -> PodNames:
+    """Which roles have pods now: all, all but the controller while it writes a checkpoint, or none.
 
-    A job that is to stop loses its controller first. Told to end, it ends its step and commits, and
-    for that it needs all other roles; they go when it is gone. Going on is starting anew: the
-    controller finds the commit.
+    A job that is to stop loses its controller first. Told to end, it ends its step and writes a
+    checkpoint, and for that it needs all other roles; they go when it is gone. Going on is starting
+    anew: the controller finds the checkpoint.
     """
     if runs:
         return {role: roles[role] for role in roles if not _is_leaving(role, observed)}
-    if commits and _is_committing(observed):
+    if checkpoints and _is_saving(observed):
         return {role: roles[role] for role in roles if role != "controller"}
     return {}
 
@@ -127,8 +129,8 @@ def _is_leaving(role: RoleName, observed: Observed) -> bool:
     return any(pod.owner_uid and pod.owner_uid not in sets for pod in pods)
 
 
-def _is_committing(observed: Observed) -> bool:
-    """Whether there is a controller that may still have something to commit."""
+def _is_saving(observed: Observed) -> bool:
+    """Whether there is a controller that may still have something to save."""
     report = observed.controller
     return any(
         not (report is not None and report.pod_uid == pod.uid and report.phase == "done")

@@ -22,7 +22,7 @@ from ppojob_operator.state import Emit
 _EVENTS_WHEN_TRUE: dict[ConditionType, str] = {
     "PodsReady": "all pods are ready",
     "Training": "the first step is under way",
-    "Suspended": "the job is committed and its pods are gone",
+    "Suspended": "the job has a checkpoint and its pods are gone",
 }
 
 _WITHOUT_EVENT = ("PodsLeaving", "PodsMissing", "Starting", "Stopped")
@@ -149,12 +149,12 @@ def _has_controller(here: ReconcileContext) -> bool:
 
 def _checkpointed(here: ReconcileContext) -> ObservedCondition:
     training = here.job.status.training
-    if training is None or training.last_committed_step is None:
+    if training is None or training.last_checkpoint_step is None:
         return ObservedCondition(
-            "Checkpointed", False, "NoCommit", "a restart begins at the first step"
+            "Checkpointed", False, "NoCheckpoint", "a restart begins at the first step"
         )
     return ObservedCondition(
-        "Checkpointed", True, "Committed", "status.training.lastCommittedStep is durable"
+        "Checkpointed", True, "Saved", "status.training.lastCheckpointStep is durable"
     )
 
 
@@ -163,7 +163,7 @@ def _suspended(here: ReconcileContext) -> ObservedCondition:
         return ObservedCondition("Suspended", False, "NotAsked")
     if here.observed.pods:
         return ObservedCondition(
-            "Suspended", False, "Suspending", "the controller commits, then pods go"
+            "Suspended", False, "Suspending", "the controller writes a checkpoint, then pods go"
         )
     return ObservedCondition("Suspended", True, "Asked", "spec.lifecycle.suspend is true")
 
@@ -215,7 +215,7 @@ def _role_status(here: ReconcileContext, before: PPOJobStatus) -> Iterator[RoleS
             name=role,
             replicas=len(names),
             ready=sum(pod.is_ready and not pod.is_deleting for pod in pods),
-            epoch=was.epoch if was else 0,
+            attempt=was.attempt if was else 0,
             restarts=(was.restarts if was else 0) + _restarts(here, role),
             ended=ended(role, here.observed.pods),
             losses=lost,

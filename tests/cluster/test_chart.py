@@ -37,7 +37,7 @@ def job(cluster: Cluster, release: str) -> str:
     ]
     rights = bound_role("controllers", [rule], *subjects)
     cluster.apply({**manifest, "metadata": {"name": JOB}}, *rights)
-    status = {"status": {"phase": "Running", "training": {"epoch": 2, "step": 5}}}
+    status = {"status": {"phase": "Running", "training": {"attempt": 2, "step": 5}}}
     cluster.kubectl(*patch(status))
     # The policy takes a moment to reach the API server's admission. What it let through until then
     # must not be sent again: it forbids changes.
@@ -59,16 +59,18 @@ def as_controller(
 
 
 def test_a_controller_reports_its_progress(cluster: Cluster, job: str):
-    said = as_controller(cluster, {"status": {"training": {"epoch": 2, "step": 6, "reward": 0.5}}})
+    said = as_controller(
+        cluster, {"status": {"training": {"attempt": 2, "step": 6, "reward": 0.5}}}
+    )
     assert "patched" in said, said
     assert cluster.read("ppojob", job, "{.status.training.step}") == "6"
 
 
 def test_a_new_controller_takes_over_and_the_old_one_is_silenced(cluster: Cluster, job: str):
-    assert "patched" in as_controller(cluster, {"status": {"training": {"epoch": 3, "step": 6}}})
-    said = as_controller(cluster, {"status": {"training": {"epoch": 2, "step": 9}}})
-    assert "status.training.epoch: got 2: a controller of epoch 3 has taken over" in said
-    assert "epoch 0" not in said
+    assert "patched" in as_controller(cluster, {"status": {"training": {"attempt": 3, "step": 6}}})
+    said = as_controller(cluster, {"status": {"training": {"attempt": 2, "step": 9}}})
+    assert "status.training.attempt: got 2: a controller of attempt 3 has taken over" in said
+    assert "attempt 0" not in said
     assert "got 0" in as_controller(cluster, {"status": {"training": None}})
     assert cluster.read("ppojob", job, "{.status.training.step}") == "6"
 

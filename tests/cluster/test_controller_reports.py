@@ -136,10 +136,10 @@ def write(resource: JobResource, **fields: Any) -> None:
 
 def test_what_a_controller_says_is_shown(operated: Operated) -> None:
     resource = operated.resource("sums")
-    write(resource, epoch=1, step=0, stage="Starting", total_steps=100)
+    write(resource, attempt=1, step=0, stage="Starting", total_steps=100)
     write(
         resource,
-        epoch=1,
+        attempt=1,
         step=7,
         total_steps=100,
         reward=0.75,
@@ -147,7 +147,7 @@ def test_what_a_controller_says_is_shown(operated: Operated) -> None:
         tokens_per_second=1534.0,
         eta="1h30m",
         stage="Training",
-        last_committed_step=6,
+        last_checkpoint_step=6,
     )
     table = operated.cluster.kubectl("get", "ppojob", "sums", "--output=wide").splitlines()
     assert len(table) == 2, table
@@ -171,7 +171,7 @@ def test_what_a_controller_says_is_shown(operated: Operated) -> None:
 def test_a_controller_says_nothing_of_another_job(operated: Operated) -> None:
     resource = operated.resource("other", identity="sums")
     with pytest.raises(NotWrittenError, match="HTTP 403"):
-        resource.write(TrainingStatus(epoch=9))
+        resource.write(TrainingStatus(attempt=9))
     assert operated.cluster.read("ppojob", "other", "{.status.training}") == ""
 
 
@@ -193,7 +193,7 @@ def broad_rights(operated: Operated) -> Iterator[None]:
 @pytest.mark.usefixtures("broad_rights")
 def test_a_controller_with_rights_over_all_jobs_says_nothing_of_another(operated: Operated) -> None:
     refusal = "a controller reports on its own job only"
-    status = {"training": {"epoch": 9}}
+    status = {"training": {"attempt": 9}}
     # The rights take a moment to reach the API server's authorizer.
     eventually(lambda: refusal in operated.patch("other", status, identity="sums"))
 
@@ -217,11 +217,11 @@ def test_a_controller_says_nothing_else(operated: Operated, status: dict[str, An
     assert "a controller changes status.training only" in operated.patch("sums", status)
 
 
-def test_a_controller_whose_epoch_is_over_falls_silent(operated: Operated) -> None:
+def test_a_controller_whose_attempt_is_over_falls_silent(operated: Operated) -> None:
     resource = operated.resource("sums")
-    write(resource, epoch=4, step=7, stage="Training")
-    with pytest.raises(DisownedError, match="a controller of epoch 4 has taken over"):
-        resource.write(TrainingStatus(epoch=3, step=8))
+    write(resource, attempt=4, step=7, stage="Training")
+    with pytest.raises(DisownedError, match="a controller of attempt 4 has taken over"):
+        resource.write(TrainingStatus(attempt=3, step=8))
     assert operated.cluster.read("ppojob", "sums", "{.status.training.step}") == "7"
 
 
@@ -229,17 +229,17 @@ def test_a_younger_job_of_the_name_is_not_written_to(operated: Operated) -> None
     stranger = operated.resource("sums", uid="00000000-0000-0000-0000-000000000000")
     before = operated.cluster.read("ppojob", "sums", "{.status.training}")
     with pytest.raises(DisownedError, match="another job"):
-        stranger.write(TrainingStatus(epoch=99, step=99))
+        stranger.write(TrainingStatus(attempt=99, step=99))
     assert operated.cluster.read("ppojob", "sums", "{.status.training}") == before
 
 
 def test_a_job_that_is_gone_is_told(operated: Operated) -> None:
     resource = operated.resource("other")
-    write(resource, epoch=1, step=7, stage="Training")
+    write(resource, attempt=1, step=7, stage="Training")
     # Its account stays for a while, as it does until the garbage collector comes to it.
     operated.cluster.kubectl("delete", "ppojob", "other", "--cascade=orphan")
     with pytest.raises(DisownedError, match="not found"):
-        resource.write(TrainingStatus(epoch=1, step=8))
+        resource.write(TrainingStatus(attempt=1, step=8))
 
 
 def test_the_operator_follows_the_stage_and_not_the_steps(operated: Operated) -> None:
@@ -248,19 +248,19 @@ def test_the_operator_follows_the_stage_and_not_the_steps(operated: Operated) ->
     for pod in pods(cluster, "sums"):
         patch = json.dumps({"status": ready})
         cluster.kubectl("patch", pod, "--subresource=status", "--type=merge", f"--patch={patch}")
-    write(resource, epoch=6, step=7, stage="Starting")
+    write(resource, attempt=6, step=7, stage="Starting")
     eventually(lambda: operated.condition("sums", "PodsReady") == "True")
     eventually(lambda: operated.condition("sums", "Training") == "False")
-    write(resource, epoch=6, step=7, stage="Training")
+    write(resource, attempt=6, step=7, stage="Training")
     eventually(lambda: operated.condition("sums", "Training") == "True")
     assert cluster.read("ppojob", "sums", "{.status.phase}") == "Running"
     before = settled(operated)
     for step in range(8, 20):
-        write(resource, epoch=6, step=step, reward=step / 100, stage="Training")
+        write(resource, attempt=6, step=step, reward=step / 100, stage="Training")
         time.sleep(0.3)  # longer than a job that was looked at is left alone
     assert operated.looks() == before
     assert cluster.read("ppojob", "sums", "{.status.training.step}") == "19"
-    write(resource, epoch=6, step=19, stage="Recovering")
+    write(resource, attempt=6, step=19, stage="Recovering")
     eventually(lambda: operated.condition("sums", "Training") == "False")
     assert cluster.read("ppojob", "sums", "{.status.phase}") == "Recovering"
     assert operated.looks() > before

@@ -96,8 +96,8 @@ def test_suspended_and_resumed_and_deleted(cluster: Cluster, alone: Path, volume
     training_jobs.wait_for_phase(cluster, "paused", "Suspended")
     eventually(lambda: not pods(cluster, "paused"))
     step = volume.steps_done("paused")
-    commits = volume.run_folder("paused") / "checkpoints"
-    assert (commits / f"step-{step:06d}").is_dir(), "the step that was under way is committed"
+    checkpoints = volume.run_folder("paused") / "checkpoints"
+    assert (checkpoints / f"step-{step:06d}").is_dir(), "the step that was under way is saved"
     cluster.apply(slow_job("paused"))
     volume.wait_for_step("paused", step + 4)
     cluster.kubectl("delete", "ppojob", "paused")
@@ -105,4 +105,4 @@ def test_suspended_and_resumed_and_deleted(cluster: Cluster, alone: Path, volume
     done = run_folders.without_clock(volume.run_folder("paused"))
     assert len(done) > step + 4
     assert done == run_folders.without_clock(alone)[: len(done)]
-    assert (commits / "latest").exists()
+    assert (checkpoints / "latest").exists()

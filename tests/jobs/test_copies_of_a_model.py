@@ -82,7 +82,7 @@ def test_copies_that_are_killed_leave_what_undisturbed_ones_do(
 def test_a_run_of_copies_goes_on_without_them_and_back(
     start, finished, even_folder, tmp_path: Path, output, once
 ):
-    """A commit of any layout is taken up by any other: equal to rounding, and the log says so."""
+    """Any layout goes on from a checkpoint of any other, equal to rounding; the log says so."""
     job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
     whole = finished("whole", **job)
 

@@ -111,7 +111,7 @@ def test_addition_grpo(home: Path, output: Path):
     assert "val-core/ppojob/addition/acc/mean@1" in first
     assert "val-core/ppojob/addition/acc/mean@1" in last
     assert list(output.glob("tensorboard/events.*"))
-    export_is_the_committed_model(output)
+    export_is_the_saved_model(output)
 
 
 def test_addition_ppo(any_home: Path, tmp_path: Path):
@@ -199,14 +199,14 @@ def test_gsm8k_interaction(any_home: Path, tmp_path: Path):
     assert first["val-aux/num_turns/mean"] >= 2
 
 
-def export_is_the_committed_model(output: Path) -> None:
-    """transformers loads the export as it is, with the weights of the last commit, bit for bit."""
+def export_is_the_saved_model(output: Path) -> None:
+    """transformers loads the export as it is, with the bits of the last checkpoint."""
     (shard,) = (output / "checkpoints" / "latest").glob("*/rank-00000/model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(output / "export", dtype=torch.float32)
     weights = dict(model.named_parameters())
-    committed = load_file(shard)
-    assert committed.keys() == weights.keys()
-    for name, tensor in committed.items():
+    saved = load_file(shard)
+    assert saved.keys() == weights.keys()
+    for name, tensor in saved.items():
         assert torch.equal(weights[name], tensor), name
     tokenizer = AutoTokenizer.from_pretrained(output / "export")
     chat = tokenizer.apply_chat_template(

@@ -32,16 +32,16 @@ def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("call", "committed", "point"),
+    ("call", "saved", "point"),
     [
         (2 * OF_A_STEP, 2, "checkpoint.seal.rename.before@1=kill"),  # in step 3
         (4 * OF_A_STEP, 4, "checkpoint.seal.rename.after@1=kill"),  # in the validation of step 4
     ],
 )
-def test_what_was_done_is_committed(
-    call, committed, point, start, tiny_job, tmp_path, undisturbed, output, once
+def test_what_was_done_is_saved(
+    call, saved, point, start, tiny_job, tmp_path, undisturbed, output, once
 ):
-    """Also where the controller is killed in that very commit; the mended job ends as any."""
+    """Also where the controller is killed in that very checkpoint; the mended job ends as any."""
     path = tmp_path / "letters.py"
     rewards = tiny_jobs.reward_at(path, failing_from(path, call))
     job = tiny_job(rewards=rewards, steps=STEPS, checkpoint={"every": None})
@@ -50,16 +50,16 @@ def test_what_was_done_is_committed(
     assert job_points.fired(once) == {point.partition("@")[0]}
     (failed,) = (at for at, line in enumerate(run.lines) if line.startswith("failed: "))
     assert f"it raised at {path}:7 letters" in run.lines[failed]
-    assert f"step {committed} is committed" in run.lines[failed + 1]
+    assert f"step {saved} is saved" in run.lines[failed + 1]
     folders = [folder.name for folder in (output / "checkpoints").glob("step-*")]
-    assert folders == [f"step-{committed:06d}"]
+    assert folders == [f"step-{saved:06d}"]
 
     path.write_text(tiny_jobs.REWARD)
     # The next step, or the validation that was owed, has its line of metrics and is done anew.
     armed = job_points.armed(once, "controller.step.recorded@1=kill")
     again = start(job, output, **armed).succeed()
     (told,) = [line for line in again.lines if line.startswith(f"{path}: got another content")]
-    assert f"than step-{committed:06d} was made with" in told
+    assert f"than step-{saved:06d} was made with" in told
     assert "controller.step.recorded" in job_points.fired(once)
     assert run_folders.result(output) == undisturbed
     assert json.loads((output / "summary.json").read_text())["validation"]["last"]

@@ -120,7 +120,7 @@ def test_nothing_is_lost_when_the_reward_function_raises(day: Day) -> None:
     day.write("reward.py", BROKEN.replace("{calls!r}", repr(str(day.folder / "calls"))))
     lines = day.run(status=3)
     assert "RewardRaised: got KeyError: " in told(lines, "failed: ")
-    assert "goes on from there" in told(lines, "step 3 is committed")
+    assert "goes on from there" in told(lines, "step 3 is saved")
     assert [line.split()[0] for line in lines if line.startswith("  ")][:3] == [
         "prompt",
         "response",
@@ -129,12 +129,12 @@ def test_nothing_is_lost_when_the_reward_function_raises(day: Day) -> None:
 
     # The author changes their mind; refused by the field that they wrote.
     lines = day.run("--set=spec.algorithm.type=rloo", "--set=spec.seed=5", status=2)
-    assert 'got "rloo": commit step-000003 was made with "grpo"' in told(
+    assert 'got "rloo": checkpoint step-000003 was made with "grpo"' in told(
         lines, "spec.algorithm.type: "
     )
-    assert "got 5: commit step-000003 was made with 0" in told(lines, "spec.seed: ")
+    assert "got 5: checkpoint step-000003 was made with 0" in told(lines, "spec.seed: ")
 
-    # The function is mended, and the commits are damaged: all of them, then the newest.
+    # The function is mended, and the checkpoints are damaged: all of them, then the newest.
     day.write("reward.py", REWARD)
     weights = {
         step: day.folder
@@ -145,7 +145,7 @@ def test_nothing_is_lost_when_the_reward_function_raises(day: Day) -> None:
     for path in weights.values():
         os.truncate(path, 9)
     lines = day.run(status=3)
-    assert "no commit is whole: step-000003/" in told(lines, "failed: ")
+    assert "no checkpoint is whole: step-000003/" in told(lines, "failed: ")
     weights[2].write_bytes(whole)
     lines = day.run()
     where = weights[3].relative_to(day.folder / "run")

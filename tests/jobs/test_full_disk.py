@@ -1,4 +1,4 @@
-"""A full disk costs the commits that it refuses: the job trains on, and commits when it can."""
+"""A full disk costs the checkpoints that it refuses: the job trains on, and saves when it can."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ import run_folders
 from job_runs import Run
 from small_disks import SmallDisk, small_disk
 
-from ppojob_trainer.checkpoint.commit import unsealed
+from ppojob_trainer.checkpoint.store import incomplete
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-LESS_THAN_A_COMMIT = 600 << 10
-"""Bytes; a commit of the tiny model has 680 KiB, rows and logs of ten steps a fourth of that."""
+LESS_THAN_A_CHECKPOINT = 600 << 10
+"""Bytes; a checkpoint of the tiny model has 680 KiB, rows and logs of ten steps a fourth."""
 
 
 SECTIONS = {"timeouts": {"livenessSeconds": 500}}
@@ -46,16 +46,16 @@ def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, once, undisturbe
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     run = start(tiny_job(**SECTIONS), output, **job_points.armed(once, *points))
     controller = wait_until_stopped(run)
-    disk.fill(ballast, leave_bytes=LESS_THAN_A_COMMIT)
+    disk.fill(ballast, leave_bytes=LESS_THAN_A_CHECKPOINT)
     os.kill(controller, signal.SIGCONT)
     run.wait_for_step(2)
     assert wait_until_stopped(run) == controller
     checkpoints = output / "checkpoints"
     assert run_folders.metrics(output)[-1]["step"] == 9
     assert not list(checkpoints.glob("step-*"))
-    assert unsealed(checkpoints) == []
+    assert incomplete(checkpoints) == []
     log = (output / "logs" / "tiny-controller-0.log").read_text()
-    assert [f"no commit after step {step}: " in log for step in (2, 4, 6, 8)] == [True] * 4
+    assert [f"no checkpoint after step {step}: " in log for step in (2, 4, 6, 8)] == [True] * 4
     assert "No space left on device" in log
     ballast.unlink()
     os.kill(controller, signal.SIGCONT)
@@ -71,12 +71,12 @@ def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
     environment = job_points.armed(once, "controller.step.begin@6=stop")
     run = start(tiny_job(**SECTIONS), output, **environment)
     controller = wait_until_stopped(run)
-    disk.fill(ballast, leave_bytes=LESS_THAN_A_COMMIT)
+    disk.fill(ballast, leave_bytes=LESS_THAN_A_CHECKPOINT)
     os.kill(controller, signal.SIGCONT)
-    run.process.send_signal(signal.SIGINT)  # the last commit is one that a job must have
+    run.process.send_signal(signal.SIGINT)  # the last checkpoint is one that a job must have
     assert run.wait() == 3, run.logs()
     assert any("No space left on device" in line for line in run.lines), run.lines
-    assert unsealed(output / "checkpoints") == []
+    assert incomplete(output / "checkpoints") == []
     ballast.unlink()
     start(tiny_job(**SECTIONS), output).succeed()
     assert run_folders.result(output) == undisturbed

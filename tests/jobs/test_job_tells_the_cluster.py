@@ -39,7 +39,7 @@ def on_a_cluster(server: StatusServer, job: Path) -> dict[str, str]:
 
 def stages(states: list[dict[str, Any]]) -> list[tuple[int, str]]:
     """Epoch and stage, one of each in a row."""
-    turns = [(state["epoch"], state["stage"]) for state in states]
+    turns = [(state["attempt"], state["stage"]) for state in states]
     return [turn for turn, _ in itertools.groupby(turns)]
 
 
@@ -48,11 +48,11 @@ def test_from_the_first_stage_to_the_last_state(start, tiny_job, tmp_path, serve
     server.faults.extend([failing(500), failing(0)])
     start(job, output, **on_a_cluster(server, job)).succeed()
     assert stages(server.states)[-1] == (1, "Finishing")
-    assert {epoch for epoch, _ in stages(server.states)} == {1}
+    assert {attempt for attempt, _ in stages(server.states)} == {1}
     steps = [state["step"] for state in server.states]
     assert steps == sorted(steps)
     last, metrics = server.states[-1], run_folders.metrics(output)[-1]
-    assert (last["step"], last["totalSteps"], last["lastCommittedStep"]) == (6, 6, 6)
+    assert (last["step"], last["totalSteps"], last["lastCheckpointStep"]) == (6, 6, 6)
     assert last["reward"] == pytest.approx(metrics["critic/score/mean"], rel=1e-3)
     assert last["responseTokens"] == pytest.approx(metrics["response_length/mean"], rel=1e-3)
     assert last["validation"] == pytest.approx(metrics["val-core/tiny/acc/mean@1"], abs=1e-3)
@@ -67,14 +67,14 @@ def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
     run.wait_for_step(4)  # its line is there before its journal: step 3 is journaled
     os.kill(run_folders.rank_pids(output, "controller")["controller"], signal.SIGKILL)
     eventually(lambda: (2, "Training") in stages(server.states), 300)
-    heir = next(state for state in server.states if state["epoch"] == 2)
+    heir = next(state for state in server.states if state["attempt"] == 2)
     assert (heir["stage"], heir["step"] >= 3) == ("Starting", True)
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130, run.logs()
     last = server.states[-1]
     done = run_folders.metrics(output)[-1]["step"]
-    assert (last["epoch"], last["stage"]) == (2, "")
-    assert (last["step"], last["lastCommittedStep"]) == (done, done)
+    assert (last["attempt"], last["stage"]) == (2, "")
+    assert (last["step"], last["lastCheckpointStep"]) == (done, done)
 
 
 def test_no_answer_is_no_hindrance(start, tiny_job, tmp_path, server) -> None:

@@ -25,7 +25,7 @@ RECOVERY = {"restartsWithoutProgress": 1000}
 
 GROUPS = {
     "records": ("controller.", "journal.", "metrics.", "summary.", "rows."),
-    "commits": ("checkpoint.", "export."),
+    "checkpoints": ("checkpoint.", "export."),
     "answers": ("rpc.",),
 }
 
@@ -39,7 +39,8 @@ def arm(once: Path, points: list[str], action: str = "kill", nth: int = 1) -> di
 def test_killed_at_every_point(name, start, tiny_job, output: Path, undisturbed, once):
     points = [point for point in job_points.of_a_small_job() if point.startswith(GROUPS[name])]
     assert len(points) >= 20, points
-    # A commit after every step: a kill behind the rename of one leaves its last acts to the next.
+    # A checkpoint after every step: a kill behind the rename of one leaves its last acts to the
+    # next.
     job = tiny_job(recovery=RECOVERY, checkpoint={"every": 1})
     run = start(job, output, **arm(once, points))
     assert run.wait(1_700) == 0, run.logs()
@@ -91,7 +92,7 @@ def test_a_killed_controller_runs_no_step_again(run_through, tiny_job, output: P
     assert run_folders.result(output) == undisturbed
 
 
-def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
     start, tiny_job, output, undisturbed, once
 ):
     job = tiny_job(recovery=RECOVERY)
@@ -108,7 +109,7 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     assert set(points) <= job_points.fired(once)
     damaged = f"checkpoints/{newest.name}/actorRollout/rank-00000/optimizer.safetensors: "
     (told,) = [line for line in again.lines if line.startswith(damaged)]
-    assert told.endswith(": this commit is not used; the job goes on from step-000002")
+    assert told.endswith(": this checkpoint is not used; the job goes on from step-000002")
     assert run_folders.result(output) == undisturbed
 
 
@@ -122,46 +123,46 @@ def test_a_job_that_is_killed_again_and_again_fails_and_says_so(start, tiny_job,
     run_folders.wait_until_gone(output)
 
 
-def forget_cursor(commit: Path) -> None:
-    """Move the data cursor of a commit back to the beginning."""
-    path = commit / "manifest.json"
+def forget_cursor(checkpoint: Path) -> None:
+    """Move the data cursor of a checkpoint back to the beginning."""
+    path = checkpoint / "manifest.json"
     found = manifest.decode(path.read_bytes(), path.name)
     data = msgspec.structs.replace(found.progress.data, epoch=0, cursor=0)
     progress = msgspec.structs.replace(found.progress, data=data)
     path.write_bytes(manifest.encode(msgspec.structs.replace(found, progress=progress)))
 
 
-def forget_optimizer(commit: Path) -> None:
+def forget_optimizer(checkpoint: Path) -> None:
     """Zero the moments of the optimizer, as if they had not been saved."""
-    (shard,) = commit.glob("*/rank-00000/optimizer.safetensors")
+    (shard,) = checkpoint.glob("*/rank-00000/optimizer.safetensors")
     tensors = load_file(shard)
     save_file({n: t if t.ndim == 0 else torch.zeros_like(t) for n, t in tensors.items()}, shard)
-    list_again(commit)
+    list_again(checkpoint)
 
 
-def forget_random_state(commit: Path) -> None:
+def forget_random_state(checkpoint: Path) -> None:
     """Put the random state of a fresh process in place of the saved one."""
-    (shard,) = commit.glob("*/rank-00000/rng.safetensors")
+    (shard,) = checkpoint.glob("*/rank-00000/rng.safetensors")
     save_file({"torch": torch.Generator().manual_seed(12345).get_state()}, shard)
-    list_again(commit)
+    list_again(checkpoint)
 
 
-def list_again(commit: Path) -> None:
+def list_again(checkpoint: Path) -> None:
     """Have the manifest say what its files are now."""
-    path = commit / "manifest.json"
+    path = checkpoint / "manifest.json"
     found = manifest.decode(path.read_bytes(), path.name)
     files = []
     for entry in found.files:
-        size_bytes, sha256 = sha256_of(commit / entry.path)
+        size_bytes, sha256 = sha256_of(checkpoint / entry.path)
         files.append(msgspec.structs.replace(entry, size_bytes=size_bytes, sha256=sha256))
     path.write_bytes(manifest.encode(msgspec.structs.replace(found, files=tuple(files))))
 
 
 @pytest.mark.parametrize("forget", [forget_optimizer, forget_random_state, forget_cursor])
-def test_leaving_anything_out_of_the_commit_is_noticed(
+def test_leaving_anything_out_of_the_checkpoint_is_noticed(
     forget, start, tiny_job, output, undisturbed, once
 ):
-    """The negative control: these tests would notice a commit without one of its parts."""
+    """The negative control: these tests would notice a checkpoint without one of its parts."""
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, **arm(once, ["rpc.update.answer.before"], "kill_group", 11))
     assert run.wait() == 3
@@ -209,7 +210,7 @@ def test_killed_with_the_real_rollout_engine(start, run_through, tiny_job, tmp_p
     points = (
         "rpc.generate.answer.before@3=kill",  # a rank, with a response phase lost
         "controller.step.computed@2=kill",
-        "rpc.save_shards.answer.after@1=kill_group",  # everything, in the middle of a commit
+        "rpc.save_shards.answer.after@1=kill_group",  # everything, in the middle of a checkpoint
     )
     run_through(job, disturbed, *points, seconds=600)
     assert run_folders.result(disturbed) == run_folders.result(whole)

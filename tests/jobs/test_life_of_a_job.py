@@ -67,7 +67,9 @@ def test_a_run_of_another_seed_is_another_run(start, tiny_job, output: Path, und
     assert run_folders.without_clock(output) != undisturbed["metrics"]
 
 
-def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: Path, undisturbed):
+def test_ctrl_c_checkpoints_and_the_same_command_goes_on(
+    start, tiny_job, tmp_path: Path, undisturbed
+):
     job, parts = tiny_job(), tmp_path / "parts"
     run = start(job, parts)
     run.wait_for_step(3)
@@ -81,7 +83,7 @@ def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: 
     assert run_folders.result(parts) == undisturbed
 
 
-def test_sigterm_to_all_processes_at_once_commits(start, tiny_job, output: Path):
+def test_sigterm_to_all_processes_at_once_checkpoints(start, tiny_job, output: Path):
     run = start(tiny_job(steps={"total": 100_000}, checkpoint={"every": None}), output)
     run.wait_for_step(2)
     for pid in (*run_folders.processes_of(output), run.process.pid):
@@ -141,7 +143,7 @@ def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path,
     run_folders.wait_until_gone(output)
 
 
-def test_a_controller_killed_as_it_ends_the_job_comes_back_and_commits(
+def test_a_controller_killed_as_it_ends_the_job_comes_back_and_checkpoints(
     start, tiny_job, output, once
 ):
     job = tiny_job(steps={"total": 100_000}, checkpoint={"every": None})

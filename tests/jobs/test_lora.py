@@ -66,7 +66,7 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     assert run_folders.result(killed) == run_folders.result(whole)
     assert contents(killed / "export") == contents(whole / "export")
 
-    # A commit has all that an export is made of, but for the base.
+    # A checkpoint has all that an export is made of, but for the base.
     command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output", tmp_path / "again"]
     subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
     assert contents(tmp_path / "again") == contents(whole / "export")

@@ -10,8 +10,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
 
 
-def test_a_refreshed_reference_is_part_of_a_commit(start, run_through, tiny_job, tmp_path: Path):
-    """The commit behind step 3 holds the policy of step 2: neither the newest nor the first."""
+def test_a_refreshed_reference_is_part_of_a_checkpoint(
+    start, run_through, tiny_job, tmp_path: Path
+):
+    """The checkpoint behind step 3 holds the policy of step 2: neither the newest nor the first."""
     job = tiny_job(
         algorithm={
             "type": "grpo",
@@ -40,8 +42,8 @@ def test_a_refreshed_reference_is_part_of_a_commit(start, run_through, tiny_job,
 
     points = (
         "rpc.sync_weights.answer.before@3=kill",  # of step 2, refreshed and not answered
-        "checkpoint.shard.write.after@4=kill",  # the reference, last of a rank's files of a commit
-        "rpc.update.answer.before@8=kill",  # in step 4: back to the commit
+        "checkpoint.shard.write.after@4=kill",  # the reference, a rank's last file
+        "rpc.update.answer.before@8=kill",  # in step 4: back to the checkpoint
     )
     run_through(job, killed, *points, seconds=500)
     assert run_folders.result(killed) == run_folders.result(whole)

@@ -30,7 +30,7 @@ KILLED = {
     "ranks, controller and reward functions, one after the other": (
         SCORER_LOST,
         "controller.step.computed@3=kill",
-        "rpc.update.answer.before@9=kill",  # no commit yet: back to the beginning
+        "rpc.update.answer.before@9=kill",  # no checkpoint yet: back to the beginning
         "rpc.load_rows.answer.after@1=kill",
         "rpc.load_rows.answer.before@2=kill",
         "journal.write.after@16=kill",

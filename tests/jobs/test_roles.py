@@ -82,7 +82,7 @@ def test_two_ranks_give_the_numbers_of_one(finished, beside: Path):
 def test_a_run_goes_on_under_another_layout(
     start, finished, even_folder, tmp_path: Path, output, once
 ):
-    """The commit of one rank is taken up by two: equal to rounding, and the log says so."""
+    """The checkpoint of one rank is taken up by two: equal to rounding, and the log says so."""
     job = {**PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 2}}
     whole = finished("whole", **job)
     killed = job_points.armed(once, "controller.step.begin@3=kill_group")

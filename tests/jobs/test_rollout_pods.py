@@ -82,7 +82,7 @@ def test_vllm_apart_gives_the_bits_of_vllm_beside(start, tiny_folder: Path, tmp_
 
 
 def test_a_run_goes_on_with_engines_elsewhere(start, tiny_job, output: Path, once, undisturbed):
-    """A commit knows nothing of engines."""
+    """A checkpoint knows nothing of engines."""
     job = {**PATIENT, **SHORT, "algorithm": ROUNDS}
     killed = job_points.armed(once, "controller.step.begin@3=kill_group")
     run = start(tiny_job(**job), output, **killed)
@@ -172,7 +172,7 @@ def test_lost_engines_cost_no_step_and_nobody_else(start, tiny_job, output: Path
 
 
 def test_those_who_train_lost_while_engines_start_again(start, tiny_job, output, undisturbed):
-    """They are not taken for ranks that need no commit: the job goes back as for them alone."""
+    """They are not taken for ranks that need no checkpoint: the job goes back as for them alone."""
     job = {**PATIENT, **SHORT, "algorithm": ROUNDS, "roles": {"rollout": {}}}
     run = start(tiny_job(**job), output)
     journal = output / "checkpoints" / "journal.jsonl"

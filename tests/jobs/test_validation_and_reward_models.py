@@ -1,4 +1,4 @@
-"""Jobs that only validate, that keep their best commit, and that are scored by a reward model."""
+"""Jobs that only validate, keep their best checkpoint, or are scored by a reward model."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_a_job_that_only_validates_trains_nothing(start, tiny_job, output: Path)
     assert not (output / "export").exists()
 
 
-def test_the_best_commit_stays(start, tiny_job, output: Path):
+def test_the_best_checkpoint_stays(start, tiny_job, output: Path):
     # The best of a job whose reward rises is the last one, so the least is asked for.
     start(
         tiny_job(

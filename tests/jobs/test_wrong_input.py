@@ -23,7 +23,7 @@ from ppojob_api.run_config import EngineFacts, resolve
 from ppojob_cli import gpus, machine_checks, output_checks
 from ppojob_cli import run as run_command
 from ppojob_cli.validate import load_job
-from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.children import pool
 from ppojob_trainer.models import memory
 
@@ -65,13 +65,13 @@ def output_exports_over_model(wrong: RefusedJob) -> None:
 
 
 def never_resume(wrong: RefusedJob) -> None:
-    """Leave a commit of this job in the run folder, and ask never to go on with one."""
+    """Leave a checkpoint of this job in the run folder, and ask never to go on with one."""
     wrong.set("spec.checkpoint", {"every": 2, "resume": "never"})
-    commit(2)(wrong)
+    checkpoint(2)(wrong)
 
 
-def commit(step: int, **changes: object) -> Spoil:
-    """Leave a commit of this job in the run folder, made with other settings where given."""
+def checkpoint(step: int, **changes: object) -> Spoil:
+    """Leave a checkpoint of this job in the run folder, made with other settings where given."""
 
     def leave(wrong: RefusedJob) -> None:
         given = {path: wrong.get(path) for path in changes}
@@ -80,10 +80,10 @@ def commit(step: int, **changes: object) -> Spoil:
         config = resolve(load_job(wrong.write_manifest()))
         for path, value in given.items():
             wrong.set(path, value)
-        store = CommitStore(
+        store = CheckpointStore(
             wrong.output / "checkpoints", job_uid=config.uid, config=config.trajectory_json()
         )
-        store.seal(store.begin(step), progress_behind(step), [])
+        store.complete(store.begin(step), progress_behind(step), [])
 
     return leave
 
@@ -137,12 +137,12 @@ def rows_twice(wrong: RefusedJob) -> None:
 CASES: dict[str, Spoil] = {
     "several in one spec": several,
     "warm-up of epochs": warm_up_of_epochs,
-    "other settings": commit(
+    "other settings": checkpoint(
         2, **{"spec.steps": {"total": 9}, "spec.optimizer": {"learningRate": 1e-5}}
     ),
-    "other job": commit(2, **{"metadata.name": "other"}),
+    "other job": checkpoint(2, **{"metadata.name": "other"}),
     "never resume": never_resume,
-    "commit beyond the end": commit(8),
+    "checkpoint beyond the end": checkpoint(8),
     "output is the model": output(lambda wrong: wrong.model),
     "export would replace the model": output_exports_over_model,
     "output below a file": output(lambda wrong: wrong.train / "run"),
@@ -243,7 +243,7 @@ def test_a_file_that_is_no_job(wrong: RefusedJob) -> None:
 
 @pytest.mark.timeout(300)
 def test_other_rows_than_the_run_began_with(wrong: RefusedJob, start: Start) -> None:
-    commit(2)(wrong)
+    checkpoint(2)(wrong)
     run = start(wrong.write_manifest(), wrong.output)
     assert run.wait() == 2
     (line,) = [line for line in run.lines if "digest" in line]

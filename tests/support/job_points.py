@@ -20,7 +20,7 @@ _ONLY_BETWEEN_ROLES = (
 _OF_AN_INDEX = ("index.",)
 """Those of `ppojob index`, whose names are loaded with the tool `search`: test_index_goes_on.py."""
 ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
-"""Hit where a job that goes back throws away what it wrote behind its last commit."""
+"""Hit where a job that goes back throws away what it wrote behind its last checkpoint."""
 
 
 def all_points() -> list[str]:

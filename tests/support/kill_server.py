@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from ppojob_trainer import failpoints
-from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
+from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
+from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.checkpoint.tensors import write_shard
 
 UID = "uid-1"
@@ -45,17 +45,17 @@ def progress(step: int) -> Progress:
         metrics_lines=step + 1,
         tokens=100 * step,
         seconds=1.0 * step,
-        roles=(RoleState(role="actor_rollout", world_size=2, epoch=1, optimizer_steps=step),),
+        roles=(RoleState(role="actor_rollout", world_size=2, attempt=1, optimizer_steps=step),),
     )
 
 
 def open_store(
     root: Path, uid: str = UID, config: bytes = CONFIG, files: Mapping[str, str] | None = None
-) -> CommitStore:
-    return CommitStore(root / "checkpoints", job_uid=uid, config=config, files=files or {})
+) -> CheckpointStore:
+    return CheckpointStore(root / "checkpoints", job_uid=uid, config=config, files=files or {})
 
 
-def make_commit(store: CommitStore, step: int) -> None:
+def make_checkpoint(store: CheckpointStore, step: int) -> None:
     pending = store.begin(step)
     files = [
         write_shard(
@@ -64,17 +64,17 @@ def make_commit(store: CommitStore, step: int) -> None:
         for rank in (0, 1)
         for kind, part in (("model", tensors(step + rank)), ("rng", {"cpu": torch.arange(9)}))
     ]
-    store.seal(pending, progress(step), files)
+    store.complete(pending, progress(step), files)
 
 
-def commit_two(root: Path) -> None:
-    """Go on from step 1 to step 2; every kind of act of a commit happens once at least."""
+def checkpoint_two(root: Path) -> None:
+    """Go on from step 1 to step 2; every kind of act of a checkpoint happens once at least."""
     store = open_store(root)
     journal = Journal(root / "journal.jsonl")
-    found = store.recover().commit
+    found = store.recover().checkpoint
     if found is None or found.step < 2:
-        make_commit(store, 2)
-        journal.append(CommitSealed(time=0.0, step=2, size_bytes=0))
+        make_checkpoint(store, 2)
+        journal.append(CheckpointSaved(time=0.0, step=2, size_bytes=0))
     store.prune(1)
 
 
@@ -84,7 +84,7 @@ def export(root: Path) -> None:
     )
 
 
-SCRIPTS = {"commit_two": commit_two, "export": export}
+SCRIPTS = {"checkpoint_two": checkpoint_two, "export": export}
 
 
 def _serve(order: dict[str, Any]) -> int:

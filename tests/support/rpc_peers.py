@@ -41,9 +41,9 @@ def serve(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Peer]]:
     """Starts servers whose work runs on a thread of their own."""
     servers: list[tuple[RpcServer, threading.Thread]] = []
 
-    def start(routes: list[Route], role: str = "actorRollout", epoch: int | None = 1) -> Peer:
+    def start(routes: list[Route], role: str = "actorRollout", attempt: int | None = 1) -> Peer:
         host, port = _own_host(), next(_ports)
-        server = RpcServer(host, port, rings[role], routes, epoch)
+        server = RpcServer(host, port, rings[role], routes, attempt)
         server.start()
         worker = threading.Thread(target=server.work, daemon=True)
         worker.start()
@@ -68,8 +68,8 @@ def caller_of(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Caller]]:
     """Makes callers with the key of a role."""
     callers: list[Caller] = []
 
-    def make(role: str = "controller", *, epoch: int = 1, ring: KeyRing | None = None) -> Caller:
-        caller = Caller(ring or rings[role], epoch=epoch, default_deadline_seconds=3.0)
+    def make(role: str = "controller", *, attempt: int = 1, ring: KeyRing | None = None) -> Caller:
+        caller = Caller(ring or rings[role], attempt=attempt, default_deadline_seconds=3.0)
         callers.append(caller)
         return caller
 
@@ -82,22 +82,22 @@ def caller_of(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Caller]]:
 def role_of(serve: Callable[..., Peer]) -> Callable[..., RoleGroup]:
     """A role of ranks with these routes, whose supervisor finds that all is well."""
 
-    def make(role: str, *ranks: list[Route], epoch: int = 1) -> RoleGroup:
-        peers = tuple(serve(routes, role, epoch) for routes in ranks)
-        ready = PodStatus(role, 0, epoch, "ready")
+    def make(role: str, *ranks: list[Route], attempt: int = 1) -> RoleGroup:
+        peers = tuple(serve(routes, role, attempt) for routes in ranks)
+        ready = PodStatus(role, 0, attempt, "ready")
         supervisor = serve([Route(STATUS, lambda _: ready)], role, None)
         is_stateful = role == "actorRollout"
-        return RoleGroup(role, (supervisor,), peers, is_stateful, False, epoch=epoch)
+        return RoleGroup(role, (supervisor,), peers, is_stateful, False, attempt=attempt)
 
     return make
 
 
 @pytest.fixture
 def roles_of(caller_of: Callable[..., Caller]) -> Callable[..., Roles]:
-    """Roles as a controller of an epoch sees them."""
+    """Roles as a controller of an attempt sees them."""
 
-    def make(*groups: RoleGroup, epoch: int = 1, rewinds: int = 0) -> Roles:
-        caller = caller_of(epoch=epoch)
+    def make(*groups: RoleGroup, attempt: int = 1, rewinds: int = 0) -> Roles:
+        caller = caller_of(attempt=attempt)
         caller.default_deadline_seconds = 60.0
         agreement = Agreement("c", "r")
         return Roles(caller, groups, 60.0, lambda: False, agreement, rewinds)

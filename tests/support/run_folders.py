@@ -56,7 +56,7 @@ def assert_close(ours: Path, theirs: Path) -> None:
 
 
 def rewinds(output: Path) -> int:
-    """How often the job went back to a commit, or to its beginning, with which it starts."""
+    """How often the job went back to a checkpoint, or to its beginning, with which it starts."""
     return (output / "checkpoints" / "journal.jsonl").read_text().count('"rewound"')
 
 

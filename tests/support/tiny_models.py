@@ -95,7 +95,7 @@ def save_tokenizer(
 def save_policy(folder: Path, dropout: float, names: Sequence[str] = NAMES) -> None:
     """Write a model that a tiny job trains, with its tokenizer.
 
-    Attention dropout draws random numbers in every update, so that a commit without the random
+    Attention dropout draws random numbers in every update, so that a checkpoint without the random
     state would be noticed. Heads of size 32: vLLM on the CPU wants multiples of that.
     """
     save_tokenizer(folder, names=names)

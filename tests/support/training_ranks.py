@@ -1,8 +1,8 @@
 """The ranks of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
 
 Run: `python training_ranks.py FOLDER LAYOUT...`. The folder holds what `save_models` writes and a
-commit of the layout before the first; results go into `<LAYOUT>/<case>-<rank>.safetensors`. Ranks
-are forked: PyTorch is imported once for all of them.
+checkpoint of the layout before the first; results go into `<LAYOUT>/<case>-<rank>.safetensors`.
+Ranks are forked: PyTorch is imported once for all of them.
 """
 
 import multiprocessing
@@ -90,7 +90,7 @@ LAYOUTS = {
     "2x1": ParallelDims(replicate=2),
     "2x2": ParallelDims(replicate=2, shard=2),
 }
-"""Each takes up a commit of the one before."""
+"""Each takes up a checkpoint of the one before."""
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
 
@@ -177,7 +177,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     return results
 
 
-def write_commit(folder: Path, engine: TrainEngine, world: World) -> None:
+def write_checkpoint(folder: Path, engine: TrainEngine, world: World) -> None:
     if world.dims.in_first_copy(world.rank) != world.rank:
         return
     for kind, tensors in (
@@ -201,14 +201,14 @@ def entries_of(folder: Path, kind: str) -> list[FileEntry]:
 
 
 def restored_engine(
-    commit: Path, folder: Path, world: World, case: Case = CASES["even"]
+    checkpoint: Path, folder: Path, world: World, case: Case = CASES["even"]
 ) -> TrainEngine:
     model = load(case, folder, world)
     engine = make_engine(model, case, world)
     weights = {name: box_of(weight) for name, weight in trained_tensors(model).items()}
     writer = world.dims.in_first_copy(world.rank)
     parts = {
-        kind: read_parts(commit, entries_of(commit, kind), wanted, rank=writer)
+        kind: read_parts(checkpoint, entries_of(checkpoint, kind), wanted, rank=writer)
         for kind, wanted in (("model", weights), ("optimizer", optimizer_boxes(model)))
     }
     load_named_tensors(model, parts["model"])
@@ -217,38 +217,38 @@ def restored_engine(
 
 
 def state_of(engine: TrainEngine) -> dict[str, Tensor]:
-    """All of a commit's tensors, put together."""
+    """All of a checkpoint's tensors, put together."""
     state = {name: tensor.clone() for name, tensor in named_full_tensors(engine.model)}
     return state | {name: whole(tensor).clone() for name, tensor in engine.state_tensors().items()}
 
 
-def run_commit(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
-    """Commit after an update, go on; the restored engine goes on too, to compare."""
+def run_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
+    """Checkpoint after an update, go on; the restored engine goes on too, to compare."""
     case = CASES[name]
     engine = make_engine(load(case, folder, world), case, world)
     rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.size))
     engine.update(rows, objective())
-    commit = folder / f"commit-of-{name_of(world.dims)}-{name}"
-    commit.mkdir(exist_ok=True)
-    write_commit(commit, engine, world)
-    at_commit = state_of(engine)
+    checkpoint = folder / f"checkpoint-of-{name_of(world.dims)}-{name}"
+    checkpoint.mkdir(exist_ok=True)
+    write_checkpoint(checkpoint, engine, world)
+    at_checkpoint = state_of(engine)
     sum_over_ranks(world, [0.0])  # all have written
-    restored = restored_engine(commit, folder, world, case)
+    restored = restored_engine(checkpoint, folder, world, case)
     engine.update(rows, objective())
     restored.update(rows, objective())
     return {
-        **{f"commit/{name}": tensor for name, tensor in at_commit.items()},
+        **{f"checkpoint/{name}": tensor for name, tensor in at_checkpoint.items()},
         **{f"went_on/{name}": tensor for name, tensor in state_of(engine).items()},
         **{f"restored/{name}": tensor for name, tensor in state_of(restored).items()},
     }
 
 
-def run_foreign_commit(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
-    """Restore what the layout before has committed."""
+def run_foreign_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
+    """Restore what the layout before has saved."""
     names = list(LAYOUTS)
     before = names[names.index(name_of(world.dims)) - 1]
-    commit = folder / f"commit-of-{before}-{name}"
-    return state_of(restored_engine(commit, folder, world, CASES[name]))
+    checkpoint = folder / f"checkpoint-of-{before}-{name}"
+    return state_of(restored_engine(checkpoint, folder, world, CASES[name]))
 
 
 def run_export(folder: Path, world: World) -> dict[str, Tensor]:
@@ -306,10 +306,10 @@ def run_collectives(_folder: Path, world: World) -> dict[str, Tensor]:
 
 
 SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
-    "commit-even": run_commit,
-    "commit-adapters": partial(run_commit, name="adapters"),
-    "foreign_commit-even": run_foreign_commit,
-    "foreign_commit-adapters": partial(run_foreign_commit, name="adapters"),
+    "checkpoint-even": run_checkpoint,
+    "checkpoint-adapters": partial(run_checkpoint, name="adapters"),
+    "foreign_checkpoint-even": run_foreign_checkpoint,
+    "foreign_checkpoint-adapters": partial(run_foreign_checkpoint, name="adapters"),
     "export": run_export,
     "value_model": run_value_model,
     "refusal": run_refusal,

@@ -35,7 +35,7 @@ class ConfigError(PPOJobError, ValueError):
 
 
 class CannotResume(ConfigError):
-    """A commit exists, and it is not one of this job: names what differs."""
+    """A checkpoint exists, and it is not one of this job: names what differs."""
 
 
 class JobFailed(PPOJobError):
@@ -49,7 +49,7 @@ class Interrupted(PPOJobError):
 
 
 class RoleLost(PPOJobError):
-    """A role can no longer answer in its present epoch."""
+    """A role can no longer answer in its present attempt."""
 
     def __init__(self, role: str, reason: str) -> None:
         self.role = role
@@ -58,14 +58,15 @@ class RoleLost(PPOJobError):
 
 
 class WorldNotOpen(PPOJobError):
-    """The ranks of an epoch did not find each other: the epoch cannot begin."""
+    """The ranks of an attempt did not find each other: the attempt cannot begin."""
 
 
 class ChannelLost(PPOJobError):
     """A channel to the ranks of another role is of no use any more.
 
     The rank that meets this keeps its process: it answers its request as failed, and the controller
-    takes that for the loss of the other role, which then gets its next epoch and the next channel.
+    takes that for the loss of the other role, which then gets its next attempt and the next
+    channel.
     """
 
     def __init__(self, channel: str, reason: str) -> None:
@@ -73,7 +74,7 @@ class ChannelLost(PPOJobError):
 
 
 class Fenced(PPOJobError):
-    """Something of an older epoch still speaks; it must stop, and its answer is not used."""
+    """Something of an older attempt still speaks; it must stop, and its answer is not used."""
 
     def __init__(self, role: str, got: int, current: int) -> None:
         super().__init__(f"{role}: got attempt {got}: it ended; the current attempt is {current}")
@@ -87,8 +88,8 @@ class StorageError(PPOJobError):
         super().__init__(f"{path}: {reason}")
 
 
-class DamagedCommit(PPOJobError):
-    """A file of a commit is absent, cut, changed or foreign.
+class DamagedCheckpoint(PPOJobError):
+    """A file of a checkpoint is absent, cut, changed or foreign.
 
     Attributes:
         file: the file, relative to the checkpoints folder (``step-000020/manifest.json``).
@@ -100,8 +101,8 @@ class DamagedCommit(PPOJobError):
         super().__init__(f"{file}: {reason}")
 
 
-class CheckpointLost(DamagedCommit):
-    """Commits were sealed and none is left to read: never start from step 0 in silence."""
+class CheckpointLost(DamagedCheckpoint):
+    """Checkpoints were saved and none is left to read: never start from step 0 in silence."""
 
 
 class RewardFailed(PPOJobError):

@@ -65,7 +65,7 @@ class RankEnvironment:
 
     rank: int
     local_rank: int
-    epoch: int
+    attempt: int
 
 
 def _value(name: str) -> str:
@@ -139,5 +139,5 @@ def read_rank_environment() -> RankEnvironment:
     return RankEnvironment(
         rank=_number(contract.ENV_RANK),
         local_rank=_number(contract.ENV_LOCAL_RANK),
-        epoch=_number(contract.ENV_EPOCH),
+        attempt=_number(contract.ENV_ATTEMPT),
     )

@@ -12,7 +12,8 @@ from typing import Final
 
 END_OF_ROLE: Final = signal.SIGUSR2
 """Ends a role's pod on one machine, where SIGTERM is not the runner's alone: a service manager
-sends it to all processes of a job at once, and roles must live on until the step is committed."""
+sends it to all processes of a job at once, and roles must live on until the step is in a
+checkpoint."""
 
 _STOP = frozenset({signal.SIGTERM})
 

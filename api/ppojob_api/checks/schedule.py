@@ -1,4 +1,4 @@
-"""How long a run is, and what that decides: its best commit, its warm-up, what updates do."""
+"""How long a run is, and what that decides: its best checkpoint, its warm-up, what updates do."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _KEPT_BY_BFLOAT16: Final = 2**9
 
 
 def best_metric(job: PPOJob) -> Iterator[Problem]:
-    """What tells the best commit is told by validations, of as many samples as they draw."""
+    """What tells the best checkpoint is told by validations, of as many samples as they draw."""
     best, samples = job.spec.checkpoint.best, job.spec.rollout.validation.samples
     if best is None or not best.metric.startswith(VALIDATION_METRICS):
         return
@@ -70,7 +70,7 @@ def rounded_merges(job: PPOJob) -> Iterator[Problem]:
 def after_the_end(job: PPOJob) -> Iterator[Problem]:
     """What would first happen after the last step, as in a long job that is tried for a few steps.
 
-    A job may run so: whatever the run has done is committed at its end.
+    A job may run so: whatever the run has done is in a checkpoint at its end.
     """
     spec = job.spec
     total = spec.steps.total

@@ -93,13 +93,14 @@ CHECKPOINT_RULES = rules(
     must: has(self.steps.validateEvery)
 
     spec | checkpoint.every | Conflict
-        checkpoint.best needs a validation at each commit; a multiple of steps.validateEvery
+        checkpoint.best needs a validation at each checkpoint; a multiple of steps.validateEvery
         ${self.steps.validateEvery}, or remove checkpoint.best
     when: has(self.checkpoint.best) && has(self.steps.validateEvery)
     must: has(self.checkpoint.every) && self.checkpoint.every % self.steps.validateEvery == 0
 
     spec.checkpoint | resume | NoEffect
-        it has no effect with volume: a job on a cluster goes on from its own commits alone; auto
+        it has no effect with volume: a job on a cluster goes on from its own checkpoints alone;
+        auto
     when: has(self.volume)
     must: self.resume == 'auto'
     """,

@@ -103,7 +103,7 @@ class PPOJobSpec(Section):
     """How long."""
 
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """Commits."""
+    """Checkpoints."""
 
     lifecycle: LifecycleSpec = LifecycleSpec()
     """Start, stop and clean-up."""

@@ -37,8 +37,8 @@ class VolumeSpec(Section):
     """PersistentVolumeClaim of the job's namespace."""
 
 
-class BestCommitSpec(Section):
-    """Which commit is the best, by a metric of the validation after its step."""
+class BestCheckpointSpec(Section):
+    """Which checkpoint is the best, by a metric of the validation after its step."""
 
     metric: Name
     """Name in metrics.jsonl, such as val-core/openai/gsm8k/acc/mean@1."""
@@ -48,24 +48,24 @@ class BestCommitSpec(Section):
 
 
 class CheckpointSpec(Section):
-    """Commits of everything that a resumed run needs."""
+    """Checkpoints of everything that a resumed run needs."""
 
     every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Commit after every n-th step; absent: after the last only. verl: trainer.save_freq, -1."""
+    """Write one after every n-th step; absent: after the last only. verl: trainer.save_freq, -1."""
 
     keep_last: Annotated[int, Field(ge=2, le=1_000)] = 2
-    """Commits kept; at least 2, since one that is found damaged needs another behind it.
+    """Checkpoints kept; at least 2, since one that is found damaged needs another behind it.
     verl: max_actor_ckpt_to_keep, all."""
 
-    best: BestCommitSpec | None = None
-    """Keep the commit with the best validation too, whatever its age; absent: only keepLast."""
+    best: BestCheckpointSpec | None = None
+    """Keep the checkpoint with the best validation too, whatever its age; absent: only keepLast."""
 
     volume: VolumeSpec | None = None
     """Where a cluster keeps the run folder, and needs it; `ppojob run` has its --output instead."""
 
     resume: Literal["auto", "never"] = "auto"
-    """auto: go on from the last good commit; never, of `ppojob run` alone: refuse a run folder that
-    holds one. verl: trainer.resume_mode, auto."""
+    """auto: go on from the last good checkpoint; never, of `ppojob run` alone: refuse a run folder
+    that holds one. verl: trainer.resume_mode, auto."""
 
     export: bool = True
     """Write the last weights as a Hugging Face folder."""
@@ -75,7 +75,7 @@ class LifecycleSpec(Section):
     """Start, stop and clean-up of the job; may change while it runs."""
 
     suspend: bool = False
-    """Commit and give the resources back."""
+    """Write a checkpoint and give the resources back."""
 
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Fail the job after this time."""

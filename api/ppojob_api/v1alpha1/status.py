@@ -46,7 +46,7 @@ class RoleStatus(Section):
     ready: Annotated[int, Field(ge=0)]
     """Pods ready."""
 
-    epoch: Annotated[int, Field(ge=0)] = 0
+    attempt: Annotated[int, Field(ge=0)] = 0
     """How often the role was started."""
 
     restarts: Annotated[int, Field(ge=0)] = 0
@@ -96,8 +96,8 @@ class FailureRecord(Section):
 class TrainingStatus(Section):
     """Progress, written by the job's controller."""
 
-    epoch: Annotated[int, Field(ge=0)] = 0
-    """The controller's epoch; never falls."""
+    attempt: Annotated[int, Field(ge=0)] = 0
+    """The controller's attempt; never falls."""
 
     step: Annotated[int, Field(ge=0)] = 0
     """Steps done."""
@@ -129,7 +129,7 @@ class TrainingStatus(Section):
     stage: Word = ""
     """Starting, Training, Recovering or Finishing; empty: the controller made way for another."""
 
-    last_committed_step: Annotated[int, Field(ge=0)] | None = None
+    last_checkpoint_step: Annotated[int, Field(ge=0)] | None = None
     """Step a restart goes on from."""
 
 

@@ -48,7 +48,7 @@ def status(connection: ClusterConnection, name: str, *, watch: bool) -> None:
 @on_cluster
 @click.option("--wait", is_flag=True, help="Until its pods are gone.")
 def suspend(connection: ClusterConnection, name: str, *, wait: bool) -> None:
-    """Let a job finish its step, commit and give its pods back.
+    """Let a job finish its step, write a checkpoint and give its pods back.
 
     With --wait the exit status is 3 if the job ends instead.
     """
@@ -59,7 +59,7 @@ def suspend(connection: ClusterConnection, name: str, *, wait: bool) -> None:
 @on_cluster
 @click.option("--wait", is_flag=True, help="Until it makes steps again.")
 def resume(connection: ClusterConnection, name: str, *, wait: bool) -> None:
-    """Let a suspended job go on from its commit, bit for bit.
+    """Let a suspended job go on from its checkpoint, bit for bit.
 
     With --wait the exit status is 3 if the job fails.
     """

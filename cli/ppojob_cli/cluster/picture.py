@@ -107,8 +107,8 @@ def _training(training: TrainingStatus) -> Iterator[Block]:
         yield Block("now", (("  ".join(told),),))
     if training.validation is not None:
         yield Block("validation", ((number(training.validation),),))
-    if training.last_committed_step is not None:
-        yield Block("commit", ((f"step {training.last_committed_step}",),))
+    if training.last_checkpoint_step is not None:
+        yield Block("checkpoint", ((f"step {training.last_checkpoint_step}",),))
 
 
 def _ago(time: str, now: Time) -> str:

@@ -34,7 +34,7 @@ PUBLIC_FILE: Final = "public.json"
 _USER: Final = 1000
 _MOUNTS: Final = {name: f"{ROOT}/{name}" for name in ("config", "keys", "run", "scratch")}
 _RANK_GRACE_SECONDS: Final = 30
-_COMMIT_GRACE_SECONDS: Final = 120
+_CHECKPOINT_GRACE_SECONDS: Final = 120
 _UNREACHABLE_SECONDS: Final = 30
 _READ_BY_GROUP: Final = 0o440
 _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -95,10 +95,10 @@ def pod_template(
 
 
 def _grace_seconds(config: PodConfig, role: RoleName) -> int:
-    """The controller ends its step and commits before it leaves; a rank has nothing to save."""
+    """The controller ends its step and writes a checkpoint first; a rank has nothing to save."""
     if role != "controller":
         return _RANK_GRACE_SECONDS
-    return int(config.run.spec.timeouts.stage_seconds) + _COMMIT_GRACE_SECONDS
+    return int(config.run.spec.timeouts.stage_seconds) + _CHECKPOINT_GRACE_SECONDS
 
 
 def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:

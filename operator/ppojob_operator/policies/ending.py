@@ -74,7 +74,7 @@ def deadline_in(job: Job, now: Time) -> float | None:
 def expiry_in(job: Job, observed: Observed, now: Time) -> float | None:
     """Seconds until an ended job is to be deleted; None: never, or not before its pods are gone.
 
-    The controller of one whose deadline is over may be committing.
+    The controller of one whose deadline is over may be writing a checkpoint.
     """
     if observed.pods:
         return None
@@ -90,7 +90,7 @@ def _left(since: str | None, seconds: int | None, now: Time) -> float | None:
 def _reported(report: ControllerReport) -> Ending | None:
     code = report.exit_code
     if code == contract.EXIT_DONE:
-        return Ending("Succeeded", "TrainingDone", "every step is done and committed")
+        return Ending("Succeeded", "TrainingDone", "every step is done and in a checkpoint")
     if code == contract.EXIT_INTERRUPTED:
         # Somebody asked it to end; its pod is on its way out, and another goes on.
         return None
@@ -270,8 +270,8 @@ def lost_pods(
     """Pods to delete on nodes that do not answer, and in how many seconds.
 
     A StatefulSet would wait for them for ever, so they are deleted without waiting for their node.
-    Safe although the pod may still run: its role's next epoch refuses whatever it says, and only
-    the epoch of the commit can write one.
+    Safe although the pod may still run: its role's next attempt refuses whatever it says, and only
+    the attempt of the checkpoint can write one.
     """
     for pod in observed.pods:
         since = observed.silent_since(pod)

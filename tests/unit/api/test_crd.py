@@ -89,7 +89,8 @@ EDITS: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
     ({}, {"critic": {}}, {"spec.critic"}),
     ({"agent": {}}, {}, {"spec.agent"}),
     ({"rewardModel": {"path": "a"}}, {"rewardModel": {"path": "b"}}, {"spec.rewardModel"}),
-    # A controller with another volume would find no commit, and ranks that write to the old one.
+    # A controller with another volume would find no checkpoint, and ranks that write to the old
+    # one.
     ({}, VOLUME, {"spec.checkpoint.volume"}),
     (VOLUME, {}, {"spec.checkpoint.volume"}),
     (VOLUME, {"checkpoint": {"volume": {"claimName": "b"}}}, {"spec.checkpoint.volume"}),

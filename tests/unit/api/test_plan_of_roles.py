@@ -51,7 +51,7 @@ def test_every_role() -> None:
         "  20 steps: 320 prompts, 320 responses",
         "  warm-up: 2 steps train the critic alone",
         "  validation: before the first step, every 5 steps, after the last step",
-        "  commits: every 10 steps, after the last step; the newest 2 are kept,"
+        "  checkpoints: every 10 steps, after the last step; the newest 2 are kept,"
         " and the one of max val-core/sum/acc/mean@1",
         "",
     ]

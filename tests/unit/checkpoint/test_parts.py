@@ -8,7 +8,7 @@ import torch
 
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.tensors import read_parts, write_tensors
-from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.parallel.boxes import Box
 
 WHOLE = torch.arange(20.0).view(5, 4)
@@ -74,11 +74,11 @@ def test_a_rank_reads_its_own_file_alone_under_the_same_layout(tmp_path: Path) -
         ]
         parts = read_parts(tmp_path, rotten, {"w": box}, rank=rank)
         assert torch.equal(parts["w"], WHOLE[box.slices])
-        with pytest.raises(DamagedCommit, match="got sha256"):
+        with pytest.raises(DamagedCheckpoint, match="got sha256"):
             read_parts(tmp_path, rotten, {}, rank=rank)
 
 
 def test_a_part_that_nobody_wrote_is_missed(tmp_path: Path) -> None:
     entries = written(tmp_path, LAYOUTS["rows and columns"])
-    with pytest.raises(DamagedCommit, match=r"w: got 18 of its 20 elements"):
+    with pytest.raises(DamagedCheckpoint, match=r"w: got 18 of its 20 elements"):
         read_parts(tmp_path, entries[:1] + entries[2:], {}, rank=0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_trainer.checkpoint import files, tensors
-from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.errors import DamagedCheckpoint
 
 DTYPES = sorted(tensors._DTYPE_NAMES, key=str)
 
@@ -96,7 +96,7 @@ def test_a_shorter_file_replaces_a_longer_one(tmp_path: Path):
 @pytest.mark.parametrize("content", [b"", b"abc", (1 << 60).to_bytes(8, "little")])
 def test_what_is_no_safetensors_file_is_named(tmp_path: Path, content: bytes):
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(DamagedCommit, match=r"^shard"):
+    with pytest.raises(DamagedCheckpoint, match=r"^shard"):
         tensors.read_tensors(tmp_path / "a", name="shard")
 
 
@@ -106,8 +106,8 @@ def test_read_shard_verifies(tmp_path: Path):
     data = bytearray(path.read_bytes())
     data[-5] ^= 4
     path.write_bytes(data)
-    with pytest.raises(DamagedCommit, match=r"/a: got sha256 .*; it was changed"):
+    with pytest.raises(DamagedCheckpoint, match=r"/a: got sha256 .*; it was changed"):
         tensors.read_shard(tmp_path, entry)
     os.unlink(path)
-    with pytest.raises(DamagedCommit, match="/a: the file is missing"):
+    with pytest.raises(DamagedCheckpoint, match="/a: the file is missing"):
         tensors.read_shard(tmp_path, entry)

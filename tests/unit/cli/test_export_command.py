@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
-from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.manifest import RoleState
+from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.checkpoint.tensors import write_shard
 
 WEIGHTS = {
@@ -23,25 +23,25 @@ WEIGHTS = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run folder with a commit behind step 4, and nothing else that a cluster would not leave."""
+    """A run folder with a checkpoint behind step 4, as a cluster leaves it."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 9}))
     (model / "tokenizer.json").write_text("{}")
-    commit(tmp_path / "run", {"path": str(model)})
+    checkpoint(tmp_path / "run", {"path": str(model)})
     return tmp_path / "run"
 
 
-def commit(run: Path, model: dict[str, str]) -> None:
-    """A commit behind step 4 of a job with this model."""
+def checkpoint(run: Path, model: dict[str, str]) -> None:
+    """A checkpoint behind step 4 of a job with this model."""
     spec = changed_job([])["spec"] | {"model": model}
     job = PPOJob.model_validate({**changed_job([]), "spec": spec})
-    store = CommitStore(run / "checkpoints", job_uid="u", config=resolve(job).trajectory_json())
+    store = CheckpointStore(run / "checkpoints", job_uid="u", config=resolve(job).trajectory_json())
     pending = store.begin(4)
     path = "actorRollout/rank-00000/model.safetensors"
     entry = write_shard(pending.folder, path, WEIGHTS, role="actorRollout", rank=0)
-    state = RoleState(role="actorRollout", world_size=1, epoch=1, optimizer_steps=4)
-    store.seal(pending, progress_behind(4, state), [entry])
+    state = RoleState(role="actorRollout", world_size=1, attempt=1, optimizer_steps=4)
+    store.complete(pending, progress_behind(4, state), [entry])
 
 
 def refused(run: Path, output: Path, *options: str) -> str:
@@ -53,9 +53,9 @@ def refused(run: Path, output: Path, *options: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["latest", "4"])
-def test_the_policy_of_a_commit(name: str, run: Path, tmp_path: Path) -> None:
+def test_the_policy_of_a_checkpoint(name: str, run: Path, tmp_path: Path) -> None:
     output = tmp_path / "export"
-    arguments = ["export", str(run), "--commit", name, "--output", str(output)]
+    arguments = ["export", str(run), "--checkpoint", name, "--output", str(output)]
     for _ in range(2):  # an export may be replaced
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
@@ -68,9 +68,9 @@ def test_the_policy_of_a_commit(name: str, run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["7", "best"])
-def test_a_commit_that_is_not_there(name: str, run: Path, tmp_path: Path) -> None:
-    said = refused(run, tmp_path / "export", "--commit", name)
-    assert said.startswith(f'--commit: got "{name}": ')
+def test_a_checkpoint_that_is_not_there(name: str, run: Path, tmp_path: Path) -> None:
+    said = refused(run, tmp_path / "export", "--checkpoint", name)
+    assert said.startswith(f'--checkpoint: got "{name}": ')
     assert said.endswith("; one of latest, 4\n")
 
 
@@ -81,7 +81,7 @@ def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "full" / "thesis.tex").exists()
 
 
-def test_a_damaged_commit_is_refused_by_name(run: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name(run: Path, tmp_path: Path) -> None:
     shard = run / "checkpoints" / "step-000004" / "actorRollout/rank-00000/model.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
@@ -96,7 +96,7 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["tokenizerPath", "chatTemplate"])
 def test_what_goes_along_with_the_model_is_there(field: str, run: Path, tmp_path: Path) -> None:
-    commit(tmp_path / "other", {"path": str(tmp_path / "model"), field: "/gone"})
+    checkpoint(tmp_path / "other", {"path": str(tmp_path / "model"), field: "/gone"})
     said = refused(tmp_path / "other", tmp_path / "export")
     assert said.startswith(f'spec.model.{field}: got "/gone": ')
     assert not (tmp_path / "export").exists()

@@ -39,11 +39,11 @@ def test_ctrl_c_insists_on_what_was_asked(first: signal.Signals, interrupts: Int
     assert interrupts.count == 2
 
 
-def test_an_end_at_once_promises_no_commit_that_is_not_there(tmp_path: Path) -> None:
-    assert "there is no commit" in stopped_at_once(tmp_path).reason
+def test_an_end_at_once_promises_no_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    assert "there is no checkpoint" in stopped_at_once(tmp_path).reason
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest").symlink_to("step-000002")
-    assert "the last commit stands" in stopped_at_once(tmp_path).reason
+    assert "the last checkpoint stands" in stopped_at_once(tmp_path).reason
 
 
 @pytest.mark.processes

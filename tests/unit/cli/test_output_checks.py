@@ -1,4 +1,4 @@
-"""A run folder: what lies there is not lost without a word, and a commit fits."""
+"""A run folder: what lies there is not lost without a word, and a checkpoint fits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +9,12 @@ from run_progress import progress_behind
 from small_disks import SmallDisk, small_disk
 
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_cli.output_checks import check_commits, check_output, uncommitted_warning
+from ppojob_cli.output_checks import check_checkpoints, check_output, unsaved_steps_warning
 from ppojob_cli.run import locked, usable, write_job
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,
-    CommitSealed,
+    CheckpointSaved,
     Journal,
     RunBegan,
     StepDone,
@@ -39,7 +39,7 @@ def job_with(tmp_path: Path, *settings: str) -> RunConfig:
 
 
 def leave_run(folder: Path, config: RunConfig, steps: int) -> Journal:
-    """What a run leaves that was killed before its first commit."""
+    """What a run leaves that was killed before its first checkpoint."""
     write_job(folder, config)
     journal = Journal(folder / "checkpoints" / JOURNAL_NAME)
     journal.append(RunBegan(time=0.0))
@@ -49,31 +49,39 @@ def leave_run(folder: Path, config: RunConfig, steps: int) -> Journal:
 
 
 def warnings(folder: Path) -> list[str]:
-    return [str(problem) for problem in uncommitted_warning(folder)]
+    return [str(problem) for problem in unsaved_steps_warning(folder)]
 
 
-def test_steps_of_this_job_without_a_commit_are_told(folder: Path, config: RunConfig) -> None:
+def test_steps_of_this_job_without_a_checkpoint_are_told(folder: Path, config: RunConfig) -> None:
     journal = leave_run(folder, config, 3)
-    assert check_commits(config, folder) == []
-    assert warnings(folder)[0].startswith(f"--output: got {folder}: 3 steps without a commit ")
-    journal.append(CommitSealed(time=0.0, step=2, size_bytes=1))
+    assert check_checkpoints(config, folder) == []
+    assert warnings(folder)[0].startswith(f"--output: got {folder}: 3 steps without a checkpoint ")
+    journal.append(CheckpointSaved(time=0.0, step=2, size_bytes=1))
     assert "1 step without" in warnings(folder)[0]
-    journal.append(CommitSealed(time=0.0, step=3, size_bytes=1))
+    journal.append(CheckpointSaved(time=0.0, step=3, size_bytes=1))
     assert warnings(folder) == []
 
 
 @pytest.mark.parametrize(
     ("setting", "steps", "told"),
     [
-        ("metadata.name=other", 3, "--output: got {}: 3 steps without a commit would be lost, "),
-        ("spec.data.seed=7", 1, "spec.data.seed: got 0: 1 step without a commit would be lost "),
+        (
+            "metadata.name=other",
+            3,
+            "--output: got {}: 3 steps without a checkpoint would be lost, ",
+        ),
+        (
+            "spec.data.seed=7",
+            1,
+            "spec.data.seed: got 0: 1 step without a checkpoint would be lost ",
+        ),
     ],
 )
 def test_steps_of_other_jobs_and_settings_are_not_thrown_away(
     setting: str, steps: int, told: str, folder: Path, config: RunConfig, tmp_path: Path
 ) -> None:
     leave_run(folder, job_with(tmp_path, setting), steps)
-    (problem,) = check_commits(config, folder)
+    (problem,) = check_checkpoints(config, folder)
     assert problem.startswith(told.format(folder))
 
 
@@ -96,7 +104,7 @@ def test_what_differs_is_named_as_its_author_wrote_it(
     changes: list[str], folder: Path, config: RunConfig, tmp_path: Path
 ) -> None:
     leave_run(folder, job_with(tmp_path, *changes), 1)
-    named = [line.partition(": got ")[0] for line in check_commits(config, folder)]
+    named = [line.partition(": got ")[0] for line in check_checkpoints(config, folder)]
     assert named == [change.partition("=")[0] for change in changes]
 
 
@@ -107,7 +115,7 @@ def test_a_run_without_steps_is_in_nobodys_way_and_a_longer_one_goes_on(
     other: str, steps: int, folder: Path, config: RunConfig, tmp_path: Path
 ) -> None:
     leave_run(folder, job_with(tmp_path, other), steps)
-    assert check_commits(config, folder) == []
+    assert check_checkpoints(config, folder) == []
     assert bool(warnings(folder)) == bool(steps)
 
 
@@ -142,7 +150,7 @@ def test_what_the_system_refuses_is_one_line(folder: Path, config: RunConfig) ->
 
 MEBI = 2**20
 PARAMETERS = MEBI // 2
-"""Of a commit of 6 MiB and an export of 1 MiB, in bfloat16."""
+"""Of a checkpoint of 6 MiB and an export of 1 MiB, in bfloat16."""
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ STATUS: dict[str, Any] = {
         "stage": "Training",
         "eta": "1h30m",
         "validation": 0.42,
-        "lastCommittedStep": 2,
+        "lastCheckpointStep": 2,
     },
     "roles": [
         {"name": "controller", "replicas": 1, "ready": 1},
@@ -58,7 +58,7 @@ sum: Running
   why         Stepping
   now         reward 0.500  KL 0.001  tokens/s 8,231  training
   validation  0.420
-  commit      step 2
+  checkpoint      step 2
   roles       role          ready  restarts
               controller    1/1    0
               actorRollout  9/16   3

@@ -17,7 +17,7 @@ from ppojob_trainer.pod_environment import ApiAccess
 
 pytestmark = pytest.mark.processes
 
-STEP_3 = TrainingStatus(epoch=1, step=3, stage="Training", reward=0.5)
+STEP_3 = TrainingStatus(attempt=1, step=3, stage="Training", reward=0.5)
 POLICY = Path(__file__).parents[3] / "helm/ppojob-operator/templates/admission-policy.yaml"
 
 
@@ -28,13 +28,13 @@ def resource(server: StatusServer, seconds: float = 10.0) -> JobResource:
 def test_it_is_looked_once_and_then_the_training_of_one_job_is_written(server) -> None:
     one = resource(server)
     one.write(STEP_3)
-    assert server.states == [{"epoch": 1, "step": 3, "reward": 0.5, "stage": "Training"}]
+    assert server.states == [{"attempt": 1, "step": 3, "reward": 0.5, "stage": "Training"}]
     status = "/apis/ppojob.dev/v1alpha1/namespaces/lab/ppojobs/sum/status"
     assert {asked.path for asked in server.requests} == {status}
-    one.write(TrainingStatus(epoch=1, step=4))
+    one.write(TrainingStatus(attempt=1, step=4))
     assert [one.query.get("dryRun") for one in server.requests] == ["All", None, None]
     server.version += 7  # what others write meanwhile is no hindrance
-    one.write(TrainingStatus(epoch=1, step=5))
+    one.write(TrainingStatus(attempt=1, step=5))
     assert [state["step"] for state in server.states] == [3, 4, 5]
 
 
@@ -55,13 +55,13 @@ def test_another_job_of_the_name_or_one_that_is_gone_is_never_written_to(
     assert server.states == before
 
 
-def test_a_fallen_epoch_is_told_from_a_right_that_lacks(server: StatusServer) -> None:
-    fallen = "status.training.epoch: got 1: a controller of epoch 2 has taken over"
+def test_a_fallen_attempt_is_told_from_a_right_that_lacks(server: StatusServer) -> None:
+    fallen = "status.training.attempt: got 1: a controller of attempt 2 has taken over"
     server.faults.append(failing(403, "ppojobs.ppojob.dev 'sum' is forbidden: cannot patch"))
     with pytest.raises(NotWrittenError, match="HTTP 403: ppojobs"):
         resource(server).write(STEP_3)
     server.faults.append(failing(403, f"policy denied request: {fallen}"))
-    with pytest.raises(DisownedError, match="epoch 2"):
+    with pytest.raises(DisownedError, match="attempt 2"):
         resource(server).write(STEP_3)
     assert TAKEN_OVER in POLICY.read_text()
 

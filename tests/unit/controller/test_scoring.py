@@ -63,7 +63,7 @@ def scoring_by(role_of, roles_of, caller_of) -> Callable[..., Scoring]:
             answers = [f"#### {row // SAMPLES + row % 2}" for row in range(len(PROMPTS) * SAMPLES)]
             texts = Texts(request.batch, request.first, answers[request.first : request.last])
             peer = Peer("scorer", request.host, request.port, request.role)
-            id_ = RequestId(request.epoch, request.batch.step, "put_texts", request.first)
+            id_ = RequestId(request.attempt, request.batch.step, "put_texts", request.first)
             sender.call(Call(peer, PUT_TEXTS, texts, id_))
             return Nothing()
 
@@ -108,8 +108,8 @@ def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):
     first = {purpose: batch_of(purpose) for purpose in ("train", "validation")}
     for batch in first.values():
         score(scoring, batch, 1)
-    again = role_of("reward", drifting.routes(), epoch=2)
-    reward.ranks, reward.epoch = again.ranks, 2
+    again = role_of("reward", drifting.routes(), attempt=2)
+    reward.ranks, reward.attempt = again.ranks, 2
     for purpose, batch in first.items():
         repeated = batch_of(purpose)
         score(scoring, repeated, 1)

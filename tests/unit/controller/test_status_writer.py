@@ -19,8 +19,8 @@ NEVER = 3600.0
 AT_ONCE = Pace(interval_seconds=0.0, first_pause_seconds=0.01, longest_pause_seconds=0.02)
 
 
-def state(step: int, stage: str = "Training", epoch: int = 1) -> TrainingStatus:
-    return TrainingStatus(epoch=epoch, step=step, stage=stage)
+def state(step: int, stage: str = "Training", attempt: int = 1) -> TrainingStatus:
+    return TrainingStatus(attempt=attempt, step=step, stage=stage)
 
 
 class Recipient:
@@ -61,7 +61,7 @@ def test_offering_never_waits_and_a_state_that_is_out_of_date_is_dropped() -> No
 def test_steps_wait_for_their_time_and_turns_do_not() -> None:
     recipient = Recipient()
     writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER))
-    turns = [state(0, "Starting"), state(0), state(4, "Recovering"), state(2), state(2, epoch=2)]
+    turns = [state(0, "Starting"), state(0), state(4, "Recovering"), state(2), state(2, attempt=2)]
     for turn in turns:
         writer.offer(turn)
         recipient.wait_for(turn)
@@ -105,7 +105,7 @@ def test_whoever_asks_for_a_pause_gets_it_even_of_a_turn(caplog: pytest.LogCaptu
 
 
 def test_a_controller_that_is_not_one_any_more_falls_silent() -> None:
-    recipient = Recipient(DisownedError("epoch 3 has taken over"))
+    recipient = Recipient(DisownedError("attempt 3 has taken over"))
     writer = StatusWriter(recipient.write, AT_ONCE)
     writer.offer(state(1))
     eventually(lambda: not recipient.failures)

@@ -21,7 +21,7 @@ class Told:
     def __init__(self, total: int = 10) -> None:
         self.states: list[TrainingStatus] = []
         self.report = TrainingReport(self.states.append)
-        self.report.begin(epoch=3, step=4, committed=2)
+        self.report.begin(attempt=3, step=4, saved=2)
         self.report.change_phase("Training", total)
 
     def after(self, step: int, metrics: dict[str, float]) -> TrainingStatus:
@@ -35,13 +35,13 @@ def test_whoever_has_not_taken_over_says_nothing() -> None:
     report.change_phase("Starting", 8)
     report.change_phase("Failed", 8)
     assert not told
-    report.begin(epoch=1, step=0, committed=None)
-    assert told == [TrainingStatus(epoch=1, stage="Starting", total_steps=8) for _ in told]
+    report.begin(attempt=1, step=0, saved=None)
+    assert told == [TrainingStatus(attempt=1, stage="Starting", total_steps=8) for _ in told]
 
 
 def test_a_step_shows_its_figures() -> None:
     assert Told().after(5, STEP) == TrainingStatus(
-        epoch=3,
+        attempt=3,
         step=5,
         total_steps=10,
         reward=0.5123,
@@ -51,18 +51,18 @@ def test_a_step_shows_its_figures() -> None:
         tokens_per_second=1500.0,
         eta="10s",
         stage="Training",
-        last_committed_step=2,
+        last_checkpoint_step=2,
     )
 
 
-def test_what_changes_nothing_is_not_told_and_a_commit_is() -> None:
+def test_what_changes_nothing_is_not_told_and_a_checkpoint_is() -> None:
     told = Told()
     number = len(told.states)
     for _ in range(5):
         told.report.change_phase("Training", 10)
     assert len(told.states) == number
-    told.report.commit(4)
-    assert told.states[-1].last_committed_step == 4
+    told.report.checkpoint(4)
+    assert told.states[-1].last_checkpoint_step == 4
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_who_stands_up_shows_what_stands() -> None:
     last = told.states[-1]
     assert (last.step, last.reward, last.validation, last.eta) == (2, 0.5123, 0.125, "16s")
     told.report.resume(0, None, [])
-    assert told.states[-1] == TrainingStatus(epoch=3, total_steps=10, stage="Recovering")
+    assert told.states[-1] == TrainingStatus(attempt=3, total_steps=10, stage="Recovering")
 
 
 @pytest.mark.parametrize(

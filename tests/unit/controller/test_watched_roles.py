@@ -28,8 +28,8 @@ THEIRS = PodIdentity(code="c", config="other", models={})
 Status = Callable[[Any], PodStatus]
 
 
-def pod(epoch: int, phase: str) -> Status:
-    return lambda _: PodStatus("actorRollout", 0, epoch, phase)
+def pod(attempt: int, phase: str) -> Status:
+    return lambda _: PodStatus("actorRollout", 0, attempt, phase)
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def actor(serve, caller_of) -> Callable[..., Roles]:
     def make(status: Status, work: Callable[[Any], msgspec.Struct], *more: Peer) -> Roles:
         routes = [Route(STATUS, status), Route(START, status), Route(IDENTITY, lambda _: THEIRS)]
         ranks = (serve([Route(BARRIER, work)]), *more)
-        supervisor = serve(routes, epoch=None)
-        group = RoleGroup("actorRollout", (supervisor,), ranks, True, True, epoch=1)
+        supervisor = serve(routes, attempt=None)
+        group = RoleGroup("actorRollout", (supervisor,), ranks, True, True, attempt=1)
         return Roles(caller_of(), (group,), 5.0, lambda: False, Agreement("c", "r"))
 
     return make
@@ -58,7 +58,7 @@ def raises(problem: Exception) -> Callable[[Any], msgspec.Struct]:
 
 
 def test_a_pod_that_began_anew_has_lost_its_ranks(actor) -> None:
-    """Its container was started again: it answers, and knows of no epoch."""
+    """Its container was started again: it answers, and knows of no attempt."""
     for phase in ("starting", "ready"):
         actor(pod(1, phase), idle).watch()
     roles = actor(pod(0, "idle"), idle)
@@ -99,7 +99,7 @@ UNREAD = PodIdentity(code="c", config="r", models=None)
 
 @pytest.fixture
 def pods(serve, caller_of) -> Callable[..., Roles]:
-    """Roles of one pod each, at epoch 1: an actor that lives, and a reward that does not yet."""
+    """Roles of one pod each, at attempt 1: an actor that lives, and a reward that does not yet."""
 
     def make(actor: Callable[[Any], PodIdentity], reward: Callable[[Any], PodIdentity]) -> Roles:
         groups = tuple(
@@ -164,8 +164,8 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(is_
     ("gone", "error", "words"),
     [
         # As of a deleted job, whose pods go all at once.
-        ("actorRollout", Interrupted, "without actorRollout: the last commit stands"),
-        # The actor holds a step that is not committed: it is to be ended first.
+        ("actorRollout", Interrupted, "without actorRollout: the last checkpoint stands"),
+        # The actor holds a step that is not saved: it is to be ended first.
         ("reward", RoleLost, "reward supervisor: no answer to identity within 2 s"),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(
     roles = actor(pod(1, "ready"), idle)
     roles.caller.default_deadline_seconds = 2.0
     peer = Peer(f"{gone} supervisor", "127.0.0.1", 1, gone)  # nobody listens there
-    lost = RoleGroup(gone, (peer,), (), gone == "actorRollout", False, epoch=1)
+    lost = RoleGroup(gone, (peer,), (), gone == "actorRollout", False, attempt=1)
     others = roles.groups if gone == "reward" else ()
     roles.groups = (*others, lost)
     roles.stop_requested = lambda: True

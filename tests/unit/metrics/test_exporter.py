@@ -125,15 +125,15 @@ def test_no_number_harms_neither_counters_nor_histograms(exporter):
     assert value(exporter, "ppojob_stage_duration_seconds_sum", stage="gen") == 1.0
 
 
-def test_progress_and_commits_are_dated():
+def test_progress_and_checkpoints_are_dated():
     clock = Clock()
     with closing(Prometheus("sums", "127.0.0.1", 0, clock=clock)) as exporter:
         for now, act, dates in (
             (1010.0, lambda: exporter.write(1, {}), (1010.0, 1000.0)),
-            (1020.0, lambda: exporter.committed(1), (1010.0, 1020.0)),
+            (1020.0, lambda: exporter.saved(1), (1010.0, 1020.0)),
         ):
             clock.now = now
             act()
-            names = (f"ppojob_last_{of}_timestamp_seconds" for of in ("progress", "commit"))
+            names = (f"ppojob_last_{of}_timestamp_seconds" for of in ("progress", "checkpoint"))
             assert tuple(value(exporter, name) for name in names) == dates
-        assert value(exporter, "ppojob_committed_step") == 1.0
+        assert value(exporter, "ppojob_checkpoint_step") == 1.0

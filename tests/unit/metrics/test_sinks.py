@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ppojob_trainer.errors import DamagedCommit, StorageError
+from ppojob_trainer.errors import DamagedCheckpoint, StorageError
 from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.event_files import TensorBoard
 from ppojob_trainer.metrics.sinks import JsonLines, encode_line
@@ -79,7 +79,7 @@ def test_a_foreign_line_is_named(sink: JsonLines, line: bytes):
     sink.write(1, {})
     with sink.path.open("ab") as file:
         file.write(line + b"\n")
-    with pytest.raises(DamagedCommit, match=r"^metrics\.jsonl:2: "):
+    with pytest.raises(DamagedCheckpoint, match=r"^metrics\.jsonl:2: "):
         sink.cut_after(1)
 
 

@@ -72,9 +72,11 @@ def test_steps_wake_nobody_and_turns_do() -> None:
     assert seen.after(job(1)) == 1
     assert seen.after(job(2, training={"step": 1, "stage": "Training"})) == 1
     assert seen.after(job(3, training={"step": 2, "stage": "Training", "reward": 0.5})) == 0
-    assert seen.after(job(4, training={"step": 2, "stage": "Training", "lastCommittedStep": 2}))
-    assert not seen.after(job(5, training={"step": 4, "stage": "Training", "lastCommittedStep": 4}))
-    assert seen.after(job(6, training={"step": 4, "stage": "Recovering", "lastCommittedStep": 4}))
+    assert seen.after(job(4, training={"step": 2, "stage": "Training", "lastCheckpointStep": 2}))
+    assert not seen.after(
+        job(5, training={"step": 4, "stage": "Training", "lastCheckpointStep": 4})
+    )
+    assert seen.after(job(6, training={"step": 4, "stage": "Recovering", "lastCheckpointStep": 4}))
     assert (seen.known.status.training.step, seen.known.resource_version) == (4, "6")
 
 

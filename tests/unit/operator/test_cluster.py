@@ -223,7 +223,7 @@ async def asked(answer: web.Response | None) -> ControllerReport | None:
 
 def said(**fields: Any) -> web.Response:
     """As `ppojob_trainer.supervisor.health` writes it."""
-    whole = {"role": "controller", "pod": 0, "epoch": 1, "ranks": [], "restarts": 0, **fields}
+    whole = {"role": "controller", "pod": 0, "attempt": 1, "ranks": [], "restarts": 0, **fields}
     return web.Response(text=json.dumps(whole), content_type="application/json")
 
 

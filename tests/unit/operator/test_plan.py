@@ -164,7 +164,7 @@ def test_pods_of_before_are_waited_for_and_orphans_are_not(owner: str, sets: int
     assert len(made(look(make_job(), seen), "StatefulSet")) == sets
 
 
-STEPPING = TrainingStatus(epoch=1, step=3, stage="Training", last_committed_step=2)
+STEPPING = TrainingStatus(attempt=1, step=3, stage="Training", last_checkpoint_step=2)
 
 
 def pods(**of_controller: Any) -> tuple[Pod, ...]:
@@ -190,10 +190,10 @@ def test_conditions_follow_what_the_controller_says() -> None:
     assert status.phase == "Running"
     assert said(status, "Rendezvoused") == ("True", "AllRanksMet")
     assert said(status, "Training") == ("True", "Stepping")
-    assert said(status, "Checkpointed") == ("True", "Committed")
-    beginning = after(TrainingStatus(epoch=1, stage="Starting"))
+    assert said(status, "Checkpointed") == ("True", "Saved")
+    beginning = after(TrainingStatus(attempt=1, stage="Starting"))
     assert said(beginning, "Rendezvoused") == ("False", "Waiting")
-    assert said(beginning, "Checkpointed") == ("False", "NoCommit")
+    assert said(beginning, "Checkpointed") == ("False", "NoCheckpoint")
     recovering = after(STEPPING.model_copy(update={"stage": "Recovering"}))
     assert said(recovering, "Rendezvoused") == ("False", "Recovering")
     assert (recovering.phase, said(recovering, "Training")[0]) == ("Recovering", "False")
@@ -239,10 +239,10 @@ async def test_the_first_step_is_timed_once_and_the_training_stays_the_controlle
     bench.cluster.apply_status = watched  # type: ignore[method-assign]
     await up(bench)
     assert (counted("pods_ready"), counted("first_step")) == (ready + 1, stepped)
-    assert await train(epoch=1, step=1, stage="Training") == "Running"
+    assert await train(attempt=1, step=1, stage="Training") == "Running"
     assert counted("first_step") == stepped + 1
-    assert await train(epoch=1, step=5, stage="Recovering") == "Recovering"
-    assert await train(epoch=2, step=5, stage="Training") == "Running"
+    assert await train(attempt=1, step=5, stage="Recovering") == "Recovering"
+    assert await train(attempt=2, step=5, stage="Training") == "Running"
     assert (counted("pods_ready"), counted("first_step")) == (ready + 1, stepped + 1)
-    assert bench.status["training"] == {"epoch": 2, "step": 5, "stage": "Training"}
+    assert bench.status["training"] == {"attempt": 2, "step": 5, "stage": "Training"}
     assert not any("training" in status for status in statuses)

@@ -80,7 +80,7 @@ def test_a_job_that_is_over_goes_in_time_and_so_does_one_that_never_began(wrong)
     assert look(over, seconds=60).waves == GONE
 
 
-def test_it_does_not_go_while_its_controller_commits() -> None:
+def test_it_does_not_go_while_its_controller_checkpoints() -> None:
     lifecycle = {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 1}
     job = make_job(status_of(make_job()), lifecycle=lifecycle)
     over = make_job(status_of(job, UP, 60), lifecycle=lifecycle)

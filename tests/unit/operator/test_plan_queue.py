@@ -147,7 +147,9 @@ def test_evicted_it_lets_pods_go_and_then_its_quota() -> None:
     job = queued_job()
     workload = admitted(job, EVICTED)
     leaving = look(job, seen(*CHILDREN.values(), workload, pods=READY))
-    assert deleted(leaving) == ["sum-controller"], "it commits, and needs the others for that"
+    assert deleted(leaving) == ["sum-controller"], (
+        "it writes a checkpoint, and needs the others for that"
+    )
     assert not actions(leaving, ReleaseQuota)
     gone = look(job, seen(workload))
     assert ReleaseQuota("ppojob-sum", "uid-gang") in actions(gone)
@@ -223,7 +225,7 @@ def test_an_ended_job_is_told_once_and_stays_in_the_queues_records() -> None:
     assert not actions(look(ended, seen(finished)), ApplyStatus)
 
 
-def test_a_queue_is_not_told_of_the_end_while_pods_commit() -> None:
+def test_a_queue_is_not_told_of_the_end_while_pods_checkpoint() -> None:
     """It would give their quota to another job at once."""
     lifecycle = {"activeDeadlineSeconds": 60}
     job = queued_job(PPOJobStatus(start_time="2026-01-02T03:00:00Z"), lifecycle=lifecycle)

@@ -75,8 +75,8 @@ def test_they_stay_until_the_controller_has_the_new_configuration() -> None:
 
 def test_at_a_suspension_they_go_behind_the_controller() -> None:
     paused = judged_job(lifecycle={"suspend": True})
-    committing = Observed(children=there("sum-controller"), pods=pods_before(is_deleting=True))
-    assert deleted(look(paused, committing)) == []
+    saving = Observed(children=there("sum-controller"), pods=pods_before(is_deleting=True))
+    assert deleted(look(paused, saving)) == []
     gone = Observed(children=there("sum-controller"), pods=pods_before()[1:])
     assert set(deleted(look(paused, gone))) == {"sum-actor-rollout", "sum-reward"}
 

@@ -179,7 +179,7 @@ async def test_a_job_that_goes_before_its_first_status_is_not_made_again(bench: 
     assert len(bench.cluster.writes) == writes
 
 
-async def test_suspending_lets_the_controller_commit_first(bench: Bench) -> None:
+async def test_suspending_lets_the_controller_checkpoint_first(bench: Bench) -> None:
     await up(bench)
     bench.edit(suspend=True)
     # The controller's pod takes its time: its deletion is only asked for.

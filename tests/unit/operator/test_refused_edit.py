@@ -45,7 +45,7 @@ from ppojob_operator.state import (
 
 RUNNING = status_of(make_job(), UP)
 # Two lengths.
-REFUSED: dict[str, Any] = {"steps": {"total": 1, "epochs": 1}}
+REFUSED: dict[str, Any] = {"steps": {"total": 1, "attempts": 1}}
 EVERY_SET = ["sum-controller", "sum-actor-rollout", "sum-reward"]
 
 
@@ -112,7 +112,7 @@ def test_what_is_missing_is_not_made() -> None:
     assert kinds(planned) == ["Emit"]
 
 
-def test_a_job_that_lacks_what_makes_its_pods_commits_and_stops() -> None:
+def test_a_job_that_lacks_what_makes_its_pods_checkpoints_and_stops() -> None:
     """It cannot train, and would hold its GPUs for as long as nobody corrects it."""
     job, there = refused_job(), without("StatefulSet", "sum-reward")
     planned = look(job, there)
@@ -145,7 +145,7 @@ def refused(before: Plan, **changes: Any) -> Job:
     return queued_job(status_after(before), **REFUSED, **changes)
 
 
-def test_evicted_it_commits_and_goes() -> None:
+def test_evicted_it_checkpoints_and_goes() -> None:
     job = queued_job()
     workload = admitted(job, EVICTED)
     there = seen(*CHILDREN.values(), workload, pods=READY)

@@ -79,7 +79,7 @@ def test_a_killed_peer_is_noticed_by_everybody_who_waits(processes):
         assert "uid/channel/a.1-b.1/0: lost: " in member.result(SOON_SECONDS)
 
 
-def test_a_stopped_peer_is_cut_off_and_its_next_epoch_served(processes):
+def test_a_stopped_peer_is_cut_off_and_its_next_attempt_served(processes):
     first, second, peer, successor = processes.start(4)
     open_all([first, second, peer], "uid/channel/a.1-b.1/0")
     peer.send_signal(signal.SIGSTOP)

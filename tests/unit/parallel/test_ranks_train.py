@@ -1,4 +1,4 @@
-"""Worlds of several real processes against one rank: the same updates, commits, exports.
+"""Worlds of several real processes against one rank: the same updates, checkpoints, exports.
 
 A layout is named by its ranks, or by its copies of the model and the ranks of each.
 """
@@ -29,7 +29,7 @@ from ppojob_trainer.parallel.world import World
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 WORLDS = [layout for layout in LAYOUTS if layout != "1"]
-COMMITTED = ["even", "adapters"]
+SAVED = ["even", "adapters"]
 EXACT = [name for name, case in CASES.items() if case.autocast == "none" and not case.broken]
 
 
@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the worlds left behind."""
     root: Path = tmp_path_factory.mktemp("worlds")
     training_ranks.save_models(root)
-    for name in COMMITTED:
-        training_ranks.run_commit(root, World.alone(), name)
+    for name in SAVED:
+        training_ranks.run_checkpoint(root, World.alone(), name)
     (root / "1").mkdir()
     training_ranks.run_export(root, World.alone())
     program = [sys.executable, training_ranks.__file__, str(root), *WORLDS]
@@ -134,26 +134,26 @@ def test_all_ranks_skip_a_gradient_that_is_not_finite_on_one(folder, layout):
 
 
 @pytest.mark.parametrize("layout", WORLDS)
-@pytest.mark.parametrize("name", COMMITTED)
+@pytest.mark.parametrize("name", SAVED)
 def test_a_restored_world_goes_on_bit_for_bit(folder, layout, name):
-    found = results(folder, layout, f"commit-{name}", 1)
+    found = results(folder, layout, f"checkpoint-{name}", 1)
     assert_equal(under(found, "restored/"), under(found, "went_on/"))
 
 
 @pytest.mark.parametrize("layout", WORLDS)
-@pytest.mark.parametrize("name", COMMITTED)
-def test_another_layout_and_one_rank_take_up_a_commit(folder, layout, name):
-    """Each layout takes up a commit of the one before; the first of them that of one rank."""
+@pytest.mark.parametrize("name", SAVED)
+def test_another_layout_and_one_rank_take_up_a_checkpoint(folder, layout, name):
+    """Each layout takes up a checkpoint of the one before; the first of them that of one rank."""
 
     def taken_up_alone(of: str) -> dict[str, Tensor]:
-        commit, case = folder / f"commit-of-{of}-{name}", CASES[name]
-        engine = training_ranks.restored_engine(commit, folder, World.alone(), case)
+        checkpoint, case = folder / f"checkpoint-of-{of}-{name}", CASES[name]
+        engine = training_ranks.restored_engine(checkpoint, folder, World.alone(), case)
         return training_ranks.state_of(engine)
 
     before = ["1", *WORLDS][WORLDS.index(layout)]
-    found = results(folder, layout, f"foreign_commit-{name}")
+    found = results(folder, layout, f"foreign_checkpoint-{name}")
     assert_equal(found, taken_up_alone(before))
-    expected = under(results(folder, layout, f"commit-{name}"), "commit/")
+    expected = under(results(folder, layout, f"checkpoint-{name}"), "checkpoint/")
     assert_equal(taken_up_alone(layout), expected)
 
 
@@ -162,7 +162,9 @@ def test_ranks_write_their_parts_only(folder):
     sizes = {
         layout: [
             entry.size_bytes
-            for entry in training_ranks.entries_of(folder / f"commit-of-{layout}-even", "optimizer")
+            for entry in training_ranks.entries_of(
+                folder / f"checkpoint-of-{layout}-even", "optimizer"
+            )
         ]
         for layout in LAYOUTS
     }

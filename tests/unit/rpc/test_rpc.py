@@ -104,20 +104,20 @@ def refusal(caller, peer, *args) -> CallRefused:
 
 def test_what_is_out_of_date_is_refused_and_not_done(serve, caller_of):
     counter = Counter()
-    peer = serve([Route(WORK, counter)], epoch=2)
+    peer = serve([Route(WORK, counter)], attempt=2)
     id_ = RequestId(2, 7, "update")
-    assert refusal(caller_of(), peer, WORK, REQUEST, ID).kind is ErrorKind.STALE_EPOCH
+    assert refusal(caller_of(), peer, WORK, REQUEST, ID).kind is ErrorKind.STALE_ATTEMPT
     assert counter.done == 0
-    caller_of(epoch=5).call(Call(peer, WORK, REQUEST, id_))
-    assert refusal(caller_of(epoch=5), peer, WORK, Work([1]), id_).kind is ErrorKind.CHANGED
-    assert refusal(caller_of(epoch=4), peer, WORK, REQUEST, id_).kind is ErrorKind.FENCED
+    caller_of(attempt=5).call(Call(peer, WORK, REQUEST, id_))
+    assert refusal(caller_of(attempt=5), peer, WORK, Work([1]), id_).kind is ErrorKind.CHANGED
+    assert refusal(caller_of(attempt=4), peer, WORK, REQUEST, id_).kind is ErrorKind.FENCED
     assert counter.done == 1
 
 
-def test_work_of_any_epoch_is_done_by_whichever_serves(serve, caller_of):
+def test_work_of_any_attempt_is_done_by_whichever_serves(serve, caller_of):
     """Its callers do not hear that the role was started again."""
-    of_any = replace(WORK, has_epoch=False)
-    peer = serve([Route(of_any, Counter())], epoch=3)
+    of_any = replace(WORK, has_attempt=False)
+    peer = serve([Route(of_any, Counter())], attempt=3)
     answers = [caller_of().call(Call(peer, of_any, REQUEST, ID)) for _ in range(2)]
     assert [answer.times for answer in answers] == [1, 1]
 
@@ -284,7 +284,7 @@ def test_what_the_watch_raises_ends_the_wait(serve, caller_of):
 
 def test_the_first_refusal_ends_the_wait_for_all(serve, caller_of):
     slow = Counter(is_held=True)
-    peers = [serve([Route(WORK, slow)]), serve([Route(WORK, Counter())], epoch=2)]
+    peers = [serve([Route(WORK, slow)]), serve([Route(WORK, Counter())], attempt=2)]
     with pytest.raises(CallRefused):
         caller_of().call_all([Call(peer, WORK, REQUEST, ID) for peer in peers])
     assert slow.done == 0

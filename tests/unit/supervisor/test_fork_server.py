@@ -275,7 +275,7 @@ def test_a_pod_without_its_server_starts_ranks_by_themselves(tmp_path: Path, cap
     """They end at once, since nobody tells them who they are."""
     told = {"fork_server": str(tmp_path / "nowhere"), "environment": environment("")}
     pod = Pod(pod_plan("actorRollout", **told))
-    pod.want_epoch(1)
+    pod.want_attempt(1)
 
     def is_lost() -> bool:
         pod.tick()

@@ -48,7 +48,7 @@ def test_a_pod_and_its_ranks():
     ]
     found = scrape(PodStatus("actorRollout", 1, 3, "ready", tuple(ranks), restarts=2))
     pod = (("index", "1"), ("ppojob", "sums"), ("role", "actorRollout"))
-    assert found["ppojob_pod_epoch", pod] == 3
+    assert found["ppojob_pod_attempt", pod] == 3
     assert found["ppojob_pod_restarts_total", pod] == 2
     assert [found[of_rank("ppojob_rank_ready", rank)] for rank in (2, 3, 4)] == [1, 0, 0]
     for name in ("ppojob_rank_resident_memory_bytes", "ppojob_rank_cpu_seconds_total"):

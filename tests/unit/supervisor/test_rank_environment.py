@@ -23,6 +23,6 @@ def test_a_rank_is_told_who_it_is_and_sees_its_own_gpu_alone(pod_sees, has_gpus,
     plan = pod_plan("actorRollout", environment=given, **shape)
     told = [plan.rank_environment(5, rank) for rank in range(2)]
     assert [rank.pop("CUDA_VISIBLE_DEVICES", None) for rank in told] == ranks_see
-    names = (contract.ENV_RANK, contract.ENV_LOCAL_RANK, contract.ENV_EPOCH)
+    names = (contract.ENV_RANK, contract.ENV_LOCAL_RANK, contract.ENV_ATTEMPT)
     for rank, numbers in zip(told, ("205", "315"), strict=True):
         assert rank == {"HOME": "/h", **dict(zip(names, numbers, strict=True))}

@@ -59,14 +59,14 @@ def test_calls_of_a_turn_go_to_who_answers_them_and_come_back_in_their_order(
 ):
     summed = ToolCall("calculator", '{"expression": "1 + 1"}')
     calls = [search("4"), summed, search("nowhere"), ToolCall("add", "{}"), ToolCall("search", "{")]
-    answers = ask(caller_of("actorRollout", epoch=0), [tools], [retriever], *calls)
+    answers = ask(caller_of("actorRollout", attempt=0), [tools], [retriever], *calls)
     assert [answer.text for answer in answers[:3]] == [TOWN, "2", ""]
     assert [answer.failure for answer in answers] == ["", "", "", "unknown", "arguments"]
     assert answers[3].text == "Error: there is no tool add. Tools: calculator, search."
 
 
 def test_where_nothing_but_search_is_called_the_retriever_answers_all(retriever: Peer, caller_of):
-    answers = ask(caller_of("actorRollout", epoch=0), [], [retriever], ToolCall("add", "{}"))
+    answers = ask(caller_of("actorRollout", attempt=0), [], [retriever], ToolCall("add", "{}"))
     assert answers[0].text == "Error: there is no tool add. Tools: calculator, search."
 
 

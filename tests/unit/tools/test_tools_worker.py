@@ -42,14 +42,14 @@ def peer(serve, agent: AgentSpec) -> Iterator[Peer]:
 
 
 def turn(row: int, *calls: tuple[str, str], number: int = 0) -> tuple[Act, RequestId]:
-    """The calls of one turn of a row, and their request id, which has no epoch."""
+    """The calls of one turn of a row, and their request id, which has no attempt."""
     act = Act(BATCH, row, number, [ToolCall(*call) for call in calls])
     return act, RequestId(0, BATCH.step, f"{BATCH.label}/act/{row}", number)
 
 
 @pytest.fixture
 def caller(caller_of) -> Caller:
-    caller = caller_of("actorRollout", epoch=0)
+    caller = caller_of("actorRollout", attempt=0)
     caller.default_deadline_seconds = 60.0
     return caller
 
@@ -79,5 +79,5 @@ def test_rows_do_not_wait_for_each_other(peer: Peer, caller: Caller) -> None:
 @pytest.mark.parametrize("role", ["controller", "reward", "tools"])
 def test_none_but_those_who_generate_may_call(role: str, peer: Peer, caller_of) -> None:
     with pytest.raises(CallRefused) as refused:
-        caller_of(role, epoch=1).call(Call(peer, ACT, *turn(0, ("calculator", "{}"))))
+        caller_of(role, attempt=1).call(Call(peer, ACT, *turn(0, ("calculator", "{}"))))
     assert refused.value.kind is ErrorKind.FORBIDDEN

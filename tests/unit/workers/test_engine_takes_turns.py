@@ -34,7 +34,7 @@ def keys(tmp_path: Path) -> KeyRing:
 @pytest.fixture
 def worker(torch_as_it_was: None, tmp_path: Path, keys: KeyRing) -> Iterator[ActorRolloutWorker]:
     tiny_jobs.make_tiny_folder(tmp_path)
-    rank = RankEnvironment(rank=0, local_rank=0, epoch=1)
+    rank = RankEnvironment(rank=0, local_rank=0, attempt=1)
     with open_actor_rollout_worker(pod_of(tmp_path, "actorRollout"), rank, keys) as opened:
         yield opened
 

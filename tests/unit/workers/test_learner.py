@@ -1,4 +1,4 @@
-"""A model in training: what of it is committed and restored, all weights or adapters alone."""
+"""A model in training: what of it is saved and restored, all weights or adapters alone."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from training_ranks import CASES, make_engine, objective, rows_of_step
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 from ppojob_trainer.parallel.world import World
@@ -26,19 +26,19 @@ def restored(learner: Learner) -> Learner:
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_a_commit_brings_everything_back(make_learner, copies, is_equal, tmp_path, lora):
+def test_a_checkpoint_brings_everything_back(make_learner, copies, is_equal, tmp_path, lora):
     learner = restored(make_learner(lora))
     base = copies(hf_named_tensors(learner.model))
     beginning = copies(trained_tensors(learner.model))
     learner.engine.update(rows_of_step(), objective())
-    commit = tmp_path / "commit"
-    commit.mkdir()
-    files = learner.save(commit)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    files = learner.save(checkpoint)
     drawn = torch.rand(3)
     learner.engine.update(rows_of_step(), objective())
 
     second = make_learner(lora)
-    second.restore(commit, files, 10)
+    second.restore(checkpoint, files, 10)
     assert torch.equal(torch.rand(3), drawn)
     second.engine.update(rows_of_step(), objective())
     trained = copies(trained_tensors(second.model))
@@ -50,15 +50,15 @@ def test_a_commit_brings_everything_back(make_learner, copies, is_equal, tmp_pat
     assert is_equal(beginning, copies(trained_tensors(learner.model)))
 
 
-def test_a_commit_without_one_of_the_files_is_refused(make_learner, tmp_path):
+def test_a_checkpoint_without_one_of_the_files_is_refused(make_learner, tmp_path):
     learner = restored(make_learner())
     files = learner.save(tmp_path)
     for missing in files:
-        with pytest.raises(DamagedCommit):
+        with pytest.raises(DamagedCheckpoint):
             learner.restore(tmp_path, [file for file in files if file != missing], 10)
 
 
-def test_a_commit_holds_adapters_and_their_moments_alone(tmp_path):
+def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path):
     save_model(tmp_path / "model", vocab_size=2000, hidden_size=64, intermediate_size=256)
     sizes = {}
     for name, lora in (("all", None), ("some", LoraSpec(rank=2, target_modules=("q_proj",)))):

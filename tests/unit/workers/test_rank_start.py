@@ -67,7 +67,7 @@ def test_a_newer_gpu_and_the_cpu_know_bfloat16(config: RunConfig) -> None:
 def test_a_collective_may_take_as_long_as_what_it_is_part_of(tmp_path, timeouts, limit) -> None:
     save_model(tmp_path / "model")
     environment = pod_of(tmp_path, "actorRollout", timeouts=timeouts)
-    with open_role_world(environment, RankEnvironment(rank=0, local_rank=0, epoch=1)) as world:
+    with open_role_world(environment, RankEnvironment(rank=0, local_rank=0, attempt=1)) as world:
         assert world.group is not None
         options = world.group._get_backend(torch.device("cpu")).options
         assert options._timeout.total_seconds() == limit

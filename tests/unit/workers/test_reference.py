@@ -4,7 +4,7 @@ from lone_role import grpo_spec
 from training_ranks import objective, rows_of_step
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
-from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.workers.reference import FollowingReference
@@ -60,7 +60,7 @@ def test_a_mixture_takes_a_share_of_each_weight(make_reference, learner, weights
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_commit_brings_the_reference_back_and_none_the_beginning(
+def test_a_checkpoint_brings_the_reference_back_and_none_the_beginning(
     make_reference, learner, weights, is_equal, tmp_path
 ):
     reference = make_reference(0.6)
@@ -68,21 +68,21 @@ def test_a_commit_brings_the_reference_back_and_none_the_beginning(
     learner.engine.update(rows_of_step(), objective())
     reference.refresh()
     kept = weights(reference)
-    commit = tmp_path / "commit"
-    commit.mkdir()
-    files = reference.save(commit)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    files = reference.save(checkpoint)
     assert [file.path for file in files] == ["reference/rank-00000/model.safetensors"]
 
     learner.engine.update(rows_of_step(), objective())
     reference.refresh()
     assert not is_equal(weights(reference), kept)
-    reference.restore(commit, files)
+    reference.restore(checkpoint, files)
     assert is_equal(weights(reference), kept)
 
     other = make_reference(0.6)
-    other.restore(commit, files)
+    other.restore(checkpoint, files)
     assert is_equal(weights(other), kept)
     other.restore(None, [])
     assert is_equal(weights(other), beginning)
-    with pytest.raises(DamagedCommit):
-        other.restore(commit, [])
+    with pytest.raises(DamagedCheckpoint):
+        other.restore(checkpoint, [])

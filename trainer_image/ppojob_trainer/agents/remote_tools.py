@@ -50,7 +50,7 @@ class RemoteTools:
             if not mine:
                 continue
             told = [_created(calls[place], prompt) for place in mine]
-            # No epoch: whichever attempt of the role serves is asked, as its loss costs no step.
+            # No attempt: whichever attempt of the role serves is asked, as its loss costs no step.
             stage = f"{batch.label}/{label}/{row}/{self.attempt}"
             id_ = RequestId(0, batch.step, stage, turn, batch.rewinds)
             peer = peers[row % len(peers)]

@@ -1,4 +1,4 @@
-"""The files of a commit: what is known of each, and whether it is still true."""
+"""The files of a checkpoint: what is known of each, and whether it is still true."""
 
 import hashlib
 import os
@@ -8,18 +8,18 @@ from typing import Final
 
 import msgspec
 
-from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.errors import DamagedCheckpoint
 
 CHUNK_BYTES: Final = 8 << 20
 MODEL_FILE: Final = "model.safetensors"
-"""Name of a rank's part of a model's weights within its folder of a commit."""
+"""Name of a rank's part of a model's weights within its folder of a checkpoint."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the manifest says of one file, which the rank of a role wrote and reads back.
 
-    Its path is relative to the commit's folder (``actor_rollout/rank-00000/rng``), the digest is
-    in hex.
+    Its path is relative to the checkpoint's folder (``actor_rollout/rank-00000/rng``), the digest
+    is in hex.
     """
 
     path: str
@@ -30,13 +30,13 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def files_of_all_ranks(
-    entries: Iterable[FileEntry], role: str, name: str, commit: str
+    entries: Iterable[FileEntry], role: str, name: str, checkpoint: str
 ) -> list[FileEntry]:
-    """The files of one kind that the ranks of a role have written, or DamagedCommit."""
+    """The files of one kind that the ranks of a role have written, or DamagedCheckpoint."""
     found = [e for e in entries if e.role == role and PurePosixPath(e.path).name == name]
     if sorted(entry.rank for entry in found) != list(range(max(1, len(found)))):
-        raise DamagedCommit(
-            f"{commit}/{role}/*/{name}",
+        raise DamagedCheckpoint(
+            f"{checkpoint}/{role}/*/{name}",
             f"got those of ranks {[entry.rank for entry in found]}: all ranks' are needed",
         )
     return found
@@ -53,28 +53,28 @@ def sha256_of(path: Path) -> tuple[int, str]:
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
-    """Check that a file of a commit is there and as long as it should be, else DamagedCommit."""
+    """Check that a file is there and as long as it should be; DamagedCheckpoint if not."""
     name = f"{folder.name}/{entry.path}"
     try:
         found = (folder / entry.path).lstat()
     except OSError as error:
-        raise DamagedCommit(name, _reason(error)) from error
+        raise DamagedCheckpoint(name, _reason(error)) from error
     if found.st_size != entry.size_bytes:
-        raise DamagedCommit(
+        raise DamagedCheckpoint(
             name, f"got {found.st_size} bytes: the manifest says {entry.size_bytes}"
         )
 
 
 def check_content(folder: Path, entry: FileEntry) -> None:
-    """Check every byte of a file of a commit against its sha256, else DamagedCommit."""
+    """Check every byte of a file of a checkpoint against its sha256, else DamagedCheckpoint."""
     check_size(folder, entry)
     name = f"{folder.name}/{entry.path}"
     try:
         _, sha256 = sha256_of(folder / entry.path)
     except OSError as error:
-        raise DamagedCommit(name, _reason(error)) from error
+        raise DamagedCheckpoint(name, _reason(error)) from error
     if sha256 != entry.sha256:
-        raise DamagedCommit(
+        raise DamagedCheckpoint(
             name, f"got sha256 {sha256[:12]}: the manifest says {entry.sha256[:12]}; it was changed"
         )
 

@@ -1,4 +1,4 @@
-"""Whether a commit belongs to this job: every setting that differs, with both values."""
+"""Whether a checkpoint belongs to this job: every setting that differs, with both values."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from ppojob_api.v1alpha1.algorithm import ESTIMATORS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.manifest import Manifest
-from ppojob_trainer.errors import CannotResume, DamagedCommit
+from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 
 _ABSENT: Final = "(absent)"
@@ -47,15 +47,15 @@ Difference = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who owns the commits of a folder.
+    """Who owns the checkpoints of a folder.
 
     Attributes:
         config: canonical JSON of the settings that decide the trajectory: an object `spec`, in
-            which commits must agree, and an object `layout`, in which they may differ.
+            which checkpoints must agree, and an object `layout`, in which they may differ.
         files: path -> SHA-256 of the reward functions' files, which may differ too: users often
             mend one before they go on. Kept beside the configuration, as its object `files`.
-        base: fingerprint of the model that the adapters of a commit belong to; None where commits
-            hold all weights, or where it is not known.
+        base: fingerprint of the model that the adapters of a checkpoint belong to; None where
+            checkpoints hold all weights, or where it is not known.
     """
 
     job_uid: str
@@ -64,7 +64,7 @@ class Identity:
     base: str | None = None
 
     def document(self) -> bytes:
-        """The bytes that a commit keeps."""
+        """The bytes that a checkpoint keeps."""
         whole = json.loads(self.config) | ({"files": dict(self.files)} if self.files else {})
         if self.base is not None:
             whole["base"] = self.base
@@ -72,7 +72,7 @@ class Identity:
 
 
 def check(owner: Identity, found: Manifest, folder: Path) -> None:
-    """Refuse a commit of another job or other settings by CannotResume, a line for each."""
+    """Refuse a checkpoint of another job or other settings by CannotResume, a line for each."""
     if found.job_uid != owner.job_uid:
         raise CannotResume(
             f"{folder}: got uid {found.job_uid}: this job is {owner.job_uid}; "
@@ -82,7 +82,7 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
     differences = changed_settings(theirs.get("spec"), json.loads(owner.config).get("spec"))
     if differences:
         raise CannotResume(
-            f"{where}: got {new}: commit {folder.name} was made with {old}; "
+            f"{where}: got {new}: checkpoint {folder.name} was made with {old}; "
             "go on with the old value, or begin a run of its own in another folder"
             for where, old, new in differences
         )
@@ -94,7 +94,7 @@ def check_base(theirs: Mapping[str, Json], base: str | None, folder: Path) -> No
     known = theirs.get("base", base)
     if isinstance(known, str) and base is not None and known != base:
         raise CannotResume(
-            f"spec.model.path: got weights {base[:_SHOWN_DIGITS]}: the adapters of commit "
+            f"spec.model.path: got weights {base[:_SHOWN_DIGITS]}: the adapters of checkpoint "
             f"{folder.name} were trained on {known[:_SHOWN_DIGITS]}; the model as it was, or begin "
             "a run of its own in another folder"
         )
@@ -108,17 +108,17 @@ def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
 
 
 def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
-    """Paths of reward files, known then and now, that changed since a commit was made."""
+    """Paths of reward files, known then and now, that changed since a checkpoint was made."""
     theirs = settings_of(found, folder).get("files")
     known = theirs if isinstance(theirs, dict) else {}
     return [path for path, digest in owner.files.items() if known.get(path, digest) != digest]
 
 
 def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
-    """The settings that a commit was made with: what `Identity.document` was, or DamagedCommit."""
+    """The settings that a checkpoint was made with; DamagedCheckpoint if they are damaged."""
     entry = next((file for file in found.files if file.sha256 == found.config_sha256), None)
     if entry is None:
-        raise DamagedCommit(
+        raise DamagedCheckpoint(
             f"{folder.name}/manifest.json", "it lists no configuration: made by no known version"
         )
     check_content(folder, entry)

@@ -1,9 +1,9 @@
 """The controller's journal: what happened, in order, one fsynced JSON line an event.
 
 It lies beside the checkpoints, so a restarted controller knows behind which step the living ranks
-stand (what they did of the next one is in their own memory, by request id), and that commits once
-existed even where all of them are gone. A torn last line was never acknowledged and is cut; any
-other line that does not parse is damage.
+stand (what they did of the next one is in their own memory, by request id), and which checkpoints
+once existed even where all of them are gone. A torn last line was never acknowledged and is cut;
+any other line that does not parse is damage.
 """
 
 import time
@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.commit import CommitStore, Latest, Refusal, folder_name
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.errors import CheckpointLost, DamagedCommit
+from ppojob_trainer.checkpoint.store import CheckpointStore, Latest, Refusal, folder_name
+from ppojob_trainer.errors import CheckpointLost, DamagedCheckpoint
 
 JOURNAL_NAME: Final = "journal.jsonl"
 JOURNAL_POINT: Final = durable.point("journal", *durable.LINE_ACTS)
@@ -40,15 +40,15 @@ class RunBegan(_Event, frozen=True, kw_only=True, tag="run_began"):
 class ControllerStarted(_Event, frozen=True, kw_only=True, tag="controller_started"):
     """A controller took the run over."""
 
-    epoch: int
+    attempt: int = msgspec.field(name="epoch")
     code_version: str
 
 
-class EpochStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
-    """The ranks of a role are about to be started in a new epoch."""
+class AttemptStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
+    """The ranks of a role are about to be started in a new attempt."""
 
     role: str
-    epoch: int
+    attempt: int = msgspec.field(name="epoch")
     world_size: int
 
 
@@ -82,7 +82,7 @@ class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
 class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
     """A step has trained the models, and the validation behind it failed: the run ends in it.
 
-    A commit of the state follows. The step has no line of metrics until a later controller has
+    A checkpoint of the state follows. The step has no line of metrics until a later controller has
     validated.
     """
 
@@ -91,20 +91,20 @@ class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
 
 
 class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
-    """The ranks of all stateful roles hold this state, from a commit or from the base model."""
+    """The ranks of all stateful roles hold this state, from a checkpoint or from the base model."""
 
     progress: Progress
 
 
-class CommitSealed(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
-    """A commit exists; its size is that of its files."""
+class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
+    """A checkpoint exists; its size is that of its files."""
 
     step: int
     size_bytes: int
 
 
-class CommitRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
-    """A damaged commit was not used."""
+class CheckpointRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
+    """A damaged checkpoint was not used."""
 
     step: int
     file: str
@@ -112,7 +112,7 @@ class CommitRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
 
 
 class Rewound(_Event, frozen=True, kw_only=True, tag="rewound"):
-    """All stateful roles and the controller went back to a commit, or to the start, step 0."""
+    """All stateful roles and the controller went back to a checkpoint, or to the start, step 0."""
 
     from_step: int
     to_step: int
@@ -128,13 +128,13 @@ class Exported(_Event, frozen=True, kw_only=True, tag="exported"):
 Event = (
     RunBegan
     | ControllerStarted
-    | EpochStarted
+    | AttemptStarted
     | RowsKept
     | StepDone
     | StepTrained
     | Resumed
-    | CommitSealed
-    | CommitRefused
+    | CheckpointSaved
+    | CheckpointRefused
     | Rewound
     | Exported
 )
@@ -160,43 +160,45 @@ class Journal:
         return events[0].time
 
     def read(self) -> list[Event]:
-        """All events, oldest first; DamagedCommit names a line that is no event."""
+        """All events, oldest first; DamagedCheckpoint names a line that is no event."""
         events = []
         for number, line in enumerate(durable.read_lines(self.path), start=1):
             try:
                 events.append(self._decoder.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise DamagedCommit(f"{self.path.name}:{number}", f"no event: {error}") from error
+                raise DamagedCheckpoint(
+                    f"{self.path.name}:{number}", f"no event: {error}"
+                ) from error
         return events
 
 
-def last_sealed(events: list[Event]) -> int | None:
-    """Step of the newest commit that must exist; None where none was sealed."""
-    sealed = (event.step for event in reversed(events) if isinstance(event, CommitSealed))
-    return next(sealed, None)
+def last_saved(events: list[Event]) -> int | None:
+    """Step of the newest checkpoint that must exist; None where none was saved."""
+    saved = (event.step for event in reversed(events) if isinstance(event, CheckpointSaved))
+    return next(saved, None)
 
 
-def resume_point(store: CommitStore, events: list[Event]) -> Latest:
-    """Find where to go on, and never begin at step 0 in silence where commits once were.
+def resume_point(store: CheckpointStore, events: list[Event]) -> Latest:
+    """Find where to go on, and never begin at step 0 in silence where checkpoints once were.
 
     Returns:
-        As ``CommitStore.latest``; a sealed commit whose folder is gone is a refusal too.
+        As ``CheckpointStore.latest``; a complete checkpoint whose folder is gone is a refusal too.
 
     Raises:
-        CheckpointLost: the journal knows a commit, and none is there.
-        CannotResume: the newest commit is of another job, configuration or format.
+        CheckpointLost: the journal knows a checkpoint, and none is there.
+        CannotResume: the newest checkpoint is of another job, configuration or format.
     """
     found = store.recover()
-    sealed = last_sealed(events)
-    if sealed is None:
+    saved = last_saved(events)
+    if saved is None:
         return found
-    if found.commit is None:
+    if found.checkpoint is None:
         raise CheckpointLost(
             str(store.root),
-            f"the journal says that step {sealed} was sealed, and no commit is there; bring the "
+            f"the journal says that step {saved} was saved, and no checkpoint is there; bring the "
             "folder back, or begin anew in another run folder",
         )
-    if found.commit.step >= sealed or sealed in {refusal.step for refusal in found.refusals}:
+    if found.checkpoint.step >= saved or saved in {refusal.step for refusal in found.refusals}:
         return found
-    gone = Refusal(step=sealed, file=folder_name(sealed), reason="the folder is missing")
-    return Latest(commit=found.commit, refusals=(gone, *found.refusals))
+    gone = Refusal(step=saved, file=folder_name(saved), reason="the folder is missing")
+    return Latest(checkpoint=found.checkpoint, refusals=(gone, *found.refusals))

@@ -1,4 +1,4 @@
-"""The manifest: the one file that makes a folder of shards a commit.
+"""The manifest: the one file that makes a folder of shards a checkpoint.
 
 It is canonical JSON (sorted keys, no spaces, one newline at the end) in an envelope that carries
 its own sha256, so a manifest that was cut or changed anywhere is noticed like any other file::
@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer.checkpoint.files import FileEntry
-from ppojob_trainer.errors import CannotResume, DamagedCommit
+from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 
 FORMAT: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
@@ -37,11 +37,11 @@ class DataCursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RoleState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the commit holds of one stateful role, and how many ranks of which epoch wrote it."""
+    """What the checkpoint holds of one role, and how many ranks of which attempt wrote it."""
 
     role: str
     world_size: int
-    epoch: int
+    attempt: int = msgspec.field(name="epoch")
     optimizer_steps: int
 
 
@@ -69,7 +69,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a commit says of itself.
+    """All that a checkpoint says of itself.
 
     The resolved configuration is one of the files, which are all but the manifest, by path.
     """
@@ -93,12 +93,12 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def read(folder: Path) -> Manifest:
-    """Read the manifest of a commit; refuses as `decode` does, and where it is absent."""
+    """Read the manifest of a checkpoint; refuses as `decode` does, and where it is absent."""
     name = f"{folder.name}/{MANIFEST_NAME}"
     try:
         data = (folder / MANIFEST_NAME).read_bytes()
     except OSError as error:
-        raise DamagedCommit(name, f"cannot be read: {error.strerror}") from error
+        raise DamagedCheckpoint(name, f"cannot be read: {error.strerror}") from error
     return decode(data, name)
 
 
@@ -106,13 +106,13 @@ def decode(data: bytes, name: str) -> Manifest:
     """Read a manifest file.
 
     Raises:
-        DamagedCommit: it was cut or changed.
+        DamagedCheckpoint: it was cut or changed.
         CannotResume: it is whole, and of a newer format.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         if data != _encode_envelope(envelope.format, bytes(envelope.manifest)):
-            raise DamagedCommit(name, "its own sha256 does not fit; it was changed")
+            raise DamagedCheckpoint(name, "its own sha256 does not fit; it was changed")
         if envelope.format != FORMAT:
             raise CannotResume(
                 f"{name}: got format {envelope.format}: this program reads format {FORMAT}; "
@@ -120,7 +120,7 @@ def decode(data: bytes, name: str) -> Manifest:
             )
         return msgspec.json.decode(envelope.manifest, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedCommit(name, f"not a manifest: {error}") from error
+        raise DamagedCheckpoint(name, f"not a manifest: {error}") from error
 
 
 def _encode_envelope(number: int, body: bytes) -> bytes:

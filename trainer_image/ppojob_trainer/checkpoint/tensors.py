@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
-from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.parallel.boxes import Box, box_of, local_part, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
@@ -61,13 +61,13 @@ def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def write_shard(
     folder: Path, path: str, tensors: Mapping[str, Tensor], *, role: str, rank: int
 ) -> FileEntry:
-    """Write one file of a commit; when this returns it is on the disk.
+    """Write one file of a checkpoint; when this returns it is on the disk.
 
     Tensors may be on any device. Of one that is cut over ranks, this rank's part is written.
 
     Raises:
         StorageError: the disk refused.
-        FileNotFoundError: the pending commit is gone: the job was rewound.
+        FileNotFoundError: the pending checkpoint is gone: the job was rewound.
     """
     target = folder / path
     for parent in reversed(target.relative_to(folder).parents[:-1]):
@@ -87,7 +87,7 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
     join: Join = join,
 ) -> tuple[int, str]:
-    """Write a safetensors file in place, with fsync; nobody may read it before its commit.
+    """Write a safetensors file in place, with fsync; nobody may read it before its checkpoint.
 
     A tensor that is cut over ranks is put together by `join` when its turn comes, and the other
     ranks take part by `give_parts`. Floating tensors are converted to `dtype`, one at a time; None
@@ -121,7 +121,7 @@ def give_parts(
 
 
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
-    """Verify one file of a commit, else DamagedCommit, and map its tensors.
+    """Verify one file of a checkpoint, else DamagedCheckpoint, and map its tensors.
 
     They lie on the CPU over a private mapping: writing to one changes no file and copies its
     pages; copy them out and drop them to give the memory back.
@@ -131,7 +131,7 @@ def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
-    """Map the tensors of a safetensors file, unverified; else DamagedCommit."""
+    """Map the tensors of a safetensors file, unverified; else DamagedCheckpoint."""
     with _opened(path, name or str(path)) as file:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
 
@@ -151,10 +151,10 @@ def read_parts(
     """Map a rank's part of every tensor, whatever layout wrote the files.
 
     Only the files that it needs are read, and those are verified: under the layout that wrote the
-    commit that is the rank's own.
+    checkpoint that is the rank's own.
 
     Args:
-        folder: the commit's folder.
+        folder: the checkpoint's folder.
         entries: the files that all ranks of a role wrote of the same tensors (their weights).
         wanted: the part of each tensor; all of one that is not named.
         rank: who reads; its own file comes first, for what stands in several.
@@ -186,7 +186,9 @@ def _pieces(folder: Path, entry: FileEntry) -> Iterable[tuple[str, _Piece]]:
     for key, tensor in read_tensors(path, name=name).items():
         box = boxes.get(key, Box.whole(tuple(tensor.shape)))
         if box.local_shape != tuple(tensor.shape):
-            raise DamagedCommit(name, f"got {key} of shape {tuple(tensor.shape)}: its box is {box}")
+            raise DamagedCheckpoint(
+                name, f"got {key} of shape {tuple(tensor.shape)}: its box is {box}"
+            )
         yield key, _Piece(entry, box, tensor)
 
 
@@ -197,7 +199,7 @@ def _read_boxes(path: Path, name: str) -> dict[str, Box]:
     try:
         return msgspec.json.decode(metadata.get(BOXES, "{}"), type=dict[str, Box])
     except msgspec.DecodeError as error:
-        raise DamagedCommit(name, f"its boxes do not parse: {error}") from error
+        raise DamagedCheckpoint(name, f"its boxes do not parse: {error}") from error
 
 
 def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:
@@ -205,12 +207,14 @@ def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:
     by_box: dict[Box, _Piece] = {}
     for piece in found:
         if piece.box.shape != wanted.shape:
-            raise DamagedCommit(name, f"got a part of {piece.box.shape}: {wanted.shape} is needed")
+            raise DamagedCheckpoint(
+                name, f"got a part of {piece.box.shape}: {wanted.shape} is needed"
+            )
         by_box.setdefault(piece.box, piece)
     overlaps = [(piece, piece.box.intersect(wanted)) for piece in by_box.values()]
     held = sum(box.numel for _, box in overlaps if box is not None)
     if held != wanted.numel:
-        raise DamagedCommit(
+        raise DamagedCheckpoint(
             name, f"got {held} of its {wanted.numel} elements: {wanted} is needed; all ranks' files"
         )
     return [piece for piece, box in overlaps if box is not None] or found[:1]
@@ -238,7 +242,7 @@ def _opened(path: Path, name: str) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise DamagedCommit(name, f"not a safetensors file: {error}") from error
+        raise DamagedCheckpoint(name, f"not a safetensors file: {error}") from error
 
 
 def _order(stored: Mapping[str, torch.dtype]) -> list[str]:

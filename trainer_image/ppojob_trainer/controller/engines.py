@@ -65,7 +65,7 @@ class StandaloneEngines(Engines):
     @property
     def attempt(self) -> int:
         """That of the role."""
-        return self.group.epoch
+        return self.group.attempt
 
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
         """Ask the owners which rows they were given."""

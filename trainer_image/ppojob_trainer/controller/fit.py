@@ -1,11 +1,11 @@
 """The loop: step after step until the job is done, whatever is lost on the way.
 
-    fit:      begin (fresh, beside living ranks, or from the last commit)
+    fit:      begin (fresh, beside living ranks, or from the last checkpoint)
               validate once if asked
-              for each step:  commit what the one before has made, when due
+              for each step:  write the checkpoint of the one before, when due
                       rollout, reward, advantages, update, weight sync
                       validate when due; metrics; journal
-              commit, export
+              checkpoint, export
 
 All state of the loop is one record, `Progress`. It changes at one place, behind a step, and is in
 the journal before anybody acts on it; so a step that is begun again does the same work, and the
@@ -28,7 +28,7 @@ from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.commits import Commits
+from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -80,7 +80,7 @@ class Loop:
     training: TrainingStep
     validation: PromptDataset | None
     records: Records
-    commits: Commits
+    checkpoints: Checkpoints
     recovery: Recovery
     journal: Journal
     reporter: Reporter
@@ -90,20 +90,20 @@ class Loop:
     _signal: "LearningSignal" = field(default_factory=lambda: LearningSignal())
 
     def fit(self) -> Progress:
-        """Train to the end, or until asked to stop; everything done is committed.
+        """Train to the end, or until asked to stop; everything done is in a checkpoint.
 
         Raises:
-            ConfigError: commits are to be judged by a metric that validations do not have.
+            ConfigError: checkpoints are to be judged by a metric that validations do not have.
             JobFailed: a stage failed as it would again, or roles are lost over and over.
             RewardFailed: a reward function failed before a step was done.
-            StorageError: the disk refused metrics, journal or the last commit.
+            StorageError: the disk refused metrics, journal or the last checkpoint.
         """
-        position = self.recovery.begin_epoch()
+        position = self.recovery.begin_attempt()
         self._unvalidated = position.unvalidated
         before = position.progress or self.recovery.fresh
-        commit = self.commits.newest()
-        step = position.progress.step if position.progress else commit or 0
-        self.reporter.training.begin(position.controller_epoch + 1, step, commit)
+        checkpoint = self.checkpoints.newest()
+        step = position.progress.step if position.progress else checkpoint or 0
+        self.reporter.training.begin(position.controller_attempt + 1, step, checkpoint)
         progress = self._recovered(partial(self.recovery.resume, position), before)
         while True:
             try:
@@ -119,13 +119,13 @@ class Loop:
         owes = self._validates_first(progress) or self._owed_validation(progress) is not None
         return progress.step >= self.total_steps and not owes
 
-    def _commit_on_the_way(self, progress: Progress) -> None:
-        """Commit; a disk that refuses costs safety, not the job: the next commit tries again."""
+    def _save_on_the_way(self, progress: Progress) -> None:
+        """Write a checkpoint; if the disk refuses, the job goes on and the next one tries again."""
         try:
-            self.commits.save(progress)
+            self.checkpoints.save(progress)
         except StorageError as problem:
-            _log.error("no commit after step %d: %s", progress.step, problem)
-            self.reporter.report(message=f"no commit: {problem}")
+            _log.error("no checkpoint after step %d: %s", progress.step, problem)
+            self.reporter.report(message=f"no checkpoint: {problem}")
 
     def _advance(self, progress: Progress) -> Progress:
         """The first validation, one that failed before, or a step; returns the state behind it."""
@@ -157,9 +157,9 @@ class Loop:
         step = progress.step + 1
         timer = self._timer()
         self.reporter.report(phase="Training", step=step, message="")
-        if self.commits.is_due(progress):
+        if self.checkpoints.is_due(progress):
             with timer("save_checkpoint"):
-                self._commit_on_the_way(progress)
+                self._save_on_the_way(progress)
         failpoints.hit(STEP_BEGIN)
         cursor = progress.data
         self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
@@ -167,7 +167,7 @@ class Loop:
         try:
             result = self.training.run(step, self._draw, coefficients, timer)
         except RewardFailed as failure:
-            raise self._after_commit(failure, progress) from failure
+            raise self._after_checkpoint(failure, progress) from failure
         self.records.keep_advantages(result, step)
         zero = result.advantaged.zero_signal_groups
         if (told := self._signal.warning(step, zero, result.scores)) is not None:
@@ -217,7 +217,7 @@ class Loop:
             self.journal.append(
                 StepTrained(time=time.time(), progress=progress, metrics=dict(metrics))
             )
-            raise self._after_commit(failure, progress) from failure
+            raise self._after_checkpoint(failure, progress) from failure
 
     def _late_validation(self, progress: Progress, owed: StepTrained) -> Outcome:
         timer = self._timer()
@@ -232,19 +232,19 @@ class Loop:
         seconds = progress.seconds + times.step_seconds
         return msgspec.structs.replace(progress, seconds=seconds), metrics
 
-    def _after_commit(self, failure: RewardFailed, done: Progress) -> PPOJobError:
-        """The failure, once what was done before it is committed: scoring changes no model."""
+    def _after_checkpoint(self, failure: RewardFailed, done: Progress) -> PPOJobError:
+        """The failure, once the steps before it are saved: scoring changes no model."""
         if done.step == 0:
             return failure
         self.reporter.report(stage="save_checkpoint")
         try:
-            if not self.commits.is_committed(done):
-                self.commits.save(done)
+            if not self.checkpoints.is_saved(done):
+                self.checkpoints.save(done)
         except (RoleLost, StorageError) as problem:
-            told = f"no commit after step {done.step}: {problem}"
+            told = f"no checkpoint after step {done.step}: {problem}"
         else:
             told = (
-                f"step {done.step} is committed: mend the function, and `ppojob run` goes on from "
+                f"step {done.step} is saved: mend the function, and `ppojob run` goes on from "
                 "there; of a job on a cluster `ppojob export` has the policy of that step"
             )
         what, *response = str(failure).split("\n")
@@ -266,8 +266,8 @@ class Loop:
         batch = self.training.stages.validate(self.validation, samples, step)
         self._log_samples(batch, step)
         metrics = evaluation_metrics(batch)
-        if self.commits.best is not None:
-            self.commits.best.refuse_unknown(metrics)
+        if self.checkpoints.best is not None:
+            self.checkpoints.best.refuse_unknown(metrics)
         return metrics
 
     def _log_samples(self, batch: Batch, step: int) -> None:
@@ -318,13 +318,13 @@ class Loop:
         return progress
 
     def _finish(self, progress: Progress) -> None:
-        """Commit what is not committed, and export when the job is done."""
+        """Save what is not in a checkpoint, and export when the job is done."""
         if progress.step == 0:  # nothing was trained
             return
         self.reporter.report(phase="Finishing", stage="save_checkpoint")
-        if not self.commits.is_committed(progress):
-            self.commits.save(progress)
-        self.commits.prune()
+        if not self.checkpoints.is_saved(progress):
+            self.checkpoints.save(progress)
+        self.checkpoints.prune()
         if self.is_done(progress) and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
@@ -340,8 +340,8 @@ class Loop:
             except RoleLost as loss:
                 recover = partial(self.recovery.recover, loss, before)
             else:
-                commit = self.commits.newest(progress.step)
-                self.reporter.training.resume(progress.step, commit, self.records.history())
+                checkpoint = self.checkpoints.newest(progress.step)
+                self.reporter.training.resume(progress.step, checkpoint, self.records.history())
                 return progress
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ppojob_trainer.checkpoint.journal import (
+    AttemptStarted,
     ControllerStarted,
-    EpochStarted,
     Event,
     Resumed,
     Rewound,
@@ -22,12 +22,12 @@ class Position:
     Attributes:
         progress: state behind the last step that the present stateful ranks finished, or were
             restored to; None when they were started and never restored.
-        rewinds: how often the job has gone to a commit, or to its beginning.
+        rewinds: how often the job has gone to a checkpoint, or to its beginning.
         unvalidated: the step that was trained last, where its validation failed.
     """
 
-    controller_epoch: int
-    role_epochs: dict[str, int]
+    controller_attempt: int
+    role_attempts: dict[str, int]
     progress: Progress | None
     rewinds: int
     unvalidated: StepTrained | None = None
@@ -36,19 +36,19 @@ class Position:
 def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
     """Fold the journal.
 
-    `stateful` are the roles whose new epoch holds no state until it is restored.
+    `stateful` are the roles whose new attempt holds no state until it is restored.
     """
-    controller_epoch = 0
-    role_epochs: dict[str, int] = {}
+    controller_attempt = 0
+    role_attempts: dict[str, int] = {}
     progress: Progress | None = None
     rewinds = 0
     unvalidated: StepTrained | None = None
     for event in events:
         match event:
             case ControllerStarted():
-                controller_epoch = event.epoch
-            case EpochStarted():
-                role_epochs[event.role] = event.epoch
+                controller_attempt = event.attempt
+            case AttemptStarted():
+                role_attempts[event.role] = event.attempt
                 if event.role in stateful:
                     progress = None
             case Rewound():
@@ -61,4 +61,4 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
                 unvalidated = None
             case StepTrained():
                 unvalidated = event
-    return Position(controller_epoch, role_epochs, progress, rewinds, unvalidated)
+    return Position(controller_attempt, role_attempts, progress, rewinds, unvalidated)

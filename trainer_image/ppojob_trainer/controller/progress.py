@@ -49,7 +49,7 @@ _DIGITS: Final = 4
 class Pace:
     """How long a step takes: the median of recent steps.
 
-    What only some steps have, commits and validations, counts by its mean over all of them.
+    What only some steps have, checkpoints and validations, counts by its mean over all of them.
     """
 
     def __init__(self) -> None:
@@ -85,12 +85,12 @@ class TrainingReport:
         self._state = JobTraining()
         self._pace = Pace()
 
-    def begin(self, epoch: int, step: int, committed: int | None) -> None:
-        """The controller of an epoch has taken over.
+    def begin(self, attempt: int, step: int, saved: int | None) -> None:
+        """The controller of an attempt has taken over.
 
-        `committed` is the step of the newest commit.
+        `saved` is the step of the newest checkpoint.
         """
-        self._tell(epoch=epoch, step=step, last_committed_step=committed)
+        self._tell(attempt=attempt, step=step, last_checkpoint_step=saved)
 
     def change_phase(self, phase: str, total_steps: int) -> None:
         """The loop is at another phase.
@@ -103,25 +103,25 @@ class TrainingReport:
             stage = ""
         self._tell(stage=stage, total_steps=total_steps or None)
 
-    def resume(self, step: int, committed: int | None, history: Iterable[Record]) -> None:
+    def resume(self, step: int, saved: int | None, history: Iterable[Record]) -> None:
         """The job goes on after a step, which may be an earlier one than was reported last.
 
-        `committed` is the step of the commit that a restart goes on from; `history` has the
+        `saved` is the step of the checkpoint that a restart goes on from; `history` has the
         metrics of the steps that remain, in ascending order.
         """
         self._pace = Pace()
         changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
         for metrics in history:
             changes |= self._figures(metrics)
-        self._tell(step=step, last_committed_step=committed, **changes)
+        self._tell(step=step, last_checkpoint_step=saved, **changes)
 
     def done(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is done for good; step 0 is the validation before the first."""
         self._tell(step=step, **self._figures(metrics))
 
-    def commit(self, step: int) -> None:
+    def checkpoint(self, step: int) -> None:
         """The state behind a step is safe."""
-        self._tell(last_committed_step=step)
+        self._tell(last_checkpoint_step=step)
 
     def _figures(self, metrics: Record) -> dict[str, float | None]:
         """What a record says; a step without validation leaves that of before."""
@@ -143,7 +143,7 @@ class TrainingReport:
     def _tell(self, **changes: object) -> None:
         before, state = self._state, self._state.model_copy(update=changes)
         self._state = state.model_copy(update={"eta": self._eta(state)})
-        if self._state.epoch and self._state != before:
+        if self._state.attempt and self._state != before:
             self._hand_on(self._state)
 
     def _eta(self, state: JobTraining) -> str | None:

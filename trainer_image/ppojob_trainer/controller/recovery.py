@@ -2,9 +2,9 @@
 
 A stateless role that is lost (reward, reference, rollout) is started again and the step goes on:
 what the others did is answered from their memory. When a stateful role (actor-rollout, critic) is
-lost, it is started again and all stateful roles go back to the last commit; those that live keep
-their processes. A controller that comes back finds living ranks where the journal says they are,
-and goes on beside them without a step run again.
+lost, it is started again and all stateful roles go back to the last checkpoint; those that live
+keep their processes. A controller that comes back finds living ranks where the journal says they
+are, and goes on beside them without a step run again.
 """
 
 import logging
@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import ppojob_trainer
-from ppojob_trainer.checkpoint.commit import Commit, CommitStore, Refusal
 from ppojob_trainer.checkpoint.journal import (
-    CommitRefused,
+    AttemptStarted,
+    CheckpointRefused,
     ControllerStarted,
-    EpochStarted,
     Journal,
     Resumed,
     Rewound,
     resume_point,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.checkpoint.store import Checkpoint, CheckpointStore, Refusal
 from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records
@@ -51,7 +51,7 @@ class Recovery:
 
     roles: Roles
     journal: Journal
-    store: CommitStore
+    store: CheckpointStore
     records: Records
     tape: RowTape
     fresh: Progress
@@ -62,21 +62,21 @@ class Recovery:
     _restarts: int = 0
     _has_state: bool = False  # whether the stateful ranks hold the state of the journal's end
 
-    def begin_epoch(self) -> Position:
-        """Become the controller: a new epoch that fences off any earlier one."""
+    def begin_attempt(self) -> Position:
+        """Become the controller: a new attempt that fences off any earlier one."""
         stateful = frozenset(group.name for group in self.roles.stateful)
         position = read_position(self.journal.read(), stateful)
         self.tape.read()
-        epoch = position.controller_epoch + 1
-        self.roles.caller.epoch = epoch
+        attempt = position.controller_attempt + 1
+        self.roles.caller.attempt = attempt
         self.roles.rewinds = position.rewinds
         self.journal.append(
             ControllerStarted(
-                time=time.time(), epoch=epoch, code_version=ppojob_trainer.__version__
+                time=time.time(), attempt=attempt, code_version=ppojob_trainer.__version__
             )
         )
         for group in self.roles.groups:
-            group.epoch = position.role_epochs.get(group.name, 0)
+            group.attempt = position.role_attempts.get(group.name, 0)
         return position
 
     def resume(self, position: Position) -> Progress:
@@ -95,7 +95,7 @@ class Recovery:
             return position.progress
         for group in self.roles.stateful:
             # Some ranks may wait for others that were never told of a collective.
-            if group.epoch > 0 and len(group.ranks) > 1:
+            if group.attempt > 0 and len(group.ranks) > 1:
                 self._start(group)
         return self._rewind(0, "start")
 
@@ -145,17 +145,19 @@ class Recovery:
     def _living(self) -> list[RoleGroup]:
         """The stateful roles whose ranks all serve."""
         return [
-            group for group in self.roles.stateful if group.epoch > 0 and self.roles.is_ready(group)
+            group
+            for group in self.roles.stateful
+            if group.attempt > 0 and self.roles.is_ready(group)
         ]
 
     def _start(self, group: RoleGroup) -> None:
-        epoch = group.epoch + 1
+        attempt = group.attempt + 1
         self.journal.append(
-            EpochStarted(
-                time=time.time(), role=group.name, epoch=epoch, world_size=len(group.ranks)
+            AttemptStarted(
+                time=time.time(), role=group.name, attempt=attempt, world_size=len(group.ranks)
             )
         )
-        self.roles.start(group, epoch)
+        self.roles.start(group, attempt)
 
     def _start_missing(self) -> bool:
         """Start the roles that do not serve, and wait for all; answers whether one had state."""
@@ -167,12 +169,12 @@ class Recovery:
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
         self._has_state = False
-        # Ranks that live end what they were asked, among it to write commits and rows.
+        # Ranks that live end what they were asked, among it to write checkpoints and rows.
         self.roles.barrier(self._living(), from_step, f"rewind/{self.roles.rewinds}")
         found = resume_point(self.store, self.journal.read())
         for refusal in found.refusals:
             self.journal.append(
-                CommitRefused(
+                CheckpointRefused(
                     time=time.time(),
                     step=refusal.step,
                     file=refusal.file,
@@ -180,9 +182,9 @@ class Recovery:
                 )
             )
         progress = self.fresh
-        if found.commit is not None:
-            progress = found.commit.manifest.progress
-            self._report_changes(found.refusals, found.commit)
+        if found.checkpoint is not None:
+            progress = found.checkpoint.manifest.progress
+            self._report_changes(found.refusals, found.checkpoint)
         self._check_data(progress)
         self.journal.append(
             Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
@@ -192,34 +194,37 @@ class Recovery:
         self.tape.read()
         self.records.cut_rows(progress, self.tape.replayed)
         self._start_missing()
-        self._restore(progress, found.commit)
+        self._restore(progress, found.checkpoint)
         return progress
 
-    def _report_changes(self, refusals: Iterable[Refusal], commit: Commit) -> None:
-        """Say what is other than a person expects of the commit that the job goes on from."""
+    def _report_changes(self, refusals: Iterable[Refusal], checkpoint: Checkpoint) -> None:
+        """Say what is other than a person expects of the checkpoint that the job goes on from."""
         for refusal in refusals:
             self.reporter.notice(
-                f"checkpoints/{refusal}: this commit is not used; the job goes on from "
-                f"{commit.folder.name}"
+                f"checkpoints/{refusal}: this checkpoint is not used; the job goes on from "
+                f"{checkpoint.folder.name}"
             )
-        change = self.store.layout_change(commit)
+        change = self.store.layout_change(checkpoint)
         if change is not None:
             self.reporter.notice(
                 f"{change}: from here on numbers agree with the old layout's to rounding"
             )
-        for path in self.store.changed_files(commit):
+        for path in self.store.changed_files(checkpoint):
             self.reporter.notice(
-                f"{path}: got another content than {commit.folder.name} was made with: the steps "
+                f"{path}: got another content than {checkpoint.folder.name} was made with: "
+                "the steps "
                 "from there on are scored by the file as it is now"
             )
 
-    def _restore(self, progress: Progress, commit: Commit | None) -> None:
+    def _restore(self, progress: Progress, checkpoint: Checkpoint | None) -> None:
         request = Restore(
-            folder=str(commit.folder.relative_to(self.store.root.parent)) if commit else None,
+            folder=str(checkpoint.folder.relative_to(self.store.root.parent))
+            if checkpoint
+            else None,
             # One that comes back in another layout needs parts of several ranks.
             files=[
                 SavedFile(entry.path, entry.size_bytes, entry.sha256)
-                for entry in (commit.manifest.files if commit else ())
+                for entry in (checkpoint.manifest.files if checkpoint else ())
                 if entry.role != "controller"
             ],
             total_updates=self.total_updates,

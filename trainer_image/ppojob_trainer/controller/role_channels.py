@@ -41,7 +41,7 @@ class RoleChannels:
     job_uid: str
 
     def open(self, peer: RoleGroup, step: int, seconds: float = CHANNEL_SECONDS) -> None:
-        """Open the channel between the present epochs of the owner and a peer, unless it is open.
+        """Open the channel between the present attempts of the owner and a peer, unless it is open.
 
         `seconds` limits each operation on it.
         """
@@ -55,7 +55,7 @@ class RoleChannels:
                 owners=len(self.owner.ranks),
                 consumers=len(peer.ranks),
                 store_host=self.owner.ranks[0].host,
-                store_key=f"{self.job_uid}/{self.owner.name}/{self.owner.epoch}",
+                store_key=f"{self.job_uid}/{self.owner.name}/{self.owner.attempt}",
                 seconds=seconds,
             ),
             RequestId(0, step, f"open_channel/{key}"),
@@ -67,8 +67,8 @@ class RoleChannels:
         A controller that came back opens channels anew: it does not know what its predecessor
         told one side and not the other.
         """
-        attempt = f"{self.roles.rewinds}.{self.roles.caller.epoch}"
-        return f"{self.owner.name}.{self.owner.epoch}-{peer.name}.{peer.epoch}/{attempt}"
+        opening = f"{self.roles.rewinds}.{self.roles.caller.attempt}"
+        return f"{self.owner.name}.{self.owner.attempt}-{peer.name}.{peer.attempt}/{opening}"
 
     def ask_both(
         self,
@@ -102,7 +102,7 @@ class RoleChannels:
         self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, "place_rows"))
 
     def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
-        """Bring the rows to a role, over a channel between the present epochs of both."""
+        """Bring the rows to a role, over a channel between the present attempts of both."""
         if consumer is self.owner:
             return
         self.open(consumer, step)

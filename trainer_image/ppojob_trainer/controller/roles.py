@@ -42,9 +42,9 @@ class RoleGroup:
 
     Attributes:
         ranks: in the order of the role's world.
-        is_stateful: whether its loss costs the steps since the last commit.
+        is_stateful: whether its loss costs the steps since the last checkpoint.
         has_channels: whether its ranks exchange rows with those of other roles.
-        epoch: the epoch that the controller speaks to; 0 before the first.
+        attempt: the attempt that the controller speaks to; 0 before the first.
     """
 
     name: str
@@ -52,7 +52,7 @@ class RoleGroup:
     ranks: tuple[Peer, ...]
     is_stateful: bool
     has_channels: bool
-    epoch: int = 0
+    attempt: int = 0
 
 
 def role_group(topology: RoleTopology, host: Callable[[str], str]) -> RoleGroup:
@@ -85,7 +85,8 @@ class Roles:
         groups: the roles that have pods.
         startup_seconds: longest time from `start` to ready.
         stop_requested: whether somebody asked the job to end.
-        rewinds: how often the job went back to a commit; no answer from before the last is used.
+        rewinds: how often the job went back to a checkpoint; no answer from before the last is
+            used.
     """
 
     caller: Caller
@@ -97,7 +98,7 @@ class Roles:
 
     @property
     def stateful(self) -> list[RoleGroup]:
-        """The roles whose state a commit holds."""
+        """The roles whose state a checkpoint holds."""
         return [group for group in self.groups if group.is_stateful]
 
     def group(self, name: str) -> RoleGroup:
@@ -109,11 +110,11 @@ class Roles:
         return self._ask_supervisors(group, STATUS, Nothing())
 
     def is_ready(self, group: RoleGroup) -> bool:
-        """Whether all ranks of the role's epoch serve."""
-        return all(s.epoch == group.epoch and s.phase == "ready" for s in self.status(group))
+        """Whether all ranks of the role's attempt serve."""
+        return all(s.attempt == group.attempt and s.phase == "ready" for s in self.status(group))
 
     def missing(self) -> list[RoleGroup]:
-        """The roles that do not serve in their epoch, and are not starting.
+        """The roles that do not serve in their attempt, and are not starting.
 
         Also compares what the pods of all other roles run with what those run that will be
         started: a controller that came back has not seen them start.
@@ -123,7 +124,7 @@ class Roles:
         """
         found = []
         for group in self.groups:
-            if group.epoch == 0 or not self._is_coming(group):
+            if group.attempt == 0 or not self._is_coming(group):
                 found.append(group)
                 continue
             try:
@@ -132,8 +133,8 @@ class Roles:
                 _log.warning("%s; no other pod is compared with it", slow)
         return found
 
-    def start(self, group: RoleGroup, epoch: int) -> None:
-        """Begin an epoch of a role, whose pods may have to be made first; see `wait_ready`.
+    def start(self, group: RoleGroup, attempt: int) -> None:
+        """Begin an attempt of a role, whose pods may have to be made first; see `wait_ready`.
 
         Raises:
             ConfigError: a pod does not run the same as the others; nothing of it is started.
@@ -152,15 +153,15 @@ class Roles:
             time.sleep(_POLL_SECONDS)
         for peer in group.ranks:
             self.caller.forget(peer)
-        group.epoch = epoch
-        self._ask_supervisors(group, START, StartRanks(epoch), raise_if_stopping)
+        group.attempt = attempt
+        self._ask_supervisors(group, START, StartRanks(attempt), raise_if_stopping)
 
     def wait_ready(self, *, may_stop: bool) -> None:
         """Wait until all ranks of all roles serve.
 
         Args:
             may_stop: whether a job that is asked to end does so here; not where other ranks hold
-                a step that is neither done nor in a commit.
+                a step that is neither done nor in a checkpoint.
 
         Raises:
             RoleLost: a rank ended while starting.
@@ -191,10 +192,10 @@ class Roles:
             ConfigError: a rank found its input wrong, as it would again.
         """
         for group in self.groups:
-            if group.epoch == 0:
+            if group.attempt == 0:
                 continue
             for status in self.status(group):
-                if status.epoch < group.epoch:
+                if status.attempt < group.attempt:
                     raise RoleLost(group.name, f"pod {status.pod}: it began anew, without ranks")
                 if status.phase != "lost":
                     continue
@@ -215,7 +216,7 @@ class Roles:
 
     def _is_coming(self, group: RoleGroup) -> bool:
         coming = ("starting", "ready")
-        return all(s.epoch == group.epoch and s.phase in coming for s in self.status(group))
+        return all(s.attempt == group.attempt and s.phase in coming for s in self.status(group))
 
     def _raise_if_stopping(self, lost: RoleGroup) -> None:
         """End a job that is asked to end and waits for a role, where no rank holds a step.
@@ -225,9 +226,9 @@ class Roles:
         if not self.stop_requested():
             return
         if lost.is_stateful:
-            raise Interrupted(f"asked to end without {lost.name}: the last commit stands")
+            raise Interrupted(f"asked to end without {lost.name}: the last checkpoint stands")
         for group in self.groups:
-            if group.is_stateful and group.epoch > 0:
+            if group.is_stateful and group.attempt > 0:
                 try:
                     self.status(group)
                 except RoleLost as also:
@@ -273,7 +274,7 @@ class Roles:
     ) -> list[Answer]:
         """Have some ranks of a role do one piece of work, and wait for all of them.
 
-        Each of `ranks`, by default the first ones, gets one request; `epoch` and `rewinds` of the
+        Each of `ranks`, by default the first ones, gets one request; `attempt` and `rewinds` of the
         id are filled in here.
 
         Raises:
@@ -351,7 +352,7 @@ class Roles:
         """
         # A controller that came back does not know what its predecessor has asked for, so the
         # answer to the predecessor's question must not be taken for its own.
-        id_ = RequestId(0, step, f"idle/{stage}/{self.caller.epoch}")
+        id_ = RequestId(0, step, f"idle/{stage}/{self.caller.attempt}")
         self.ask_each(BARRIER, ((group, Nothing()) for group in groups), id_)
 
     def cut_channels(self, role: str) -> None:
@@ -359,7 +360,7 @@ class Roles:
         peers = [
             peer
             for group in self.groups
-            if group.name != role and group.epoch > 0 and group.has_channels
+            if group.name != role and group.attempt > 0 and group.has_channels
             for peer in group.ranks
         ]
         try:
@@ -370,8 +371,8 @@ class Roles:
     def _raise_if_fenced(self, refusal: CallRefused) -> None:
         """Raise `Fenced` where a call was refused because another controller has taken over."""
         if refusal.kind is ErrorKind.FENCED:
-            epoch = self.caller.epoch
-            raise Fenced(refusal.peer.role, epoch, epoch + 1) from refusal
+            attempt = self.caller.attempt
+            raise Fenced(refusal.peer.role, attempt, attempt + 1) from refusal
 
     def _calls(
         self,
@@ -381,7 +382,7 @@ class Roles:
         requests: Sequence[msgspec.Struct],
         request_id: RequestId,
     ) -> list[Call[Answer]]:
-        id_ = msgspec.structs.replace(request_id, epoch=group.epoch, rewinds=self.rewinds)
+        id_ = msgspec.structs.replace(request_id, attempt=group.attempt, rewinds=self.rewinds)
         return [
             Call(peer, method, request, id_) for peer, request in zip(peers, requests, strict=True)
         ]

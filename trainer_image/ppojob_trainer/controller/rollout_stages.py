@@ -181,7 +181,7 @@ class RolloutStages:
         parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
         # A controller that came back may have other scores than its predecessor, whose parts count
         # as long as the journal does not say that all are there.
-        stage = f"{batch.label}/write_rows/{self.roles.caller.epoch}"
+        stage = f"{batch.label}/write_rows/{self.roles.caller.attempt}"
         role, files = self.actor.name, list[FileEntry]()
         for index in range(max(map(len, parts))):
             owners = [owner for owner, own in enumerate(parts) if index < len(own)]

@@ -1,9 +1,9 @@
 """The row tape: batches that are generated and scored once, whatever is lost afterwards.
 
 The rows of a batch and their scores are on the disk, and the journal says so, before anything is
-trained on them. A job that goes back to a commit takes the steps behind it from there: no engine,
-tool, judge or reward function is asked again, so it ends as the undisturbed run however random
-those are. Another run may be trained on the whole tape of a run (`spec.rollout.replay`).
+trained on them. A job that goes back to a checkpoint takes the steps behind it from there: no
+engine, tool, judge or reward function is asked again, so it ends as the undisturbed run however
+random those are. Another run may be trained on the whole tape of a run (`spec.rollout.replay`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.files import FileEntry, check_content
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, Rewound, RowsKept
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.errors import ConfigError, DamagedCommit
+from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.rows.row_files import ROWS_POINT, read_verdicts
 from ppojob_trainer.rpc.messages.scoring import RowScore
 
@@ -68,8 +68,8 @@ class Tape:
 
     Attributes:
         kept: batches that are on the disk.
-        before: those of them that were there when the job last went back to a commit, from the
-            commit on without a gap: the ranks of today have never had them.
+        before: those of them that were there when the job last went back to a checkpoint, from the
+            checkpoint on without a gap: the ranks of today have never had them.
     """
 
     kept: dict[BatchKey, RowsKept]
@@ -102,7 +102,7 @@ def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
                     del tape.kept[_key_of(event)]
             case Rewound():
                 before = _without_gap(tape.kept, event.to_step)
-                # What lies behind the commit and is not taken from there goes from the disk.
+                # What lies behind the checkpoint and is not taken from there goes from the disk.
                 kept = {k: rows for k, rows in tape.kept.items() if k.step <= event.to_step}
                 tape = Tape(kept | before, before)
     return tape
@@ -198,7 +198,7 @@ class RowTape:
         """Fill in lengths and scores of a batch that is on the disk.
 
         Raises:
-            DamagedCommit: a file is not what was written.
+            DamagedCheckpoint: a file is not what was written.
         """
         folder = self.run_folder / self.folder(batch, step)
         entries = self._tape.kept[batch_key(batch, step)].files
@@ -207,7 +207,7 @@ class RowTape:
         try:
             found = read_verdicts(folder / entry.path for entry in entries)
         except (OSError, pa.ArrowException) as error:
-            raise DamagedCommit(folder.name, f"cannot be read: {error}") from error
+            raise DamagedCheckpoint(folder.name, f"cannot be read: {error}") from error
         batch.lengths, batch.truncated = found.lengths, found.truncated
         batch.figures = found.figures if any(found.figures) else []
         batch.take_scores(
@@ -256,7 +256,7 @@ class RowTape:
             try:
                 for entry in before[key].files:
                     check_content(folder, entry)
-            except DamagedCommit as damage:
+            except DamagedCheckpoint as damage:
                 _log.warning("%s: generated again from step %d on", damage, key.step)
                 damaged = key.order
                 break

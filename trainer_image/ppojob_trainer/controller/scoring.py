@@ -195,14 +195,14 @@ class Scoring:
                     role=group.name,
                     host=group.ranks[rank].host,
                     port=group.ranks[rank].port,
-                    epoch=group.epoch,
+                    attempt=group.attempt,
                     first=begin,
                     last=end,
                 )
                 for _, begin, end in senders
             ]
-            # A role that was restarted must get the texts again: its epoch is in the id.
-            stage = f"{batch.label}/send_texts/{group.name}.{group.epoch}"
+            # A role that was restarted must get the texts again: its attempt is in the id.
+            stage = f"{batch.label}/send_texts/{group.name}.{group.attempt}"
             id_ = RequestId(0, step, stage, rank)
             ranks = [owner for owner, _, _ in senders]
             self.roles.ask(self.owner, SEND_TEXTS, requests, id_, ranks=ranks)

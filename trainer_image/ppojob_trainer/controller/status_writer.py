@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 FIELD_MANAGER: Final = "ppojob-controller"
 REQUEST_SECONDS: Final = 10.0
 TAKEN_OVER: Final = "has taken over"
-"""What the chart's admission policy says of an epoch that has fallen."""
+"""What the chart's admission policy says of an attempt that has fallen."""
 
 _ATTEMPTS: Final = 3
 _ANSWER_BYTES: Final = 4 << 20
@@ -298,7 +298,7 @@ class StatusWriter:
         if self._newest is None or self._sent is None:
             return True
         newest, sent = self._newest, self._sent
-        return (newest.epoch, newest.stage) != (sent.epoch, sent.stage)
+        return (newest.attempt, newest.stage) != (sent.attempt, sent.stage)
 
     def _send(self, state: TrainingStatus) -> None:
         self._tried_at = time.monotonic()

@@ -51,7 +51,7 @@ class Updates:
     """The optimizer steps of one model in a step.
 
     Attributes:
-        role: under which its state is in a commit.
+        role: under which its state is in a checkpoint.
         timer: its name among the timer's stages.
         prompts_per_step: prompts of a step.
         mini_batch_prompts: prompts of one optimizer step.
@@ -88,11 +88,11 @@ class Updates:
         return max(0, step - self.first_step + 1) * a_step
 
     def state_after(self, step: int) -> RoleState:
-        """What a commit behind a step says of the model."""
+        """What a checkpoint behind a step says of the model."""
         return RoleState(
             role=self.role,
             world_size=len(self.host.ranks),
-            epoch=self.host.epoch,
+            attempt=self.host.attempt,
             optimizer_steps=self.done_after(step),
         )
 

@@ -15,12 +15,12 @@ from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_api.validation import check_length, length_warnings
 from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.algorithms.coefficients import EntropyController
-from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, OneRound
-from ppojob_trainer.controller.commits import BestCommit, Commits
+from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
@@ -70,11 +70,11 @@ def build_loop(
     """Wire the loop of a job.
 
     Raises:
-        ConfigError: data, keys or commits do not fit the job.
+        ConfigError: data, keys or checkpoints do not fit the job.
     """
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
-    store = CommitStore(
+    store = CheckpointStore(
         root,
         job_uid=config.uid,
         config=config.trajectory_json(),
@@ -117,11 +117,11 @@ def build_loop(
 
     best = None
     if spec.checkpoint.best is not None:
-        best = BestCommit(spec.checkpoint.best, records.history)
+        best = BestCheckpoint(spec.checkpoint.best, records.history)
 
-    def tell_committed(step: int) -> None:
-        shown.committed(step)
-        reporter.training.commit(step)
+    def tell_saved(step: int) -> None:
+        shown.saved(step)
+        reporter.training.checkpoint(step)
 
     return Loop(
         spec=spec,
@@ -132,14 +132,14 @@ def build_loop(
         training=training,
         validation=validation,
         records=records,
-        commits=Commits(
+        checkpoints=Checkpoints(
             roles=roles,
             store=store,
             journal=journal,
             every=spec.checkpoint.every,
             keep_last=spec.checkpoint.keep_last,
             best=best,
-            tell_committed=tell_committed,
+            tell_saved=tell_saved,
         ),
         recovery=Recovery(
             roles=roles,

@@ -46,7 +46,7 @@ class Dropout:
 
 
 def draw_seed() -> int:
-    """A seed out of torch's global generator, whose state is part of a commit."""
+    """A seed out of torch's global generator, whose state is part of a checkpoint."""
     return int(torch.randint(2**62, ()))
 
 

@@ -40,7 +40,7 @@ class TrainEngine(ForwardEngine):
 
     The same rows, state and number of threads give the same bits. Dropout of the model's
     configuration is at work in updates, off in `predict`, and draws from torch's global generator,
-    whose state belongs into a commit.
+    whose state belongs into a checkpoint.
     A mini-batch may lie on the ranks in any way: losses are divided by counts of all of it,
     gradients are added up once, behind the last micro-batch.
     """

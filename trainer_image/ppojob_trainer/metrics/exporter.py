@@ -20,10 +20,10 @@ from prometheus_client import (
 )
 
 from ppojob_trainer.metrics.names import (
-    COMMITTED_STEP,
+    CHECKPOINT_STEP,
     CONTROLLER_SERIES,
     JOB_LABEL,
-    LAST_COMMIT,
+    LAST_CHECKPOINT,
     LAST_PROGRESS,
     METRICS,
     STEPS,
@@ -70,7 +70,7 @@ class Prometheus:
             for one in (*(metric.series for metric in METRICS), *CONTROLLER_SERIES)
         }
         self._take(LAST_PROGRESS, clock())
-        self._take(LAST_COMMIT, clock())
+        self._take(LAST_CHECKPOINT, clock())
         self._server = PageServer(address, port, MetricsHandler.factory(registry))
         self._server.start()
 
@@ -88,10 +88,10 @@ class Prometheus:
         self._take(STEPS, 1.0)
         self._take(LAST_PROGRESS, self._clock())
 
-    def committed(self, step: int) -> None:
+    def saved(self, step: int) -> None:
         """Show that the state behind a step is safe."""
-        self._take(COMMITTED_STEP, float(step))
-        self._take(LAST_COMMIT, self._clock())
+        self._take(CHECKPOINT_STEP, float(step))
+        self._take(LAST_CHECKPOINT, self._clock())
 
     def cut_after(self, step: int) -> None:
         """Does nothing: gauges follow with the step that is done again."""

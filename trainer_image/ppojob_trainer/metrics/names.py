@@ -235,7 +235,7 @@ timing_s/step | s | the whole step | ppojob_step_duration_seconds histogram
 timing_s/unaccounted | s | time of the step that no stage accounts for |
     ppojob_step_unaccounted_seconds gauge
 timing_s/<stage> | s | a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more;
-    save_checkpoint is the commit of the step before | ppojob_stage_duration_seconds histogram
+    save_checkpoint is the checkpoint of the step before | ppojob_stage_duration_seconds histogram
 timing_s/agent_loop/tool_calls/* | s | times of all calls of a row, during gen
 timing_per_token_ms/<stage> | ms | a stage's time a token: gen over response tokens, others over all
     | ppojob_stage_token_seconds gauge
@@ -276,19 +276,19 @@ LAST_PROGRESS: Final = Series(
     "gauge",
     "unix seconds when the last step ended; before the first, when the controller began",
 )
-LAST_COMMIT: Final = Series(
-    "ppojob_last_commit_timestamp_seconds",
+LAST_CHECKPOINT: Final = Series(
+    "ppojob_last_checkpoint_timestamp_seconds",
     "gauge",
-    "unix seconds of the last commit; before the first, when the controller began",
+    "unix seconds of the last checkpoint; before the first, when the controller began",
 )
-COMMITTED_STEP: Final = Series(
-    "ppojob_committed_step", "gauge", "step of the last commit: a restart goes on from there"
+CHECKPOINT_STEP: Final = Series(
+    "ppojob_checkpoint_step", "gauge", "step of the last checkpoint: a restart goes on from there"
 )
-CONTROLLER_SERIES: Final = (STEPS, LAST_PROGRESS, LAST_COMMIT, COMMITTED_STEP)
+CONTROLLER_SERIES: Final = (STEPS, LAST_PROGRESS, LAST_CHECKPOINT, CHECKPOINT_STEP)
 
 _POD: Final = ("role", "index")
 _RANK: Final = ("role", "rank")
-POD_EPOCH: Final = Series("ppojob_pod_epoch", "gauge", "attempt of the role that it runs", _POD)
+POD_ATTEMPT: Final = Series("ppojob_pod_attempt", "gauge", "attempt of the role that it runs", _POD)
 POD_RESTARTS: Final = Series(
     "ppojob_pod_restarts_total", "counter", "how often the pod's ranks were started again", _POD
 )
@@ -301,7 +301,7 @@ RANK_MEMORY: Final = Series(
 RANK_CPU: Final = Series(
     "ppojob_rank_cpu_seconds_total", "counter", "processor time of a rank, in this attempt", _RANK
 )
-POD_SERIES: Final = (POD_EPOCH, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)
+POD_SERIES: Final = (POD_ATTEMPT, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)
 
 
 def find(key: str) -> Metric | None:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import msgspec
 
 from ppojob_trainer import durable
-from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.errors import DamagedCheckpoint
 
 METRICS_POINT: Final = durable.point("metrics", *durable.LINE_ACTS)
 METRICS_CUT_POINT: Final = durable.point("metrics.cut", *durable.TRUNCATE_ACTS)
@@ -52,7 +52,7 @@ class JsonLines:
         durable.append_line(self.path, line, METRICS_POINT)
 
     def cut_after(self, step: int) -> None:
-        """Drop the lines of all later steps, durably; DamagedCommit names a line that is none."""
+        """Drop the lines of later steps, durably; DamagedCheckpoint names a line that is none."""
         kept_bytes = sum(len(line) + 1 for line, at in self._lines() if at <= step)
         if self.path.exists() and self.path.stat().st_size != kept_bytes:
             durable.truncate(self.path, kept_bytes, METRICS_CUT_POINT)
@@ -68,9 +68,9 @@ class JsonLines:
             try:
                 step = msgspec.json.decode(line, type=_Line).step
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise DamagedCommit(where, f"no metrics line: {error}") from error
+                raise DamagedCheckpoint(where, f"no metrics line: {error}") from error
             if step < last:
-                raise DamagedCommit(
+                raise DamagedCheckpoint(
                     where, f"got step {step} after step {last}: the file was changed"
                 )
             last = step

@@ -131,7 +131,7 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
 
 
 def adapters_in(tensors: Mapping[str, Tensor], alpha: float) -> dict[str, Adapter]:
-    """The same from tensors by name (`<layer>.lora_a`, `<layer>.lora_b`), as a commit has them."""
+    """The same from a checkpoint's tensors by name (`<layer>.lora_a`, `<layer>.lora_b`)."""
     layers = [name.removesuffix(f".{A}") for name in sorted(tensors) if name.endswith(A)]
     return {
         f"{layer}.weight": Adapter(tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"], alpha)

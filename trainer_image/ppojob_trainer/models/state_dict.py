@@ -21,7 +21,7 @@ def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a commit holds of a model: its adapters where it has some, else every weight.
+    """What a checkpoint holds of a model: its adapters where it has some, else every weight.
 
     Detached, under their own names; cut over the ranks where the model is.
     """

@@ -1,8 +1,8 @@
 """Boxes: which part of a tensor a rank or a file holds, in any number of dimensions.
 
 A weight that is cut by FSDP is a run of its first dimension, one that is cut by tensor parallelism
-too may be a run of its second. Commits, loading and the optimizer speak of boxes alone, so that any
-layout reads what another one wrote.
+too may be a run of its second. Checkpoints, loading and the optimizer speak of boxes alone, so that
+any layout reads what another one wrote.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Channels: a link between the ranks of two roles, outside the world of either.
 
 Members are the ranks of the first role and, after them, those of the second. A channel belongs to
-one epoch of each; when either is over it is closed, and the next epochs open the next channel. On
-a lost peer see docs/adr/0001-worlds-channels-and-epochs.md: a killed one is noticed at once, a
+one attempt of each; when either is over it is closed, and the next attempts open the next channel.
+On a lost peer see docs/adr/0001-worlds-channels-and-attempts.md: a killed one is noticed at once, a
 stopped one by nobody but the supervisors, so the thread that hears of it cuts the channel under
 the thread that waits.
 
@@ -101,7 +101,7 @@ def open_channel(
 
     Args:
         store: of the first role's world.
-        key: names both epochs and the attempt; never used twice, since the store keeps the
+        key: names both attempts and the opening; never used twice, since the store keeps the
             addresses of an attempt that failed.
         member: number of this rank among the ranks of both roles.
         size: how many those are.

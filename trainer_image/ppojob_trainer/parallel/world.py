@@ -1,7 +1,7 @@
-"""The world of a role: ranks 0..N-1 of one epoch, and nobody else.
+"""The world of a role: ranks 0..N-1 of one attempt, and nobody else.
 
 It must exist before the rollout engine is made: vLLM takes the default group as its own world, so
-no other role may ever be in it. Its store lives in rank 0 and dies with the epoch. Groups of some
+no other role may ever be in it. Its store lives in rank 0 and dies with the attempt. Groups of some
 of its ranks are opened with it, where the layout has any.
 """
 
@@ -69,7 +69,7 @@ class World:
     device: torch.device  # where its tensors are
     # of all ranks; None only where there is one and no process group was opened
     group: dist.ProcessGroup | None
-    store: Store  # keys and values that the ranks share, prefixed by the epoch
+    store: Store  # keys and values that the ranks share, prefixed by the attempt
     dims: ParallelDims = field(default_factory=ParallelDims)  # the layout of the role
     _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
 
@@ -89,9 +89,9 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class MeetingPoint:
-    """Where the ranks of an epoch find each other: the store of rank 0.
+    """Where the ranks of an attempt find each other: the store of rank 0.
 
-    The key, `<job uid>/<role>/<epoch>`, is the prefix of all keys there.
+    The key, `<job uid>/<role>/<attempt>`, is the prefix of all keys there.
     """
 
     host: str
@@ -199,9 +199,9 @@ def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCP
 
 
 def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
-    """The store of rank 0 of an epoch, with the keys of that epoch; rank 0 may start much later.
+    """The store of an attempt's rank 0, with that attempt's keys; rank 0 may start much later.
 
-    What answers may be the store of an epoch that is ending, so the epoch's own key is asked for.
+    What answers may be the store of an attempt that is ending, so its own key is asked for.
 
     Raises:
         WorldNotOpen: rank 0 does not answer within the time.

@@ -149,12 +149,12 @@ class Caller:
     """Makes calls from one thread.
 
     Attributes:
-        epoch: the controller's epoch, 0 for other roles.
+        attempt: the controller's attempt, 0 for other roles.
         default_deadline_seconds: for methods without one of their own.
     """
 
     keys: KeyRing
-    epoch: int = 0
+    attempt: int = 0
     default_deadline_seconds: float = 60.0
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -247,7 +247,7 @@ class Caller:
 
     def _send_first(self, call: Call[Any], pending: Pending[Any]) -> _Underway:
         number = next(self._numbers)
-        header = encode(RequestHeader(number, call.method.name, self.epoch, call.request_id))
+        header = encode(RequestHeader(number, call.method.name, self.attempt, call.request_id))
         limit = call.method.deadline_seconds or self.default_deadline_seconds
         body = encode(call.request)
         _check_size(call, len(body))

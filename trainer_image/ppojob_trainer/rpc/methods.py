@@ -31,7 +31,7 @@ class Method(Generic[Request, Answer]):
         limit_bytes: largest request body that is read.
         deadline_seconds: how long a caller waits; None means that the job's stage limit holds.
         once: whether it is work with a request id.
-        has_epoch: whether that id names the epoch of the role; else whichever serves takes it.
+        has_attempt: whether that id names the attempt of the role; else whichever serves takes it.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Method(Generic[Request, Answer]):
     limit_bytes: int = 64 * MEBI
     deadline_seconds: float | None = None
     once: bool = True
-    has_epoch: bool = True
+    has_attempt: bool = True
 
 
 GENERATING_ROLES = frozenset({"actorRollout", "rollout"})
@@ -72,7 +72,7 @@ SCORE = Method("score", scoring.Score, scoring.Scored, limit_bytes=256 * MEBI)
 SCORE_BY_MODEL = Method(
     "score_by_model", scoring.ScoreByModel, scoring.ModelScored, limit_bytes=256 * MEBI
 )
-ACT = Method("act", agents.Act, agents.Acted, callers=GENERATING_ROLES, has_epoch=False)
+ACT = Method("act", agents.Act, agents.Acted, callers=GENERATING_ROLES, has_attempt=False)
 """Its callers are not told when the role is started again; each attempt of it can answer."""
 PLACE_ROWS = Method("place_rows", rows.PlaceRows, Nothing)
 OPEN_CHANNEL = Method("open_channel", rows.OpenChannel, Nothing)

@@ -4,7 +4,7 @@ So a rank answers questions while its engine generates. The main thread hands it
 wire itself, since a hand-over between threads costs as much as all else that this file does; the
 two take turns at the socket. Every message is checked in this order:
 known key (by CURVE, before a byte of ours is read), method, caller's role, size, schema, fencing by
-the controller's epoch, the role's own epoch; only then does a handler see it.
+the controller's attempt, the role's own attempt; only then does a handler see it.
 """
 
 import hashlib
@@ -99,7 +99,7 @@ class _AnswerStore:
 
     A controller that died, or lost a connection, asks again with the same id. Work that is done is
     answered from here; work under way is joined; nothing is done twice. What was done before a job
-    went back to a commit is never asked for again.
+    went back to a checkpoint is never asked for again.
     """
 
     def __init__(self) -> None:
@@ -157,23 +157,23 @@ class RpcServer:
 
     Args:
         keys: the role's key ring; all roles in it may connect, each method says who may call it.
-        epoch: epoch of the role; requests with another one in their id are refused, but for
-            methods whose ids have none. None where the process outlives epochs (supervisors).
+        attempt: attempt of the role; requests with another one in their id are refused, but for
+            methods whose ids have none. None where the process outlives attempts (supervisors).
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
     """
 
     def __init__(
-        self, address: str, port: int, keys: KeyRing, routes: list[Route], epoch: int | None
+        self, address: str, port: int, keys: KeyRing, routes: list[Route], attempt: int | None
     ) -> None:
         self._keys = keys
         self._routes = {route.method.name: route for route in routes}
         self._decoders = {
             route.method.name: msgspec.msgpack.Decoder(route.method.request) for route in routes
         }
-        self._epoch = epoch
-        self._seen_controller_epoch = 0
+        self._attempt = attempt
+        self._seen_controller_attempt = 0
         self._answers = _AnswerStore()
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._context = zmq.Context()
@@ -336,20 +336,21 @@ class RpcServer:
 
     def _fence(self, caller: str | None, header: RequestHeader, method: Method[Any, Any]) -> None:
         if caller == CONTROLLER:
-            if header.caller_epoch < self._seen_controller_epoch:
+            if header.caller_attempt < self._seen_controller_attempt:
                 raise _Refusal(
                     ErrorKind.FENCED,
-                    f"attempt {header.caller_epoch} of the controller has ended; "
-                    f"attempt {self._seen_controller_epoch} has taken its place",
+                    f"attempt {header.caller_attempt} of the controller has ended; "
+                    f"attempt {self._seen_controller_attempt} has taken its place",
                 )
-            self._seen_controller_epoch = header.caller_epoch
+            self._seen_controller_attempt = header.caller_attempt
         request = header.request_id
-        if request is None or self._epoch is None or not method.has_epoch:
+        if request is None or self._attempt is None or not method.has_attempt:
             return
-        if request.epoch != self._epoch:
+        if request.attempt != self._attempt:
             raise _Refusal(
-                ErrorKind.STALE_EPOCH,
-                f"request to attempt {request.epoch} of the role, this is attempt {self._epoch}",
+                ErrorKind.STALE_ATTEMPT,
+                f"request to attempt {request.attempt} of the role; "
+                f"this is attempt {self._attempt}",
             )
 
     def _accept_work(

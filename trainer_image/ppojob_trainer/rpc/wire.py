@@ -19,15 +19,15 @@ class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Which piece of work a call asks for; never random, so a repeated call is recognised.
 
     Attributes:
-        epoch: epoch of the role that is asked; a role that lost a rank gets the next one. 0 where
-            the method takes a request of any.
+        attempt: attempt of the role that is asked; a role that lost a rank gets the next one. 0
+            where the method takes a request of any.
         step: step of the loop, from 1; 0 for what happens before the first step.
         stage: name of the stage, such as `update` or `validation/generate`.
         index: mini-batch or chunk within the stage.
-        rewinds: how often the job went back to a commit; a step that is run again is new work.
+        rewinds: how often the job went back to a checkpoint; a step that is run again is new work.
     """
 
-    epoch: int
+    attempt: int
     step: int
     stage: str
     index: int = 0
@@ -39,13 +39,13 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         call: number of the call on this connection; the answer carries it back.
-        caller_epoch: epoch of the controller that calls; a lower one than seen is fenced off.
+        caller_attempt: attempt of the controller that calls; a lower one than seen is fenced off.
         request_id: present for work that must be done once, absent for questions.
     """
 
     call: int
     method: str
-    caller_epoch: int
+    caller_attempt: int
     request_id: RequestId | None = None
 
 
@@ -59,7 +59,7 @@ class ErrorKind(StrEnum):
     BAD_REQUEST = "bad_request"
     FORBIDDEN = "forbidden"
     FENCED = "fenced"
-    STALE_EPOCH = "stale_epoch"
+    STALE_ATTEMPT = "stale_attempt"
     FAILED = "failed"
     CHANGED = "changed"
     CHANNEL_LOST = "channel_lost"

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from ppojob_trainer.metrics.names import (
     JOB_LABEL,
-    POD_EPOCH,
+    POD_ATTEMPT,
     POD_RESTARTS,
     RANK_CPU,
     RANK_MEMORY,
@@ -87,11 +87,11 @@ class _PodSeries(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status = self.status
-        epoch, restarts, ready, memory, cpu = map(
-            _family, (POD_EPOCH, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)
+        attempt, restarts, ready, memory, cpu = map(
+            _family, (POD_ATTEMPT, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)
         )
         pod = [self.job, status.role, str(status.pod)]
-        epoch.add_metric(pod, status.epoch)
+        attempt.add_metric(pod, status.attempt)
         restarts.add_metric(pod, status.restarts)
         for rank in status.ranks:
             labels = [self.job, status.role, str(rank.rank)]
@@ -100,7 +100,7 @@ class _PodSeries(Collector):
             if use is not None:
                 memory.add_metric(labels, use[0])
                 cpu.add_metric(labels, use[1])
-        yield from (epoch, restarts, ready, memory, cpu)
+        yield from (attempt, restarts, ready, memory, cpu)
 
 
 def _family(series: Series) -> GaugeMetricFamily | CounterMetricFamily:

@@ -74,9 +74,9 @@ def supervise() -> int:
         [
             Route(STATUS, lambda _: pod.status()),
             Route(IDENTITY, lambda _: own.tell()),
-            Route(START, lambda request: pod.want_epoch(request.epoch)),
+            Route(START, lambda request: pod.want_attempt(request.attempt)),
         ],
-        epoch=None,
+        attempt=None,
     )
     name = environment.config.name
     health = health_server(environment.address, contract.PORT_HEALTH, name, pod.status)
@@ -103,7 +103,7 @@ def exit_status(status: PodStatus) -> int:
 
 
 def _wait_for_controller(pod: Pod) -> None:
-    """Ask the controller to finish its step, commit and leave, and wait for that."""
+    """Ask the controller to finish its step, write a checkpoint and leave, and wait for that."""
     _log.info("asked to end; the controller finishes its step")
     pod.ask_to_end()
     while pod.status().phase in {"starting", "ready"}:

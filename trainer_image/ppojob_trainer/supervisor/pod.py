@@ -1,7 +1,7 @@
-"""What a supervisor decides: which processes run, and whether the role's epoch is lost.
+"""What a supervisor decides: which processes run, and whether the role's attempt is lost.
 
-A role pod runs the ranks of one epoch and nothing in between: the first rank that ends or falls
-silent ends all of them, and the pod waits for the controller to start the next epoch. The
+A role pod runs the ranks of one attempt and nothing in between: the first rank that ends or falls
+silent ends all of them, and the pod waits for the controller to start the next attempt. The
 controller's pod runs the controller, and starts it again by itself when it was killed, since
 nobody else could.
 """
@@ -46,7 +46,7 @@ class PodPlan:
     has_gpus: bool = False
     fork_server: str | None = None
 
-    def rank_environment(self, epoch: int, local_rank: int) -> dict[str, str]:
+    def rank_environment(self, attempt: int, local_rank: int) -> dict[str, str]:
         """What one rank of the pod is told.
 
         It sees its own GPU and no other: libraries begin with the first that they see.
@@ -54,7 +54,7 @@ class PodPlan:
         told = {
             contract.ENV_RANK: str(self.first_rank + local_rank),
             contract.ENV_LOCAL_RANK: str(local_rank),
-            contract.ENV_EPOCH: str(epoch),
+            contract.ENV_ATTEMPT: str(attempt),
         }
         if self.has_gpus:
             given = self.environment.get(contract.ENV_VISIBLE_GPUS)
@@ -71,8 +71,8 @@ class Pod:
         self._forks = ForkServer(Path(plan.fork_server)) if plan.fork_server else None
         self._lock = threading.Lock()
         self._children: list[Child] = []
-        self._wanted_epoch = 1 if self.is_controller else 0
-        self._epoch = 0
+        self._wanted_attempt = 1 if self.is_controller else 0
+        self._attempt = 0
         self._phase = "idle"
         self._reason = ""
         self._restarts = 0
@@ -85,20 +85,20 @@ class Pod:
         """Whether this is the controller's pod."""
         return self._plan.role == "controller"
 
-    def want_epoch(self, epoch: int) -> PodStatus:
-        """Ask for the ranks of an epoch; an epoch that has begun or gone by changes nothing."""
+    def want_attempt(self, attempt: int) -> PodStatus:
+        """Ask for the ranks of an attempt; an attempt that has begun or gone by changes nothing."""
         with self._lock:
-            self._wanted_epoch = max(self._wanted_epoch, epoch)
+            self._wanted_attempt = max(self._wanted_attempt, attempt)
         return self.status()
 
     def status(self) -> PodStatus:
-        """The pod as it is now; an epoch that is asked for is starting."""
+        """The pod as it is now; an attempt that is asked for is starting."""
         with self._lock:
-            is_wanted = self._wanted_epoch > self._epoch
+            is_wanted = self._wanted_attempt > self._attempt
             return PodStatus(
                 role=self._plan.role,
                 pod=self._plan.pod,
-                epoch=self._wanted_epoch if is_wanted else self._epoch,
+                attempt=self._wanted_attempt if is_wanted else self._attempt,
                 phase="starting" if is_wanted else self._phase,
                 ranks=tuple(child.state() for child in self._children),
                 reason=self._reason,
@@ -108,15 +108,15 @@ class Pod:
 
     def tick(self) -> None:
         """Look at the processes once and act."""
-        if self._wanted_epoch > self._epoch:
-            self._start_epoch(self._wanted_epoch)
+        if self._wanted_attempt > self._attempt:
+            self._start_attempt(self._wanted_attempt)
         for child in self._children:
             child.watch()
         if self._phase in {"starting", "ready"}:
             self._judge()
 
     def ask_to_end(self) -> None:
-        """Ask the controller to finish its step, commit and leave; also one yet to start."""
+        """Ask the controller, also one yet to start, to finish its step, save and leave."""
         self._is_ending = True
         for child in self._children:
             child.signal(signal.SIGTERM)
@@ -127,28 +127,28 @@ class Pod:
             child.end()
         self._children = []
 
-    def _start_epoch(self, epoch: int) -> None:
+    def _start_attempt(self, attempt: int) -> None:
         self.end()
-        children = self._started(epoch)
+        children = self._started(attempt)
         pids = [child.pid or "by the fork server" for child in children]
-        _log.info("%s: attempt %d: started %s", self._plan.role, epoch, pids)
+        _log.info("%s: attempt %d: started %s", self._plan.role, attempt, pids)
         with self._lock:
-            self._restarts += 1 if self._epoch else 0
+            self._restarts += 1 if self._attempt else 0
             self._children = children
-            self._epoch = epoch
+            self._attempt = attempt
             self._phase = "starting"
             self._reason = ""
         if self._is_ending:
             self.ask_to_end()  # the one before was killed, or there was none
 
-    def _started(self, epoch: int) -> list[Child]:
+    def _started(self, attempt: int) -> list[Child]:
         command = "controller" if self.is_controller else "rank"
         # A rank does not listen: it is never asked to end.
         with stop_signal.held_back() if self.is_controller else contextlib.nullcontext():
             return [
                 Child(
                     command,
-                    self._plan.rank_environment(epoch, local_rank),
+                    self._plan.rank_environment(attempt, local_rank),
                     self._plan.first_rank + local_rank,
                     self._plan.silent_seconds,
                     self._plan.startup_seconds,
@@ -174,14 +174,14 @@ class Pod:
         for child in self._children:
             child.end()
         level = logging.INFO if exit_code == contract.EXIT_DONE else logging.WARNING
-        _log.log(level, "%s: attempt %d ended: %s", self._plan.role, self._epoch, reason)
+        _log.log(level, "%s: attempt %d ended: %s", self._plan.role, self._attempt, reason)
         with self._lock:
             self._children = []
             self._reason = reason
             self._phase = "done" if self.is_controller and not again else "lost"
             self._exit_code = exit_code
             if again:
-                self._wanted_epoch = self._epoch + 1
+                self._wanted_attempt = self._attempt + 1
 
     def _may_restart(self, controller: Child) -> bool:
         """Whether a controller that ended was killed, and not too often without progress."""

@@ -172,7 +172,7 @@ class ActorRolloutWorker:
         peer = Peer(f"{request.role} rank", request.host, request.port, request.role)
         for first, last in chunks([len(text.encode()) for text in texts]):
             row = request.first + first
-            id_ = RequestId(request.epoch, batch.step, f"{batch.label}/put_texts", row)
+            id_ = RequestId(request.attempt, batch.step, f"{batch.label}/put_texts", row)
             body = Texts(batch, row, texts[first:last])
             self.generation.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
         return Nothing()

@@ -1,4 +1,4 @@
-"""A model in training, and its place in commits: weights, optimizer and random state of a rank."""
+"""A model in training, and its part of checkpoints: weights, optimizer, random state."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -25,7 +25,7 @@ class Learner:
     """What the policy and the critic have in common.
 
     Args:
-        role: name of the folder of its files in a commit.
+        role: name of the folder of its files in a checkpoint.
         world: the ranks that train the model together.
         seed: of the random state that a job begins with, and of its adapters.
         load: makes the model that the job begins with.
@@ -55,13 +55,13 @@ class Learner:
         return self._engine
 
     def restore(self, folder: Path | None, files: Iterable[SavedFile], total_updates: int) -> None:
-        """Take the state of a commit, or that of the beginning without a folder.
+        """Take the state of a checkpoint, or that of the beginning without a folder.
 
         The files are those of all models and ranks; every one that is read is verified. The
         updates are those of the whole job.
 
         Raises:
-            DamagedCommit: a file is absent or not what the manifest says.
+            DamagedCheckpoint: a file is absent or not what the manifest says.
         """
         if self._engine is not None and folder is None:
             self._engine = None
@@ -76,7 +76,7 @@ class Learner:
             self._read(folder, [entry_of(file) for file in files])
 
     def save(self, folder: Path) -> list[SavedFile]:
-        """Write this rank's files of a commit; of copies of the model the first one is written."""
+        """Write this rank's files of a checkpoint; of copies of the model, the first writes."""
         rank = self._world.rank
         shards: dict[str, dict[str, Tensor]] = {}
         if rank == self._writer:
@@ -131,7 +131,7 @@ class Learner:
 def write_file(
     folder: Path, role: str, rank: int, name: str, tensors: Mapping[str, Tensor]
 ) -> SavedFile:
-    """Write a rank's file of a commit."""
+    """Write a rank's file of a checkpoint."""
     entry = write_shard(folder, f"{role}/rank-{rank:05d}/{name}", tensors, role=role, rank=rank)
     return SavedFile(entry.path, entry.size_bytes, entry.sha256)
 

@@ -1,4 +1,4 @@
-"""`ppojob_trainer rank`: one rank of one epoch, from its first line to its end."""
+"""`ppojob_trainer rank`: one rank of one attempt, from its first line to its end."""
 
 import faulthandler
 import logging
@@ -44,7 +44,7 @@ def run_rank() -> int:
         open_worker = pkgutil.resolve_name(f"{__package__}.{_WORKERS[environment.role]}")
         with open_worker(environment, rank, keys) as worker:
             port = contract.PORT_FIRST_RANK + rank.local_rank
-            server = RpcServer(environment.address, port, keys, worker.routes(), rank.epoch)
+            server = RpcServer(environment.address, port, keys, worker.routes(), rank.attempt)
             server.start()
             heartbeat.tell_ready()
             server.work()

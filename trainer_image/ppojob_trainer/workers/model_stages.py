@@ -1,4 +1,4 @@
-"""The stages of models that live in a rank: passes, updates, commits, on the rows of the step."""
+"""The stages of a rank's models: passes, updates and checkpoints, on the rows of the step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

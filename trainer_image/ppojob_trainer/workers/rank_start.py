@@ -55,7 +55,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         meeting = MeetingPoint(
             environment.host(role.pods[0].host),
             contract.PORT_STORE,
-            f"{config.uid}/{role.role}/{rank.epoch}",
+            f"{config.uid}/{role.role}/{rank.attempt}",
         )
     with open_world(
         rank.rank,

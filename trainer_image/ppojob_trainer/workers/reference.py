@@ -23,7 +23,7 @@ from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner, entry_of, write_file
 
 ROLE: Final = "reference"
-"""Name of the folder of its files in a commit."""
+"""Name of the folder of its files in a checkpoint."""
 
 
 class Reference:
@@ -74,7 +74,7 @@ class BaseReference(Reference):
 
 
 class FollowingReference(Reference):
-    """A reference that takes over weights of the policy; so a commit has to hold its own.
+    """A reference that takes over weights of the policy; so a checkpoint has to hold its own.
 
     Both are sharded over the world in the same way.
     """
@@ -103,7 +103,7 @@ class FollowingReference(Reference):
                 own.mul_(1.0 - self._mixup).add_(other, alpha=self._mixup)
 
     def restore(self, folder: Path | None, files: Iterable[SavedFile]) -> None:
-        """Take the weights of a commit, or those of the beginning; see `Learner.restore`."""
+        """Take the weights of a checkpoint, or those of the beginning; see `Learner.restore`."""
         if folder is None:
             if self._has_moved:
                 del self.engine  # first: two references may be more than there is room for
@@ -117,6 +117,6 @@ class FollowingReference(Reference):
         load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
 
     def save(self, folder: Path) -> list[SavedFile]:
-        """Write this rank's file of a commit."""
+        """Write this rank's file of a checkpoint."""
         weights = dict(hf_named_tensors(self.engine.model))
         return [write_file(folder, ROLE, self._world.rank, MODEL_FILE, weights)]

@@ -43,7 +43,7 @@ class RowChannels:
         return [Route(methods.OPEN_CHANNEL, self.open), Route(methods.CUT_CHANNEL, self._cut)]
 
     def open(self, request: OpenChannel) -> Nothing:
-        """Open a channel, unless it is open; one to an older epoch of that role is closed.
+        """Open a channel, unless it is open; one to an older attempt of that role is closed.
 
         Raises:
             ChannelLost: not all members came.

@@ -27,7 +27,7 @@ def clip_cov(
 
     Clip-Cov of the paper: of the tokens that the clip leaves alone and whose covariance
     lies between the bounds, `share` of all trained tokens, at least one, are drawn, and their loss
-    is 0. The draw comes from torch's global generator, whose state belongs into a commit.
+    is 0. The draw comes from torch's global generator, whose state belongs into a checkpoint.
 
     Departs from verl: the log-ratio is cut off at ±20; `pg_clipfrac` is the share of tokens at
     which the clip decides, where verl's is that of the drawn ones, here `pg_covfrac`.

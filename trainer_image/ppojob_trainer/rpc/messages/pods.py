@@ -24,7 +24,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     """A supervisor's account of its pod.
 
     Attributes:
-        epoch: epoch whose ranks it runs; 0 before the first.
+        attempt: attempt whose ranks it runs; 0 before the first.
         phase: `idle`, `starting`, `ready`, `lost` or `done`.
         reason: why the phase is `lost`, or how it is `done`.
         exit_code: for the controller's pod: how the controller ended.
@@ -33,7 +33,7 @@ class PodStatus(msgspec.Struct, frozen=True):
 
     role: str
     pod: int
-    epoch: int
+    attempt: int
     phase: str
     ranks: tuple[RankState, ...] = ()
     reason: str = ""
@@ -42,6 +42,6 @@ class PodStatus(msgspec.Struct, frozen=True):
 
 
 class StartRanks(msgspec.Struct, frozen=True):
-    """Start the ranks of this epoch, after ending those of any earlier one."""
+    """Start the ranks of this attempt, after ending those of any earlier one."""
 
-    epoch: int
+    attempt: int

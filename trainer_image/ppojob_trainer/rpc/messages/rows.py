@@ -50,14 +50,14 @@ class PlaceRows(msgspec.Struct, frozen=True):
 
 
 class OpenChannel(msgspec.Struct, frozen=True):
-    """Open the channel between the owners of rows and another role, in their present epochs.
+    """Open the channel between the owners of rows and another role, in their present attempts.
 
     Attributes:
-        key: names the pair of epochs.
+        key: names the pair of attempts.
         owners: ranks of the owning role, members 0, 1, ... of the channel.
         consumers: ranks of the other role, the members behind those.
         store_host: name of the pod whose rank 0 hosts the owners' store.
-        store_key: prefix of the keys of the owners' epoch.
+        store_key: prefix of the keys of the owners' attempt.
         seconds: limit of opening it and of each operation on it.
     """
 

@@ -4,13 +4,13 @@ import msgspec
 
 
 class SaveShards(msgspec.Struct, frozen=True):
-    """Write this rank's part of a commit into a folder relative to the run folder."""
+    """Write this rank's part of a checkpoint into a folder relative to the run folder."""
 
     folder: str
 
 
 class SavedFile(msgspec.Struct, frozen=True):
-    """A file of a commit: name within it, size in bytes, sha256 in hexadecimal."""
+    """A file of a checkpoint: name within it, size in bytes, sha256 in hexadecimal."""
 
     path: str
     size: int
@@ -24,10 +24,10 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Take the state of a commit, or of the models that the job began with.
+    """Take the state of a checkpoint, or of the models that the job began with.
 
     Attributes:
-        folder: the commit's, relative to the run folder; None for the models of the beginning.
+        folder: the checkpoint's, relative to the run folder; None for the models of the beginning.
         files: all files of the models that this rank holds a part of, whichever rank wrote them.
         total_updates: optimizer steps of the whole job by model, for schedules that end.
     """

@@ -18,7 +18,7 @@ class SendTexts(msgspec.Struct, frozen=True):
     role: str
     host: str
     port: int
-    epoch: int
+    attempt: int
     first: int
     last: int
 

@@ -1,4 +1,4 @@
-"""Commits: when one is due, how ranks and controller make it, and which one is the best."""
+"""Checkpoints: when one is due, how ranks and controller make it, and which one is the best."""
 
 import difflib
 import logging
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ppojob_api.problem import printable, shown
-from ppojob_api.v1alpha1.schedule import BestCommitSpec
-from ppojob_trainer.checkpoint.commit import CommitStore, PendingCommit
+from ppojob_api.v1alpha1.schedule import BestCheckpointSpec
 from ppojob_trainer.checkpoint.files import FileEntry
-from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
+from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, StorageError
 from ppojob_trainer.rpc.messages.saving import SaveShards
@@ -24,13 +24,13 @@ _NAMES_TOLD: Final = 3
 
 
 @dataclass(frozen=True)
-class BestCommit:
+class BestCheckpoint:
     """Finds the best of some steps, from the metrics alone: it has no state of its own.
 
-    Every step that is committed is in `history`.
+    Every step that is saved is in `history`.
     """
 
-    spec: BestCommitSpec
+    spec: BestCheckpointSpec
     history: Callable[[], Iterator[Mapping[str, float | None]]]
 
     def among(self, steps: Collection[int]) -> int | None:
@@ -46,7 +46,7 @@ class BestCommit:
         return None if found is None else found[1]
 
     def refuse_unknown(self, validation: Mapping[str, float]) -> None:
-        """Refuse a metric that no validation has: no commit would ever be the best by it.
+        """Refuse a metric that no validation has: no checkpoint would ever be the best by it.
 
         A later validation may lack it, where a reward function does not always tell its variable.
         `validation` are the metrics of one that has no record yet.
@@ -67,66 +67,67 @@ class BestCommit:
 
 
 @dataclass
-class Commits:
-    """Makes the commits of a job.
+class Checkpoints:
+    """Makes the checkpoints of a job.
 
     Attributes:
-        every: steps between commits; None: only when asked.
-        best: finds the commit that stays whatever its age; None where none does.
-        tell_committed: called with the step when a commit is safe.
+        every: steps between checkpoints; None: only when asked.
+        best: finds the checkpoint that stays whatever its age; None where none does.
+        tell_saved: called with the step when a checkpoint is safe.
     """
 
     roles: Roles
-    store: CommitStore
+    store: CheckpointStore
     journal: Journal
     every: int | None
     keep_last: int
-    best: BestCommit | None
-    tell_committed: Callable[[int], None]
+    best: BestCheckpoint | None
+    tell_saved: Callable[[int], None]
     _failures: int = 0
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether the state behind a step must be committed before the next begins."""
+        """Whether the state after a step must be saved before the next begins."""
         if self.every is None or progress.step == 0 or progress.step % self.every:
             return False
-        return not self.is_committed(progress)
+        return not self.is_saved(progress)
 
-    def is_committed(self, progress: Progress) -> bool:
-        """Whether a whole commit of this step exists."""
+    def is_saved(self, progress: Progress) -> bool:
+        """Whether a whole checkpoint of this step exists."""
         return self.store.is_whole(progress.step)
 
     def newest(self, step: int | None = None) -> int | None:
-        """Step of the newest commit, or of the newest up to a step; None where there is none."""
+        """Step of the newest checkpoint (up to a step, if given); None where there is none."""
         steps = (one for one in self.store.steps() if step is None or one <= step)
         return max(steps, default=None)
 
     def save(self, progress: Progress) -> None:
-        """Commit the state of all stateful roles and of the loop.
+        """Save the state of all stateful roles and of the loop.
 
         Raises:
-            RoleLost: a rank was lost while it wrote; earlier commits are kept.
-            StorageError: the disk refused; earlier commits are kept, and what was written of this
+            RoleLost: a rank was lost while it wrote; earlier checkpoints are kept.
+            StorageError: the disk refused; earlier checkpoints are kept, and what was written of
+            this
                 one is gone.
         """
         # The folder's name counts rewinds: ranks that still write from before one find it gone.
         pending = self.store.begin(progress.step, rewinds=self.roles.rewinds)
         try:
-            commit = self.store.seal(pending, progress, self._write_shards(pending))
+            checkpoint = self.store.complete(pending, progress, self._write_shards(pending))
         except StorageError:
             self._clear(progress.step)
             raise
-        size_bytes = sum(entry.size_bytes for entry in commit.manifest.files)
+        size_bytes = sum(entry.size_bytes for entry in checkpoint.manifest.files)
         self.journal.append(
-            CommitSealed(time=time.time(), step=progress.step, size_bytes=size_bytes)
+            CheckpointSaved(time=time.time(), step=progress.step, size_bytes=size_bytes)
         )
-        self.tell_committed(progress.step)
+        self.tell_saved(progress.step)
         self.prune()
 
-    def _write_shards(self, pending: PendingCommit) -> list[FileEntry]:
+    def _write_shards(self, pending: PendingCheckpoint) -> list[FileEntry]:
         request = SaveShards(str(pending.folder.relative_to(self.store.root.parent)))
         # Of an attempt that failed some ranks remember an answer, and its files are gone. Only the
         # controller that made it knows, so a successor's attempts have ids of their own.
-        stage = f"save_shards/{self.roles.caller.epoch}"
+        stage = f"save_shards/{self.roles.caller.attempt}"
         id_ = RequestId(0, pending.step, stage, self._failures)
         files = []
         for group in self.roles.stateful:
@@ -151,9 +152,9 @@ class Commits:
         self.store.clear()
 
     def prune(self) -> None:
-        """Remove commits beyond those that stay; one that cannot be removed costs only space."""
+        """Remove checkpoints beyond those to keep; one that cannot be removed costs space."""
         best = None if self.best is None else self.best.among(self.store.steps())
         try:
             self.store.prune(self.keep_last, best)
         except StorageError as problem:
-            _log.warning("old commits stay: %s", problem)
+            _log.warning("old checkpoints stay: %s", problem)

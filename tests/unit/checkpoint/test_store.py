@@ -1,4 +1,4 @@
-"""Commits: damage is refused by name, foreign ones are refused by the item that differs."""
+"""Checkpoints: damage is refused by name, foreign ones are refused by the item that differs."""
 
 import json
 import os
@@ -12,15 +12,15 @@ import pytest
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.identity import check_base
 from ppojob_trainer.checkpoint.journal import (
-    CommitSealed,
-    EpochStarted,
+    AttemptStarted,
+    CheckpointSaved,
     Journal,
     Rewound,
     StepDone,
     resume_point,
 )
 from ppojob_trainer.checkpoint.tensors import write_shard
-from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCommit
+from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCheckpoint
 
 FILES = (
     "actor/rank-0/model.safetensors",
@@ -36,7 +36,7 @@ FILES = (
 def pristine(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("pristine")
     for step in (1, 2, 3):
-        kill_server.make_commit(kill_server.open_store(root), step)
+        kill_server.make_checkpoint(kill_server.open_store(root), step)
     return root
 
 
@@ -62,7 +62,7 @@ def replace_by_folder(path: Path) -> None:
     path.mkdir()
 
 
-def take_from_commit_before(path: Path) -> None:
+def take_from_checkpoint_before(path: Path) -> None:
     shutil.copy(str(path).replace("step-000003", "step-000002"), path)
 
 
@@ -74,37 +74,37 @@ DAMAGES = {
     "grown": lambda path: path.write_bytes(path.read_bytes() + b" "),
     "removed": Path.unlink,
     "a folder": replace_by_folder,
-    "of the commit before": take_from_commit_before,
+    "of the checkpoint before": take_from_checkpoint_before,
 }
 
 
 def test_the_manifest_lists_every_file_with_its_owner(root: Path):
-    commit = kill_server.open_store(root).latest().commit
-    assert tuple(entry.path for entry in commit.manifest.files) == FILES[:-1]
-    owned = [entry.path for entry in commit.manifest.files if entry.rank == 1]
+    checkpoint = kill_server.open_store(root).latest().checkpoint
+    assert tuple(entry.path for entry in checkpoint.manifest.files) == FILES[:-1]
+    owned = [entry.path for entry in checkpoint.manifest.files if entry.rank == 1]
     assert owned == [FILES[2], FILES[3]]
-    assert commit.manifest.progress == kill_server.progress(3)
+    assert checkpoint.manifest.progress == kill_server.progress(3)
     assert os.readlink(root / "checkpoints" / "latest") == "step-000003"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
-def test_each_damage_is_named_and_the_commit_before_is_used(root, file, damage, newest):
+def test_each_damage_is_named_and_the_checkpoint_before_is_used(root, file, damage, newest):
     path = newest / file
     before = path.read_bytes()
     DAMAGES[damage](path)
     unchanged = path.is_file() and path.read_bytes() == before
     found = kill_server.open_store(root).recover()
-    if unchanged:  # configuration and RNG are the same in both commits
-        assert found.commit.step == 3
+    if unchanged:  # configuration and RNG are the same in both checkpoints
+        assert found.checkpoint.step == 3
         return
-    assert found.commit.step == 2
+    assert found.checkpoint.step == 2
     assert [refusal.file for refusal in found.refusals] == [f"step-000003/{file}"]
     assert found.refusals[0].reason
     assert os.readlink(root / "checkpoints" / "latest") == "step-000002"
 
 
-def test_no_whole_commit_left_is_never_a_start_from_nothing(root: Path):
+def test_no_whole_checkpoint_left_is_never_a_start_from_nothing(root: Path):
     for step in (1, 2, 3):
         DAMAGES["truncated"](root / "checkpoints" / f"step-{step:06d}" / FILES[2])
     lost = r"step-000003/.*; step-000002/.*; step-000001/.*; bring the files back"
@@ -112,11 +112,11 @@ def test_no_whole_commit_left_is_never_a_start_from_nothing(root: Path):
         kill_server.open_store(root).latest()
 
 
-def test_a_commit_renamed_to_a_later_step_is_refused(root: Path):
+def test_a_checkpoint_renamed_to_a_later_step_is_refused(root: Path):
     checkpoints = root / "checkpoints"
     (checkpoints / "step-000003").rename(checkpoints / "step-000009")
     found = kill_server.open_store(root).latest()
-    assert found.commit.step == 2
+    assert found.checkpoint.step == 2
     assert "got step 3" in found.refusals[0].reason
 
 
@@ -127,10 +127,10 @@ def test_every_flipped_bit_of_a_manifest_is_noticed(pristine: Path):
         for bit in range(8):
             flipped = bytearray(data)
             flipped[position] ^= 1 << bit
-            with pytest.raises(DamagedCommit, match=r"^m: "):
+            with pytest.raises(DamagedCheckpoint, match=r"^m: "):
                 manifest.decode(bytes(flipped), "m")
     for length in range(len(data)):
-        with pytest.raises(DamagedCommit):
+        with pytest.raises(DamagedCheckpoint):
             manifest.decode(data[:length], "m")
 
 
@@ -139,11 +139,11 @@ def test_a_manifest_without_an_item_is_refused(pristine: Path):
     data = (pristine / "checkpoints" / "step-000003" / "manifest.json").read_bytes()
     body = json.loads(data)["manifest"]
     for inner in (body, body["progress"], body["progress"]["data"], body["files"][0]):
-        # Commits of a version without entropy control have none, and belong to no job with one.
+        # Checkpoints of a version without entropy control have none, and belong to no job with one.
         for key in inner.keys() - {"entropy_coefficient"}:
             value = inner.pop(key)
             forged = manifest._encode_envelope(1, msgspec.json.encode(body, order="sorted"))
-            with pytest.raises(DamagedCommit, match=key):
+            with pytest.raises(DamagedCheckpoint, match=key):
                 manifest.decode(forged, "m")
             inner[key] = value
 
@@ -163,7 +163,7 @@ def test_another_job_is_refused_with_both_identities(root: Path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (b'{"spec":{"seed":2}}', r"^spec\.seed: got 2: commit step-000003 was made with 1;"),
+        (b'{"spec":{"seed":2}}', r"^spec\.seed: got 2: checkpoint step-000003 was made with 1;"),
         (b'{"spec":{"kl":{"in":"loss"},"seed":1}}', r"^spec\.kl: got {.*}: .* with \(absent\);"),
         (b'{"spec":{}}', r"^spec\.seed: got \(absent\): .* with 1;"),
         (b'{"spec":{"seed":1.0}}', r"^spec\.seed: got 1\.0: .* with 1;"),
@@ -191,26 +191,28 @@ def test_adapters_belong_to_the_weights_that_they_were_trained_on(root: Path):
 
 
 def test_a_field_that_an_older_version_did_not_have_is_absent_in_both(root: Path):
-    found = kill_server.open_store(root, config=b'{"spec":{"gspo":null,"seed":1}}').latest().commit
+    found = (
+        kill_server.open_store(root, config=b'{"spec":{"gspo":null,"seed":1}}').latest().checkpoint
+    )
     assert found is not None
 
 
 def test_another_layout_is_told_and_not_refused(root: Path):
     config = b'{"layout":{"roles":{"ranks":2}},"spec":{"seed":1}}'
     store = kill_server.open_store(root, config=config)
-    found = store.latest().commit
+    found = store.latest().checkpoint
     assert store.layout_change(found) == 'spec: null -> {"roles": {"ranks": 2}}'
     assert kill_server.open_store(root).layout_change(found) is None
 
 
-def test_files_that_changed_since_a_commit_are_named(tmp_path: Path):
-    """Those that both have seen; commits from before they were noted have seen none."""
+def test_files_that_changed_since_a_checkpoint_are_named(tmp_path: Path):
+    """Those that both have seen; checkpoints from before they were noted have seen none."""
     made = {"same.py": "1", "mended.py": "1", "gone.py": "1"}
-    kill_server.make_commit(kill_server.open_store(tmp_path, files=made), 1)
+    kill_server.make_checkpoint(kill_server.open_store(tmp_path, files=made), 1)
     now = {"same.py": "1", "mended.py": "2", "new.py": "2"}
     store = kill_server.open_store(tmp_path, files=now)
     assert store.changed_files(store.read(1)) == ["mended.py"]
-    kill_server.make_commit(kill_server.open_store(tmp_path), 2)
+    kill_server.make_checkpoint(kill_server.open_store(tmp_path), 2)
     assert store.changed_files(store.read(2)) == []
 
 
@@ -218,25 +220,25 @@ def test_prune_never_takes_the_newest_whole_one(root: Path, newest):
     flip(newest / FILES[0], -1)
     flip(root / "checkpoints" / "step-000002" / FILES[0], -1)
     assert kill_server.open_store(root).prune(1) == ()
-    assert kill_server.open_store(root).latest().commit.step == 1
+    assert kill_server.open_store(root).latest().checkpoint.step == 1
 
 
-def test_a_commit_that_rots_is_made_again_and_costs_no_good_one(root: Path):
+def test_a_checkpoint_that_rots_is_made_again_and_costs_no_good_one(root: Path):
     """A disk spoils what this process has written; so the replayed step must be written anew."""
     store = kill_server.open_store(root)
-    kill_server.make_commit(store, 4)
+    kill_server.make_checkpoint(store, 4)
     flip(root / "checkpoints" / "step-000004" / FILES[0], -1)
-    assert store.recover().commit.step == 3
+    assert store.recover().checkpoint.step == 3
     assert not store.is_whole(4)
     assert store.prune(2) == (1,)
-    kill_server.make_commit(store, 4)
-    assert store.latest().commit.step == 4
+    kill_server.make_checkpoint(store, 4)
+    assert store.latest().checkpoint.step == 4
 
 
 def test_sealing_again_keeps_what_is_sealed(root: Path, newest):
     """A controller that was killed between the rename and its journal asks again."""
     before = (newest / "manifest.json").stat().st_ino
-    kill_server.make_commit(kill_server.open_store(root), 3)
+    kill_server.make_checkpoint(kill_server.open_store(root), 3)
     assert (newest / "manifest.json").stat().st_ino == before
     assert [p.name for p in (root / "checkpoints").iterdir() if p.name.startswith(".")] == []
 
@@ -247,10 +249,10 @@ def test_a_restarted_controller_finds_what_the_ranks_wrote(root: Path):
     store = kill_server.open_store(root)
     again = store.begin(4, rewinds=2)
     assert again == first
-    assert entry in store.seal(again, kill_server.progress(4), [entry]).manifest.files
+    assert entry in store.complete(again, kill_server.progress(4), [entry]).manifest.files
 
 
-def test_a_late_rank_of_an_older_epoch_finds_its_folder_gone(root: Path):
+def test_a_late_rank_of_an_older_attempt_finds_its_folder_gone(root: Path):
     store = kill_server.open_store(root)
     old = store.begin(4, rewinds=1)
     store.begin(4, rewinds=2)
@@ -264,24 +266,24 @@ def test_seal_refuses_what_does_not_fit_the_answers(root: Path):
     pending = store.begin(4)
     entry = write_shard(pending.folder, "a/model", kill_server.tensors(4), role="actor", rank=0)
     absent = msgspec.structs.replace(entry, path="a/other")
-    with pytest.raises(DamagedCommit, match="a/other: the file is missing"):
-        store.seal(pending, kill_server.progress(4), [entry, absent])
-    with pytest.raises(DamagedCommit, match="a/model: no rank answered for this file"):
-        store.seal(pending, kill_server.progress(4), [])
-    assert store.seal(pending, kill_server.progress(4), [entry]).step == 4
+    with pytest.raises(DamagedCheckpoint, match="a/other: the file is missing"):
+        store.complete(pending, kill_server.progress(4), [entry, absent])
+    with pytest.raises(DamagedCheckpoint, match="a/model: no rank answered for this file"):
+        store.complete(pending, kill_server.progress(4), [])
+    assert store.complete(pending, kill_server.progress(4), [entry]).step == 4
 
 
-def test_commits_that_vanished_are_noticed_by_the_journal(root: Path, newest):
+def test_checkpoints_that_vanished_are_noticed_by_the_journal(root: Path, newest):
     store = kill_server.open_store(root)
-    events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 3)]
+    events = [CheckpointSaved(time=0.0, step=step, size_bytes=1) for step in (2, 3)]
     assert resume_point(store, events).refusals == ()
     shutil.rmtree(newest)
     found = resume_point(store, events)
-    assert found.commit.step == 2
+    assert found.checkpoint.step == 2
     assert [str(r) for r in found.refusals] == ["step-000003: the folder is missing"]
     for step in (1, 2):
         shutil.rmtree(root / "checkpoints" / f"step-{step:06d}")
-    with pytest.raises(CheckpointLost, match="step 3 was sealed, and no commit is there"):
+    with pytest.raises(CheckpointLost, match="step 3 was saved, and no checkpoint is there"):
         resume_point(store, events)
 
 
@@ -289,9 +291,9 @@ def test_journal_gives_back_what_was_appended(tmp_path: Path):
     journal = Journal(tmp_path / "journal.jsonl")
     assert journal.read() == []
     events = [
-        EpochStarted(time=1.0, role="actor_rollout", epoch=1, world_size=2),
+        AttemptStarted(time=1.0, role="actor_rollout", attempt=1, world_size=2),
         StepDone(time=2.0, progress=kill_server.progress(1)),
-        CommitSealed(time=3.0, step=1, size_bytes=10),
+        CheckpointSaved(time=3.0, step=1, size_bytes=10),
         Rewound(time=4.0, from_step=2, to_step=1, reason="a rank was lost"),
     ]
     for event in events:
@@ -309,8 +311,8 @@ def test_journal_gives_back_what_was_appended(tmp_path: Path):
 )
 def test_a_damaged_journal_line_is_named(tmp_path: Path, line: bytes):
     journal = Journal(tmp_path / "journal.jsonl")
-    journal.append(CommitSealed(time=3.0, step=1, size_bytes=10))
+    journal.append(CheckpointSaved(time=3.0, step=1, size_bytes=10))
     with journal.path.open("ab") as file:
         file.write(line + b"\n")
-    with pytest.raises(DamagedCommit, match=r"^journal\.jsonl:2: no event"):
+    with pytest.raises(DamagedCheckpoint, match=r"^journal\.jsonl:2: no event"):
         journal.read()

@@ -1,16 +1,16 @@
 import pytest
 
-from ppojob_api.v1alpha1.schedule import BestCommitSpec
-from ppojob_trainer.controller.commits import BestCommit
+from ppojob_api.v1alpha1.schedule import BestCheckpointSpec
+from ppojob_trainer.controller.checkpoints import BestCheckpoint
 
 ACCURACY, OTHER = "val-core/tiny/acc/mean@1", "val-core/other/acc/mean@1"
 VALUES = {0: 0.9, 2: 0.5, 4: 0.7, 6: 0.7, 8: None, 10: 0.6}
 
 
-def best_by(metric: str, mode: str = "max") -> BestCommit:
+def best_by(metric: str, mode: str = "max") -> BestCheckpoint:
     records = [{"step": step, ACCURACY: value} for step, value in VALUES.items()]
-    spec = BestCommitSpec.model_validate({"metric": metric, "mode": mode})
-    return BestCommit(spec, lambda: iter([{"step": 1}, *records]))
+    spec = BestCheckpointSpec.model_validate({"metric": metric, "mode": mode})
+    return BestCheckpoint(spec, lambda: iter([{"step": 1}, *records]))
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def best_by(metric: str, mode: str = "max") -> BestCommit:
         ("min", {4, 10}, ACCURACY, 10),
     ],
 )
-def test_the_best_of_the_steps_that_are_committed(mode, steps, metric, best) -> None:
+def test_the_best_of_the_steps_that_are_saved(mode, steps, metric, best) -> None:
     assert best_by(metric, mode).among(steps) == best
 
 

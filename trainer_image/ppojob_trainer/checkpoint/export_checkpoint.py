@@ -1,4 +1,4 @@
-"""The policy of a commit as a Hugging Face folder, without a job that runs."""
+"""The policy of a checkpoint as a Hugging Face folder, without a job that runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.checkpoint import identity, manifest
-from ppojob_trainer.checkpoint.commit import CONFIG_NAME
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
-from ppojob_trainer.errors import ConfigError, DamagedCommit
+from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.fingerprint import base_of
 from ppojob_trainer.models.load import load_model
@@ -21,30 +21,31 @@ from ppojob_trainer.models.lora import Adapter, adapters_in
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
 
-def export_commit(commit: Path, target: Path) -> int:
+def export_checkpoint(checkpoint: Path, target: Path) -> int:
     """Put the policy's weights together, however many ranks wrote them, and write them.
 
-    The commit's own configuration names the model that training began from: adapters are merged
+    The checkpoint's own configuration names the model that training began from: adapters are merged
     into its weights, and its config, tokenizer and template go along.
 
     Returns:
-        The commit's step.
+        The checkpoint's step.
 
     Raises:
-        DamagedCommit: a file is absent or not what the manifest says.
+        DamagedCheckpoint: a file is absent or not what the manifest says.
         StorageError: the disk refused.
         ConfigError: the model's folder, its tokenizer or its template is gone.
-        CannotResume: the model's weights are not those that the commit's adapters were trained on.
+        CannotResume: the model's weights are not those that the checkpoint's adapters were trained
+        on.
     """
-    found = manifest.read(commit)
-    settings = identity.settings_of(found, commit)
-    model = _model(settings, commit)
+    found = manifest.read(checkpoint)
+    settings = identity.settings_of(found, checkpoint)
+    model = _model(settings, checkpoint)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
-    entries = files_of_all_ranks(found.files, "actorRollout", MODEL_FILE, commit.name)
-    tensors = read_parts(commit, entries, {}, rank=0)
+    entries = files_of_all_ranks(found.files, "actorRollout", MODEL_FILE, checkpoint.name)
+    tensors = read_parts(checkpoint, entries, {}, rank=0)
     adapters: dict[str, Adapter] = {}
     if model.lora is not None:
-        identity.check_base(settings, base_of(model), commit)
+        identity.check_base(settings, base_of(model), checkpoint)
         adapters = adapters_in(tensors, model.lora.alpha)
         tensors = dict(hf_named_tensors(load_model(model.path, dtype)))
     export_model(
@@ -59,13 +60,13 @@ def export_commit(commit: Path, target: Path) -> int:
     return found.progress.step
 
 
-def _model(settings: Mapping[str, Json], commit: Path) -> ModelSpec:
+def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
     spec = settings.get("spec")
     try:
         return ModelSpec.model_validate(spec.get("model") if isinstance(spec, dict) else None)
     except ValidationError:
         why = "it says nothing of a model that this version knows"
-        raise DamagedCommit(f"{commit.name}/{CONFIG_NAME}", why) from None
+        raise DamagedCheckpoint(f"{checkpoint.name}/{CONFIG_NAME}", why) from None
 
 
 def _tokenizer_folder(model: ModelSpec) -> Path | None:

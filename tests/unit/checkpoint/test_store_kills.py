@@ -1,4 +1,4 @@
-"""A process killed at every failpoint of a commit: the commit before or the new one, never half."""
+"""A process killed at every failpoint of a checkpoint leaves the old one or the new, never half."""
 
 import hashlib
 import json
@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from ppojob_trainer import failpoints
-from ppojob_trainer.checkpoint import commit, export, journal, tensors
+from ppojob_trainer.checkpoint import checkpoint, export, journal, tensors
 
 pytestmark = pytest.mark.processes
 
-MODULES = (commit, export, journal, tensors)  # their import declares the points
+MODULES = (checkpoint, export, journal, tensors)  # their import declares the points
 
-COMMIT_POINTS = [
+CHECKPOINT_POINTS = [
     point for point in failpoints.all_points() if point.startswith(("checkpoint.", "journal."))
 ]
 EXPORT_POINTS = [point for point in failpoints.all_points() if point.startswith("export.")]
@@ -60,11 +60,11 @@ def tree(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory) -> Path:
-    """Step 1 is sealed, step 2 is sealed and damaged, and two unsealed folders lie about."""
+    """Step 1 is saved, step 2 is saved and damaged, and two incomplete folders lie about."""
     root = tmp_path_factory.mktemp("begun")
     store = kill_server.open_store(root)
-    kill_server.make_commit(store, 1)
-    kill_server.make_commit(store, 2)
+    kill_server.make_checkpoint(store, 1)
+    kill_server.make_checkpoint(store, 2)
     checkpoints = root / "checkpoints"
     (checkpoints / "step-000002" / "config.json").unlink()
     (checkpoints / ".step-000003.0.partial" / "actor").mkdir(parents=True)
@@ -76,7 +76,7 @@ def begun(tmp_path_factory) -> Path:
 def undisturbed(begun: Path, run_process, tmp_path_factory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("undisturbed") / "run"
     shutil.copytree(begun, root, symlinks=True)
-    assert run_process("commit_two", root) == 0
+    assert run_process("checkpoint_two", root) == 0
     return tree(root)
 
 
@@ -85,12 +85,14 @@ def test_the_undisturbed_run_ends_with_step_2_alone(undisturbed):
     assert undisturbed["checkpoints/latest"] == "-> step-000002"
 
 
-@pytest.mark.parametrize("point", COMMIT_POINTS)
+@pytest.mark.parametrize("point", CHECKPOINT_POINTS)
 def test_killed_anywhere_then_the_same_again(run_process, begun, undisturbed, tmp_path, point):
     root = tmp_path / "run"
     shutil.copytree(begun, root, symlinks=True)
-    assert run_process("commit_two", root, f"{point}=kill") == -signal.SIGKILL, "point was not hit"
-    found = kill_server.open_store(root).latest().commit
+    assert run_process("checkpoint_two", root, f"{point}=kill") == -signal.SIGKILL, (
+        "point was not hit"
+    )
+    found = kill_server.open_store(root).latest().checkpoint
     assert found.step in (1, 2)
     for entry in found.manifest.files:
         if entry.rank == 1 and entry.path.endswith("model.safetensors"):
@@ -98,7 +100,7 @@ def test_killed_anywhere_then_the_same_again(run_process, begun, undisturbed, tm
             expected = kill_server.tensors(found.step + 1)
             assert all(torch.equal(read[name], expected[name]) for name in expected)
     assert (root / "checkpoints" / "latest" / "manifest.json").exists(), "latest never dangles"
-    assert run_process("commit_two", root) == 0
+    assert run_process("checkpoint_two", root) == 0
     assert without_journal(tree(root)) == without_journal(undisturbed)
 
 
@@ -114,8 +116,8 @@ def test_killed_twice_in_a_row(run_process, begun, undisturbed, tmp_path, point)
     root = tmp_path / "run"
     shutil.copytree(begun, root, symlinks=True)
     for armed in (point, "checkpoint.sweep.remove.before", point):
-        assert run_process("commit_two", root, f"{armed}=kill") == -signal.SIGKILL
-    assert run_process("commit_two", root) == 0
+        assert run_process("checkpoint_two", root, f"{armed}=kill") == -signal.SIGKILL
+    assert run_process("checkpoint_two", root) == 0
     assert without_journal(tree(root)) == without_journal(undisturbed)
 
 
@@ -125,15 +127,15 @@ def test_killed_at_random_moments(run_process, begun, undisturbed, tmp_path):
     root = tmp_path / "whole"
     shutil.copytree(begun, root, symlinks=True)
     began = time.monotonic()
-    assert run_process("commit_two", root) == 0
+    assert run_process("checkpoint_two", root) == 0
     longest = time.monotonic() - began
     for number in range(12):
         root = tmp_path / f"run-{number}"
         shutil.copytree(begun, root, symlinks=True)
-        run_process("commit_two", root, kill_after=stream.uniform(0.0, longest))
-        found = kill_server.open_store(root).latest().commit
+        run_process("checkpoint_two", root, kill_after=stream.uniform(0.0, longest))
+        found = kill_server.open_store(root).latest().checkpoint
         assert found.step in (1, 2)
-        assert run_process("commit_two", root) == 0
+        assert run_process("checkpoint_two", root) == 0
         assert without_journal(tree(root)) == without_journal(undisturbed)
 
 

@@ -1,4 +1,4 @@
-"""A commit that the disk of one rank refuses: nothing of it stays, and it can be made again."""
+"""A checkpoint that the disk of one rank refuses: nothing of it stays, and it can be made again."""
 
 import hashlib
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from run_progress import progress_behind
 
-from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
 from ppojob_trainer.checkpoint.journal import Journal
-from ppojob_trainer.controller.commits import Commits
+from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
+from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc.messages.saving import Saved, SavedFile, SaveShards
 from ppojob_trainer.rpc.methods import BARRIER, SAVE_SHARDS
@@ -22,7 +22,7 @@ PROGRESS = progress_behind(2)
 
 @dataclass
 class Rank:
-    """Writes its part of commits; its disk refuses the first ones."""
+    """Writes its part of checkpoints; its disk refuses the first ones."""
 
     rank: int
     run_folder: Path
@@ -42,42 +42,42 @@ class Rank:
 
 
 @pytest.fixture
-def commits_of(role_of, roles_of, tmp_path: Path) -> Callable[..., Commits]:
-    """Commits as controllers make them, epoch after epoch, of ranks that outlive them."""
+def checkpoints_of(role_of, roles_of, tmp_path: Path) -> Callable[..., Checkpoints]:
+    """Checkpoints as controllers make them, attempt after attempt, of ranks that outlive them."""
     root = tmp_path / "run" / "checkpoints"
 
-    def make(*ranks: Rank) -> Callable[[int], Commits]:
+    def make(*ranks: Rank) -> Callable[[int], Checkpoints]:
         routes = [
             [Route(SAVE_SHARDS, one.save), Route(BARRIER, lambda _: Nothing())] for one in ranks
         ]
         group = role_of("actorRollout", *routes)
-        return lambda epoch: Commits(
-            roles=roles_of(group, epoch=epoch),
-            store=CommitStore(root, job_uid="u", config=b"{}"),
+        return lambda attempt: Checkpoints(
+            roles=roles_of(group, attempt=attempt),
+            store=CheckpointStore(root, job_uid="u", config=b"{}"),
             journal=Journal(root / "journal.jsonl"),
             every=2,
             keep_last=2,
             best=None,
-            tell_committed=lambda _: None,
+            tell_saved=lambda _: None,
         )
 
     return make
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_the_same_step_is_committed_in_the_end(epoch, commits_of, tmp_path: Path):
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_the_same_step_is_saved_in_the_end(attempt, checkpoints_of, tmp_path: Path):
     """By the controller that failed, or by one that has taken over without knowing of it."""
     ranks = [Rank(0, tmp_path / "run", refusals=0), Rank(1, tmp_path / "run", refusals=1)]
-    begun = commits_of(*ranks)
-    commits = begun(1)
+    begun = checkpoints_of(*ranks)
+    checkpoints = begun(1)
     with pytest.raises(StorageError, match="No space left on device"):
-        commits.save(PROGRESS)
-    assert unsealed(commits.store.root) == []
-    assert not commits.is_committed(PROGRESS)
-    if epoch > 1:
-        commits = begun(epoch)
+        checkpoints.save(PROGRESS)
+    assert incomplete(checkpoints.store.root) == []
+    assert not checkpoints.is_saved(PROGRESS)
+    if attempt > 1:
+        checkpoints = begun(attempt)
     # A role is lost beside it: asked again, the ranks remember what they wrote.
-    commits._write_shards(commits.store.begin(PROGRESS.step))
-    commits.save(PROGRESS)
-    assert commits.is_committed(PROGRESS)
+    checkpoints._write_shards(checkpoints.store.begin(PROGRESS.step))
+    checkpoints.save(PROGRESS)
+    assert checkpoints.is_saved(PROGRESS)
     assert [len(rank.asked) for rank in ranks] == [2, 2]

@@ -1,17 +1,17 @@
-"""Commits: folders that are complete or do not exist.
+"""Checkpoints: folders that are complete or do not exist.
 
 ::
 
     checkpoints/
-      step-000010/            sealed: manifest.json lists every file with size and sha256
+      step-000010/            complete: manifest.json lists every file with size and sha256
       step-000020/
       latest -> step-000020   for people and tools; a restart trusts the manifests instead
       best -> step-000010     where `checkpoint.best` asks for it
       .step-000030.2.partial/ being written after two rewinds of the job
 
-Ranks write their files into the partial folder and answer with entries; the controller seals: it
-checks the entries, writes configuration and manifest, and renames the folder. When the job goes
-back to a commit, a rank that still writes an older one finds its folder gone.
+Ranks write their files into the partial folder and answer with entries; the controller completes
+it: it checks the entries, writes configuration and manifest, and renames the folder. When the job
+goes back to a checkpoint, a rank that still writes an older one finds its folder gone.
 
 This file loads no torch: the controller imports it.
 """
@@ -28,7 +28,7 @@ from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.files import FileEntry, check_content, check_size, sha256_of
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
-from ppojob_trainer.errors import CheckpointLost, DamagedCommit
+from ppojob_trainer.errors import CheckpointLost, DamagedCheckpoint
 
 CONFIG_NAME: Final = "config.json"
 LATEST_NAME: Final = "latest"
@@ -52,16 +52,16 @@ _LEFT_BY_A_KILLED_SEAL: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class PendingCommit:
-    """A commit that is being written: steps done, and the folder where the ranks write."""
+class PendingCheckpoint:
+    """A checkpoint that is being written: steps done, and the folder where the ranks write."""
 
     step: int
     folder: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """A sealed commit: where it lies, and what it says of itself."""
+class Checkpoint:
+    """A complete checkpoint: where it lies, and what it says of itself."""
 
     folder: Path
     manifest: Manifest
@@ -72,14 +72,14 @@ class Commit:
         return self.manifest.progress.step
 
     def verify(self) -> None:
-        """Check every byte of every file; DamagedCommit names the one that is wrong."""
+        """Check every byte of every file; DamagedCheckpoint names the one that is wrong."""
         for entry in self.manifest.files:
             check_content(self.folder, entry)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A commit that was not used; the file's name is relative to the checkpoints folder."""
+    """A checkpoint that was not used; the file's name is relative to the checkpoints folder."""
 
     step: int
     file: str
@@ -91,19 +91,19 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The newest whole commit, None where none was ever sealed, and newer damaged ones."""
+    """The newest whole checkpoint, None where none was ever saved, and newer damaged ones."""
 
-    commit: Commit | None
+    checkpoint: Checkpoint | None
     refusals: tuple[Refusal, ...]
 
 
 def folder_name(step: int) -> str:
-    """Name of a sealed commit's folder."""
+    """Name of a complete checkpoint's folder."""
     return f"step-{step:06d}"
 
 
-class CommitStore:
-    """The commits of one job in one folder.
+class CheckpointStore:
+    """The checkpoints of one job in one folder.
 
     Only the job's controller may call what writes, one thread at a time: a StatefulSet keeps it
     alone, and on one machine the lock of the run folder does.
@@ -127,40 +127,40 @@ class CommitStore:
 
     @property
     def settings(self) -> bytes:
-        """What tells this job's commits from others: see `Identity.document`."""
+        """What tells this job's checkpoints from others: see `Identity.document`."""
         return self._identity.document()
 
-    def begin(self, step: int, *, rewinds: int = 0) -> PendingCommit:
-        """Open the folder of a new commit.
+    def begin(self, step: int, *, rewinds: int = 0) -> PendingCheckpoint:
+        """Open the folder of a new checkpoint.
 
         Called again with the same numbers (by a controller that was restarted while the ranks
-        went on), it gives the same folder with what is in it. All other unsealed folders go, so a
+        went on), it gives the same folder with what is in it. All other incomplete folders go, so a
         rank that is late by a rewind of the job finds its folder gone.
         """
         folder = self.root / f".step-{step:06d}.{rewinds}.partial"
         self.clear(keep=folder)
         durable.make_folder(folder, exist_ok=True)
-        return PendingCommit(step=step, folder=folder)
+        return PendingCheckpoint(step=step, folder=folder)
 
     def clear(self, keep: Path | None = None) -> None:
-        """Remove every unsealed folder but `keep`; nobody may be writing a commit in them."""
-        for path in unsealed(self.root):
+        """Remove every incomplete folder but `keep`; nobody may be writing a checkpoint in them."""
+        for path in incomplete(self.root):
             if path != keep:
                 durable.remove_tree(path, SWEEP_POINT)
 
-    def seal(
-        self, pending: PendingCommit, progress: Progress, files: Iterable[FileEntry]
-    ) -> Commit:
-        """Make a commit of what the ranks have written; when this returns it cannot be lost.
+    def complete(
+        self, pending: PendingCheckpoint, progress: Progress, files: Iterable[FileEntry]
+    ) -> Checkpoint:
+        """Make a checkpoint of what the ranks have written; when this returns it cannot be lost.
 
-        A step that is sealed already (by a controller killed right behind the rename) stays as it
+        A step that is saved already (by a controller killed right behind the rename) stays as it
         is; a damaged one is replaced.
 
         The files are the entries that the ranks answered, each fsynced.
 
         Raises:
-            DamagedCommit: a listed file is absent or of another length, or one is not listed.
-            StorageError: the disk refused; the commits before stand.
+            DamagedCheckpoint: a listed file is absent or of another length, or one is not listed.
+            StorageError: the disk refused; the checkpoints before stand.
         """
         target = self.root / folder_name(pending.step)
         if target.exists() and self.is_whole(pending.step):
@@ -173,15 +173,15 @@ class CommitStore:
         config = FileEntry(
             path=CONFIG_NAME, size_bytes=size_bytes, sha256=sha256, role="controller", rank=0
         )
-        sealed = Manifest(
+        saved = Manifest(
             job_uid=self._identity.job_uid,
             config_sha256=sha256,
             code_version=ppojob_trainer.__version__,
             progress=progress,
             files=tuple(sorted((config, *files), key=lambda entry: entry.path)),
         )
-        _check_listing(pending.folder, sealed.files)
-        durable.write_file(pending.folder / MANIFEST_NAME, manifest.encode(sealed), MANIFEST_POINT)
+        _check_listing(pending.folder, saved.files)
+        durable.write_file(pending.folder / MANIFEST_NAME, manifest.encode(saved), MANIFEST_POINT)
         for folder, _, _ in os.walk(pending.folder, topdown=False):
             durable.fsync_folder(Path(folder), PARTIAL_POINT)
         damaged = self.root / f".{target.name}.damaged"
@@ -191,94 +191,98 @@ class CommitStore:
         durable.remove_tree(damaged, SWEEP_POINT)
         self._verified.add(pending.step)
         self._point(LATEST_NAME, target)
-        return Commit(folder=target, manifest=sealed)
+        return Checkpoint(folder=target, manifest=saved)
 
     def steps(self) -> tuple[int, ...]:
-        """Steps of all sealed commits, whole or damaged, ascending."""
+        """Steps of all complete checkpoints, whole or damaged, ascending."""
         matches = (_SEALED.fullmatch(path.name) for path in self.root.iterdir() if path.is_dir())
         return tuple(sorted(int(match[1]) for match in matches if match))
 
-    def read(self, step: int) -> Commit:
-        """Read one commit: manifest, identity, presence and length of each file; not its bytes.
+    def read(self, step: int) -> Checkpoint:
+        """Read one checkpoint: manifest, identity, presence and length of each file; not its bytes.
 
         Raises:
-            DamagedCommit: names the file.
+            DamagedCheckpoint: names the file.
             CannotResume: it is of another job, configuration or format.
         """
         folder = self.root / folder_name(step)
         found = manifest.read(folder)
         if found.progress.step != step:
             name = f"{folder.name}/{MANIFEST_NAME}"
-            raise DamagedCommit(name, f"got step {found.progress.step}: it is of another commit")
+            raise DamagedCheckpoint(
+                name, f"got step {found.progress.step}: it is of another checkpoint"
+            )
         identity.check(self._identity, found, folder)
         for entry in found.files:
             check_size(folder, entry)
-        return Commit(folder=folder, manifest=found)
+        return Checkpoint(folder=folder, manifest=found)
 
-    def layout_change(self, commit: Commit) -> str | None:
-        """The first setting of ranks and threads that is another than a commit's, or None."""
-        return identity.layout_change(self._identity, commit.manifest, commit.folder)
+    def layout_change(self, checkpoint: Checkpoint) -> str | None:
+        """The first setting of ranks and threads that is another than a checkpoint's, or None."""
+        return identity.layout_change(self._identity, checkpoint.manifest, checkpoint.folder)
 
-    def changed_files(self, commit: Commit) -> list[str]:
-        """Paths of the reward files that are not what they were when a commit was made."""
-        return identity.changed_files(self._identity, commit.manifest, commit.folder)
+    def changed_files(self, checkpoint: Checkpoint) -> list[str]:
+        """Paths of the reward files that are not what they were when a checkpoint was made."""
+        return identity.changed_files(self._identity, checkpoint.manifest, checkpoint.folder)
 
     def is_whole(self, step: int) -> bool:
-        """Whether a step is sealed and undamaged; its bytes are checked once a process."""
+        """Whether a step has a whole checkpoint; its bytes are checked once a process."""
         try:
             self._verify(step, again=False)
-        except DamagedCommit:
+        except DamagedCheckpoint:
             return False
         return True
 
-    def _verify(self, step: int, *, again: bool) -> Commit:
-        """Read a commit and check its bytes; `again`: also those that were checked before."""
+    def _verify(self, step: int, *, again: bool) -> Checkpoint:
+        """Read a checkpoint and check its bytes; `again`: also those that were checked before."""
         was_verified = step in self._verified
         self._verified.discard(step)
-        commit = self.read(step)
+        checkpoint = self.read(step)
         if again or not was_verified:
-            commit.verify()
+            checkpoint.verify()
         self._verified.add(step)
-        return commit
+        return checkpoint
 
     def latest(self) -> Latest:
-        """Find the newest commit that is whole, every byte of it checked.
+        """Find the newest checkpoint that is whole, every byte of it checked.
 
         Raises:
             CannotResume: it is of another job, configuration or format.
-            CheckpointLost: there are commits, and none is whole.
+            CheckpointLost: there are checkpoints, and none is whole.
         """
         refusals: list[Refusal] = []
         for step in reversed(self.steps()):
             try:
-                commit = self._verify(step, again=True)
-            except DamagedCommit as error:
+                checkpoint = self._verify(step, again=True)
+            except DamagedCheckpoint as error:
                 refusals.append(Refusal(step=step, file=error.file, reason=error.reason))
             else:
-                return Latest(commit=commit, refusals=tuple(refusals))
+                return Latest(checkpoint=checkpoint, refusals=tuple(refusals))
         if refusals:
             raise CheckpointLost(
                 str(self.root),
-                f"no commit is whole: {'; '.join(map(str, refusals))}; bring the files back from a "
+                f"no checkpoint is whole: {'; '.join(map(str, refusals))};"
+                " bring the files back from a "
                 "copy, or begin anew in another run folder",
             )
-        return Latest(commit=None, refusals=())
+        return Latest(checkpoint=None, refusals=())
 
     def recover(self) -> Latest:
-        """As ``latest``, after removing what a killed run left; nobody may be writing a commit."""
+        """As ``latest``, after removing what a killed run left; nobody may be writing one."""
         self.clear()
         found = self.latest()
-        if found.commit is not None:
-            self._point(LATEST_NAME, found.commit.folder)
+        if found.checkpoint is not None:
+            self._point(LATEST_NAME, found.checkpoint.folder)
         return found
 
     def prune(self, keep_last: int, best: int | None = None) -> tuple[int, ...]:
-        """Remove old commits; the newest that is whole always stays.
+        """Remove old checkpoints; the newest that is whole always stays.
 
-        A commit counts only once every byte of it was checked in this process (or was hashed on
+        A checkpoint counts only once every byte of it was checked in this process (or was hashed on
         its way to the disk), so that a good one never goes in favour of a damaged one.
 
-        The last `keep_last` whole ones stay, and the commit of step `best`, where the link points.
+        The last `keep_last` whole ones stay, and the checkpoint of step `best`, where the link
+        points.
 
         Returns:
             Steps of the removed ones, newest first.
@@ -298,7 +302,7 @@ class CommitStore:
         return tuple(removed)
 
     def _remove(self, step: int) -> None:
-        """Rename out of sight first: a commit half removed must not look like a damaged one."""
+        """Rename out of sight first: a checkpoint half removed must not look like a damaged one."""
         folder = self.root / folder_name(step)
         aside = self.root / f".{folder.name}.pruned"
         durable.rename(folder, aside, PRUNE_POINT)
@@ -316,17 +320,17 @@ class CommitStore:
         durable.rename(aside, link, LATEST_POINT)
 
 
-def unsealed(root: Path) -> list[Path]:
-    """What a run that ended in the middle of a commit left; its next start removes it."""
+def incomplete(root: Path) -> list[Path]:
+    """What a run that ended in the middle of a checkpoint left; its next start removes it."""
     return sorted(path for path in root.iterdir() if _SWEPT.fullmatch(path.name))
 
 
 def _check_listing(folder: Path, files: tuple[FileEntry, ...]) -> None:
     listed = {entry.path for entry in files}
-    assert len(listed) == len(files), "two entries of one commit share a path"
+    assert len(listed) == len(files), "two entries of one checkpoint share a path"
     for entry in files:
         check_size(folder, entry)
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in listed | _LEFT_BY_A_KILLED_SEAL:
-            raise DamagedCommit(f"{folder.name}/{name}", "no rank answered for this file")
+            raise DamagedCheckpoint(f"{folder.name}/{name}", "no rank answered for this file")
