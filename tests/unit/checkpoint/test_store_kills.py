@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from ppojob_trainer import failpoints
-from ppojob_trainer.checkpoint import checkpoint, export, journal, tensors
+from ppojob_trainer.checkpoint import export, journal, store, tensors
 
 pytestmark = pytest.mark.processes
 
-MODULES = (checkpoint, export, journal, tensors)  # their import declares the points
+MODULES = (export, journal, store, tensors)  # their import declares the points
 
 CHECKPOINT_POINTS = [
     point for point in failpoints.all_points() if point.startswith(("checkpoint.", "journal."))

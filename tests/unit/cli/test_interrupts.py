@@ -17,7 +17,7 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    before = {number: signal.getsignal(number) for number in ASKING}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ASKING}
     yield Interrupts()
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -30,6 +30,13 @@ def test_a_closed_terminal_or_a_service_manager_asks_however_often(
     for _ in range(3):
         signal.raise_signal(number)
         assert interrupts.count == 1
+
+
+def test_nohup_is_respected(interrupts: Interrupts) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    again = Interrupts()
+    signal.raise_signal(signal.SIGHUP)
+    assert (interrupts.count, again.count) == (0, 0)
 
 
 @pytest.mark.parametrize("first", ASKING)

@@ -58,7 +58,7 @@ sum: Running
   why         Stepping
   now         reward 0.500  KL 0.001  tokens/s 8,231  training
   validation  0.420
-  checkpoint      step 2
+  checkpoint  step 2
   roles       role          ready  restarts
               controller    1/1    0
               actorRollout  9/16   3

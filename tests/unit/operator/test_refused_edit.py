@@ -45,7 +45,7 @@ from ppojob_operator.state import (
 
 RUNNING = status_of(make_job(), UP)
 # Two lengths.
-REFUSED: dict[str, Any] = {"steps": {"total": 1, "attempts": 1}}
+REFUSED: dict[str, Any] = {"steps": {"total": 1, "epochs": 1}}
 EVERY_SET = ["sum-controller", "sum-actor-rollout", "sum-reward"]
 
 
