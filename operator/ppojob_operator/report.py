@@ -22,7 +22,7 @@ from ppojob_operator.state import Emit
 _EVENTS_WHEN_TRUE: dict[ConditionType, str] = {
     "PodsReady": "all pods are ready",
     "Training": "the first step is under way",
-    "Suspended": "the job has a checkpoint and its pods are gone",
+    "Suspended": "its pods are gone",
 }
 
 _WITHOUT_EVENT = ("PodsLeaving", "PodsMissing", "Starting", "Stopped")
@@ -215,7 +215,6 @@ def _role_status(here: ReconcileContext, before: PPOJobStatus) -> Iterator[RoleS
             name=role,
             replicas=len(names),
             ready=sum(pod.is_ready and not pod.is_deleting for pod in pods),
-            attempt=was.attempt if was else 0,
             restarts=(was.restarts if was else 0) + _restarts(here, role),
             ended=ended(role, here.observed.pods),
             losses=lost,

@@ -46,9 +46,6 @@ class RoleStatus(Section):
     ready: Annotated[int, Field(ge=0)]
     """Pods ready."""
 
-    attempt: Annotated[int, Field(ge=0)] = 0
-    """How often the role was started."""
-
     restarts: Annotated[int, Field(ge=0)] = 0
     """Containers of the role that ended and were started again, disruptions aside."""
 

@@ -2,7 +2,7 @@
 
 The library reads kubeconfigs (contexts, certificates, log-in programs) and keeps the pool of
 connections. Objects stay the plain JSON that the operator's own readers understand. Loading it
-takes most of a second, which `--help` need not wait for.
+takes most of a second, so it waits for the first question.
 """
 
 import datetime

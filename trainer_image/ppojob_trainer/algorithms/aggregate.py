@@ -61,5 +61,6 @@ def aggregate(
     of_rows = total / sequences
     if mode == "sequence_mean_token_sum":
         return of_rows
+    assert mode == "sequence_mean_token_sum_norm", mode
     assert scale_tokens is not None, "this mode needs a scale"
     return of_rows / scale_tokens

@@ -248,7 +248,6 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
     counts in no estimate, loss, signal or mean of scores. A step without any other row is refused
     before its rows are kept, so that a job whose function was fixed scores them again.
 
-
     Raises:
         RewardFailed: no row would be left.
     """

@@ -105,9 +105,8 @@ class Checkpoints:
 
         Raises:
             RoleLost: a rank was lost while it wrote; earlier checkpoints are kept.
-            StorageError: the disk refused; earlier checkpoints are kept, and what was written of
-            this
-                one is gone.
+            StorageError: the disk refused; earlier checkpoints are kept, and what was
+                written of this one is gone.
         """
         # The folder's name counts rewinds: ranks that still write from before one find it gone.
         pending = self.store.begin(progress.step, rewinds=self.roles.rewinds)

@@ -105,6 +105,7 @@ class HuggingFaceEngine:
             ended = ended + self._draw(batch)
         self._forget_ended()
         ended.sort(key=lambda row: row.number)
+        assert all(row.finish_reason is not None for row in ended)
         return [
             Finished(
                 row.request.request_id,

@@ -55,6 +55,8 @@ class Experience:
     copies: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if not all(prompt.numel() for prompt in self.prompts):
+            raise ValueError("prompts: got an empty prompt: at least one token is needed")
         expected = {"row_groups": (self.num_rows,)}
         expected |= dict.fromkeys(TOKEN_COLUMNS, (int(self.lengths.sum()),))
         for name, shape in expected.items():

@@ -129,7 +129,7 @@ class ToolPool(Closeable):
         except ChildTimeout:
             return self._failed("timeout", call, f"{limit:g}")
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
-            self._log.warning("%s: %s: its process %s", instance, call.name, death)
+            self._log.warning("%s: %s: no answer: %s", instance, call.name, death)
             return self._failed("died", call)
         if answer.raised:
             self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)

@@ -116,7 +116,7 @@ class BaseInteraction:
         """Forget the row."""
 
 
-@dataclass
+@dataclass(eq=False)  # users may keep them in sets
 class FunctionTool:
     """A function `fn` that was registered as a tool, by another name if need be.
 
