@@ -78,6 +78,7 @@ def test_scorers_of_text_read_long_responses_at_once(name: str, piece: str) -> N
     assert time.process_time() - started < 20
 
 
+@pytest.mark.slow  # each takes its whole limit of processor time
 # The signal may come while hypothesis counts what the collector takes, which swallows it once.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
