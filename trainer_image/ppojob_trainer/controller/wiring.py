@@ -86,38 +86,15 @@ def build_loop(
     train, validation = open_prompts(config, began, stack)
     order = train.order(spec.data, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
-    # The ranks in which each role's model runs: its own, or those of the role it lives with.
-    hosts: dict[str, RoleGroup] = {
-        role.role: roles.group(role.colocated_with or role.role)
-        for role in config.topology.roles
-        if role.role != "controller"
-    }
+    hosts = _hosts(config, roles)
     tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
     channels = RoleChannels(roles, hosts["actorRollout"], config.uid)
-    model = None
-    if "rewardModel" in hosts and spec.reward_model is not None:  # not where rows are replayed
-        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
-    stages = RolloutStages(
-        roles,
-        hosts["actorRollout"],
-        StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
-        if "rollout" in hosts
-        else Engines(hosts["actorRollout"]),
-        Scoring(roles, hosts["actorRollout"], hosts.get("reward"), model),
-        tape,
-        has_turns=spec.agent is not None,
-        tools=hosts.get("tools"),
-        retriever=hosts.get("retriever"),
-    )
+    stages = _rollout_stages(spec, roles, hosts, channels, tape, began)
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
     training = _training_step(spec, stages, hosts, channels)
-
-    best = None
-    if spec.checkpoint.best is not None:
-        best = BestCheckpoint(spec.checkpoint.best, records.history)
 
     def tell_saved(step: int) -> None:
         shown.saved(step)
@@ -132,15 +109,7 @@ def build_loop(
         training=training,
         validation=validation,
         records=records,
-        checkpoints=Checkpoints(
-            roles=roles,
-            store=store,
-            journal=journal,
-            every=spec.checkpoint.every,
-            keep_last=spec.checkpoint.keep_last,
-            best=best,
-            tell_saved=tell_saved,
-        ),
+        checkpoints=_checkpoints(spec, roles, store, journal, records, tell_saved),
         recovery=Recovery(
             roles=roles,
             journal=journal,
@@ -156,6 +125,63 @@ def build_loop(
         reporter=reporter,
         stop_requested=stop,
         tell_progress=heartbeat.tell_progress,
+    )
+
+
+def _hosts(config: RunConfig, roles: Roles) -> dict[str, RoleGroup]:
+    """The ranks in which each role's model runs: its own, or those of the role it lives with."""
+    return {
+        role.role: roles.group(role.colocated_with or role.role)
+        for role in config.topology.roles
+        if role.role != "controller"
+    }
+
+
+def _rollout_stages(
+    spec: PPOJobSpec,
+    roles: Roles,
+    hosts: dict[str, RoleGroup],
+    channels: RoleChannels,
+    tape: RowTape,
+    began: float,
+) -> RolloutStages:
+    actor, model = hosts["actorRollout"], None
+    if "rewardModel" in hosts and spec.reward_model is not None:  # not where rows are replayed
+        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
+    engines = Engines(actor)
+    if "rollout" in hosts:
+        engines = StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
+    return RolloutStages(
+        roles,
+        actor,
+        engines,
+        Scoring(roles, actor, hosts.get("reward"), model),
+        tape,
+        has_turns=spec.agent is not None,
+        tools=hosts.get("tools"),
+        retriever=hosts.get("retriever"),
+    )
+
+
+def _checkpoints(
+    spec: PPOJobSpec,
+    roles: Roles,
+    store: CheckpointStore,
+    journal: Journal,
+    records: Records,
+    tell_saved: Callable[[int], None],
+) -> Checkpoints:
+    best = None
+    if spec.checkpoint.best is not None:
+        best = BestCheckpoint(spec.checkpoint.best, records.history)
+    return Checkpoints(
+        roles=roles,
+        store=store,
+        journal=journal,
+        every=spec.checkpoint.every,
+        keep_last=spec.checkpoint.keep_last,
+        best=best,
+        tell_saved=tell_saved,
     )
 
 

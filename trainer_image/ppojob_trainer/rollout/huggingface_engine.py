@@ -105,17 +105,19 @@ class HuggingFaceEngine:
             ended = ended + self._draw(batch)
         self._forget_ended()
         ended.sort(key=lambda row: row.number)
-        assert all(row.finish_reason is not None for row in ended)
-        return [
-            Finished(
-                row.request.request_id,
-                tuple(row.tokens),
-                tuple(row.logprobs),
-                row.finish_reason or "abort",
-                self._policy_version,
+        finished = []
+        for row in ended:
+            assert row.finish_reason is not None
+            finished.append(
+                Finished(
+                    row.request.request_id,
+                    tuple(row.tokens),
+                    tuple(row.logprobs),
+                    row.finish_reason,
+                    self._policy_version,
+                )
             )
-            for row in ended
-        ]
+        return finished
 
     def has_work(self) -> bool:
         """See `RolloutEngine`."""
