@@ -279,7 +279,7 @@ entropy_coef_delta | spec.algorithm.entropyControl.step
 entropy_coef_min | spec.algorithm.entropyControl.minCoefficient
 entropy_coef_max | spec.algorithm.entropyControl.maxCoefficient | 0.1 here where absent, 1 there
 top_entropy_quantile | spec.algorithm.highEntropyShare
-mask_truncated_completions | not yet | masking of tokens
+mask_truncated_completions | spec.algorithm.maskTruncated
 sync_ref_model | spec.algorithm.kl.referenceRefresh | on where it is given
 ref_model_sync_steps | spec.algorithm.kl.referenceRefresh.everySteps | in steps of training
 ref_model_mixup_alpha | spec.algorithm.kl.referenceRefresh.mixup | 1 here where absent, 0.6 there

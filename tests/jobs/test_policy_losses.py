@@ -64,3 +64,14 @@ def test_a_loss_against_the_sampler_leaves_out_what_is_left_behind(start, tiny_j
         assert math.isfinite(record["actor/pg_loss"])
         assert 0.0 <= record["actor/pg_clipfrac"] < 1.0
     assert any(0.0 < record["actor/off_policy_frac"] < 1.0 for record in records), records
+
+
+def test_a_step_of_cut_responses_alone_trains_nothing(start, tiny_job, tiny_data, output: Path):
+    """Rows of two tokens: whoever has not ended by then was cut off."""
+    data = {**tiny_data, "maxResponseTokens": 2}
+    job = tiny_job(algorithm={**ALGORITHM, "maskTruncated": True}, data=data, steps={"total": 2})
+    start(job, output).succeed()
+    records = run_folders.metrics(output)[-2:]
+    assert [record["response_length/clip_ratio"] for record in records] == [1.0, 1.0]
+    assert [record["actor/grad_norm"] for record in records] == [0.0, 0.0]
+    assert any(record["critic/advantages/max"] > 0.0 for record in records), "their scores count"

@@ -329,6 +329,10 @@ class AlgorithmSpec(Section):
     likely than the sampler did, by more than this in nats a token (DeepSeek-V3.2,
     arXiv:2512.02556); absent: all have one. TRL: off_policy_mask_threshold."""
 
+    mask_truncated: bool = False
+    """Whether responses that ran into the limit of their length are left out of the updates; their
+    scores count among those of their prompt all the same. TRL: mask_truncated_completions."""
+
     kl: KlSpec = KlSpec()
     """The KL penalty."""
 

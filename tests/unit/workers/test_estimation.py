@@ -69,6 +69,17 @@ def test_a_row_that_is_left_out_is_compared_with_nothing(rows: BatchRows):
     assert not alone[~rows.mine.mask].any()
 
 
+def test_a_row_that_was_cut_off_counts_in_its_group_but_is_not_trained(rows: BatchRows):
+    scores = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    plain = estimated(rows, scores)
+    expected = rows.mine.advantages.clone()
+    spec = spec_of(maskTruncated=True)
+    assert add_advantages(spec, rows, Advantages(scores, 0.0, masked=[1, 4, 5])) == plain
+    assert torch.equal(rows.mine.advantages, expected)
+    trained = [True] * 2 + [False] * 2 + [True] * 4 + [False] * 4
+    assert rows.staged([0, 1, 2], ("advantages",)).mask.tolist() == trained
+
+
 def test_where_rows_may_be_left_out_every_step_says_which(rows: BatchRows):
     """The critic's ranks ask for the column in every step."""
     plain = estimated(rows, [1, 0, 1, 0, 0, 1])

@@ -241,12 +241,14 @@ class TrainingStep:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
         gdpo = self.spec.algorithm.gdpo
         keys = gdpo.reward_keys if gdpo else ()
+        masks = self.spec.algorithm.mask_truncated
         request = Advantages(
             scores=self._penalised(batch),
             kl_coefficient=kl_coefficient,
             greedy_scores=[] if greedy is None else self._penalised(greedy),
             rewards=[batch.numbers(key, step, REWARD_KEYS) for key in keys],
             dropped=list(dropped),
+            masked=[row for row, is_cut in enumerate(batch.truncated) if masks and is_cut],
             step=step,
         )
         id_ = RequestId(0, step, "advantages")

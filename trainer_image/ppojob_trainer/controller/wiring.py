@@ -326,7 +326,7 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
     correction = algorithm.rollout_correction
     rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
     columns = ["returns"]
-    if rejects or spec.drops_responses:
+    if rejects or spec.drops_responses or algorithm.mask_truncated:
         columns.append("update_mask")
     if algorithm.resampling is not None:
         columns.append("copies")

@@ -67,13 +67,14 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         kl = float(row_mean(kl_estimates, mask, lengths)[is_counted].mean())
     corrected, told = _correct(spec, batch)
     kept = mask if corrected is None else corrected.mask
+    trained = _without(kept, given.masked, lengths) if spec.algorithm.mask_truncated else kept
     weights = None if corrected is None else corrected.weights
     estimated = _estimate(spec, batch, rewards, given, kept, weights)
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
-    told |= _choose_tokens(spec, rows, batch, corrected)
-    told |= _choose_rows(spec, rows, kept, lengths, scores, given.step)
+    told |= _choose_tokens(spec, rows, batch, trained, weights)
+    told |= _choose_rows(spec, rows, trained, lengths, scores, given.step)
     answer = Advantaged(
         row_rewards=row_sum(rewards, mask, lengths).tolist(),
         advantages=_spread(estimated.advantages, kept),
@@ -96,10 +97,15 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
 
 def _leave_out(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
     """Train on no token of some rows; a row without trained tokens does not count in its group."""
-    is_kept = torch.ones(len(batch.lengths), dtype=torch.bool)
-    is_kept[list(dropped)] = False
-    batch.columns["mask"] = batch["mask"] & is_kept.repeat_interleave(batch.lengths)
+    batch.columns["mask"] = _without(batch["mask"], dropped, batch.lengths)
     rows.keep("update_mask", batch["mask"])
+
+
+def _without(mask: Tensor, rows: Sequence[int], lengths: Tensor) -> Tensor:
+    """(tokens,) bool: the mask, False at all tokens of some rows."""
+    is_kept = torch.ones(len(lengths), dtype=torch.bool)
+    is_kept[list(rows)] = False
+    return mask & is_kept.repeat_interleave(lengths)
 
 
 def _place_rewards(
@@ -157,17 +163,15 @@ def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[st
 
 
 def _choose_tokens(
-    spec: PPOJobSpec, rows: BatchRows, batch: _Batch, corrected: Corrected | None
+    spec: PPOJobSpec, rows: BatchRows, batch: _Batch, mask: Tensor, weights: Tensor | None
 ) -> dict[str, float]:
-    """Weigh tokens, and leave some out, by engine and entropy; returns metrics of it.
+    """Leave tokens out of the updates, and weigh them also by entropy; returns metrics of it.
 
-    Tokens are left out of `update_mask`. The mask of the rows stays, because a reference that is
-    lost during the updates reads the rows once more.
+    The updates train on `mask` (tokens,), with the `weights` (tokens,) of the correction, None for
+    1. It is the `update_mask`: that of the rows stays, because a reference that is lost during the
+    updates reads the rows once more.
     """
     algorithm, told = spec.algorithm, dict[str, float]()
-    mask, weights = batch["mask"], None
-    if corrected is not None:
-        mask, weights = corrected.mask, corrected.weights
     if algorithm.high_entropy_share < 1.0:
         chosen, threshold = high_entropy(batch["entropies"], mask, algorithm.high_entropy_share)
         told["actor/entropy_threshold"] = threshold
@@ -182,20 +186,20 @@ def _choose_tokens(
 def _choose_rows(
     spec: PPOJobSpec,
     rows: BatchRows,
-    kept: Tensor,
+    mask: Tensor,
     lengths: Tensor,
     scores: Tensor,
     step: int,
 ) -> dict[str, float]:
     """Draw the rows that the updates train on, where the job asks for it; returns metrics of it.
 
-    Of the mask, `kept` (tokens,) is what no correction rejects; `scores` (rows,) are without the
-    KL. The seed of the job and the step decide the draws.
+    Tokens outside of `mask` (tokens,) are left out already; `scores` (rows,) are without the KL.
+    The seed of the job and the step decide the draws.
     """
     resampling = spec.algorithm.resampling
     if resampling is None:
         return {}
-    is_trained = row_count(kept, lengths) > 0
+    is_trained = row_count(mask, lengths) > 0
     weights = resampling_weights(
         scores, is_trained, method=resampling.method, power=resampling.power
     )

@@ -21,7 +21,8 @@ class Advantages(msgspec.Struct, frozen=True):
     Attributes:
         greedy_scores: (prompts,) of greedy responses; empty where nobody reads them.
         rewards: (keys, rows) the rewards that the estimator names; empty likewise.
-        dropped: rows that are not trained on.
+        dropped: rows that are not trained on, and do not count among those of their prompt.
+        masked: rows that are not trained on, but count.
         step: whose rows they are, for what is drawn.
     """
 
@@ -30,6 +31,7 @@ class Advantages(msgspec.Struct, frozen=True):
     greedy_scores: list[float] = []
     rewards: list[list[float]] = []
     dropped: list[int] = []
+    masked: list[int] = []
     step: int = 0
 
 
