@@ -125,8 +125,8 @@ critic.lora_rank critic.lora_alpha critic.target_modules | not yet | LoRA of a c
 exclude_modules target_parameters | not yet | other choices of adapted layers
 lora_adapter_path | not yet | adapters to begin with
 use_liger tiled_mlp | not yet | other kernels
-mtp mtp.enable | not yet | prediction of several tokens
-qat qat.enable quantization_config_file | not yet | quantized weights
+mtp | not yet | prediction of several tokens
+qat quantization_config_file | not yet | quantized weights
 actor.shuffle critic.shuffle critic.data_loader_seed | spec.algorithm.shuffleMiniBatches
 data_loader_seed rollout.seed | spec.seed
 ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu | spec.training.microBatchTokens
@@ -154,6 +154,7 @@ optim.optimizer override_optimizer_config | not yet | another optimizer than Ada
 optimizer_impl zero_indexed_step | not needed | there is one AdamW
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
 min_lr min_lr_factor lr_decay_steps | not yet | Megatron's schedules
+lr_min lr_start lr_decay_ratio | not yet | VeOmni's schedules
 calculate_entropy | not needed | the entropy is always measured
 optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
@@ -259,13 +260,12 @@ rollout_data_dir validation_data_dir | not needed | the run folder always has th
 balance_batch | not needed | work is always balanced
 critic_warmup | spec.critic.warmupSteps | one less than in verl
 resume_from_path default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
-use_v1 v1 v1.trainer_mode | not yet | asynchronous training
+use_v1 v1 | not yet | asynchronous training
 ray_kwargs | not needed | there is no Ray
 hydra defaults | not needed | there is no Hydra
 skip.rollout.enable | spec.rollout.replay
 profiler | not yet | profiles
-distillation distillation.enabled | not yet | distillation
-transfer_queue global_profiler skip | not yet
+distillation transfer_queue global_profiler skip | not yet
 """)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-
 from pydantic import JsonValue
 
 from ppojob_api import contract
@@ -22,6 +21,9 @@ from ppojob_cli.verl.settings import Settings, of_overrides, of_yaml, read_text
 _YAML: Final = (".yaml", ".yml")
 _QUIET: Final = (Fate.WRITTEN, Fate.UNNEEDED, Fate.SAME, Fate.IDLE)
 _WARNED: Final = (Fate.NOTED, Fate.LEFT_OUT)
+_SHOWN: Final = 6
+"""Keys that one line of warning names."""
+
 _SETTING: Final = re.compile(r"(\+\+|\+|~)?[\w.@/-]+=.*|~[\w.@/-]+", re.DOTALL)
 _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _MAIN: Final = "verl.trainer.main_ppo"
@@ -50,23 +52,22 @@ def from_verl(
     verbose: bool,
     plain: bool,
 ) -> None:
-    """Print a PPOJob for a script that calls verl's main_ppo, its YAML, or KEY=VALUE as on its line.
+    """Print a PPOJob for a script that calls verl's main_ppo, for its YAML, or for KEY=VALUE alone.
 
     A script is read and not run: assignments, arrays, defaults and conditions on what is known are
     followed, and what only a run could say is told with its line. KEY=VALUE count last. Fields are
     written where they differ from what a PPOJob has by default, each with the key that it comes
-    from; verl's own defaults are carried over. What could not be carried over is told, line by line:
-    as a warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
+    from; verl's own defaults are carried over. What is not carried over is told, line by line: as a
+    warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
     """
     source, settings, problems = _read(list(arguments), variables)
     job = convert(settings)
     errors = [*map(str, problems), *map(str, settings.problems), *_lines(job, settings)]
     errors += [_problem(job, problem) for problem in job.problems]
-    warnings = list(_lines(job, settings, *_WARNED))
     if verbose:
-        for line in _lines(job, settings, *_QUIET):
+        for line in _lines(job, settings, *_QUIET, Fate.LEFT_OUT):
             click.echo(line, err=True)
-    for line in warnings:
+    for line in _warnings(job, settings):
         click.echo(f"warning: {line}", err=True)
     for line in errors:
         click.echo(line, err=True)
@@ -81,9 +82,7 @@ def from_verl(
         raise SystemExit(contract.EXIT_FAILED)
 
 
-def _read(
-    arguments: list[str], variables: tuple[str, ...]
-) -> tuple[str, Settings, list[Problem]]:
+def _read(arguments: list[str], variables: tuple[str, ...]) -> tuple[str, Settings, list[Problem]]:
     """What the settings are from, the settings, and what is wrong with the place they are from."""
     has_file = bool(arguments) and not _SETTING.fullmatch(arguments[0])
     path = arguments.pop(0) if has_file else ""
@@ -124,9 +123,7 @@ def _environment(variables: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _of_script(
-    text: str, path: str, environment: dict[str, str]
-) -> tuple[Settings, list[Problem]]:
+def _of_script(text: str, path: str, environment: dict[str, str]) -> tuple[Settings, list[Problem]]:
     """The settings of the first call of main_ppo, and what a reader of them has to know.
 
     Raises:
@@ -172,8 +169,21 @@ def _lines(job: Draft, settings: Settings, *fates: Fate) -> Iterator[str]:
         if outcome.fate in wanted:
             where = f"{given.where}: {key}" if given.where else key
             value = _shown(given.value)
-            why = f"{outcome.why}; " if outcome.why else ""
-            yield printable(f"{where}: got {value}: {why}{outcome.fate.value}")
+            why = "; ".join(filter(None, (outcome.why, outcome.fate.value)))
+            yield printable(f"{where}: got {value}: {why}")
+
+
+def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
+    """What differs, a line each; and what no number depends on, a line for each reason."""
+    yield from _lines(job, settings, Fate.NOTED)
+    left_out: dict[str, list[str]] = {}
+    for key, given in settings.given.items():
+        if job.outcomes[key].fate == Fate.LEFT_OUT:
+            told = f"{key}={_shown(given.value)}"
+            left_out.setdefault(job.outcomes[key].why, []).append(told)
+    for why, keys in left_out.items():
+        more = f" and {len(keys) - _SHOWN} more (--verbose)" if len(keys) > _SHOWN else ""
+        yield printable(f"{', '.join(keys[:_SHOWN])}{more}: {why}; {Fate.LEFT_OUT.value}")
 
 
 def _shown(value: JsonValue) -> str:

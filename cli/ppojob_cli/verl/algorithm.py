@@ -267,15 +267,15 @@ def same_as_policy(verl: Verl, job: Draft) -> None:
 
 def critic(verl: Verl, job: Draft) -> None:
     """The value model of PPO."""
-    given = [key for key in verl.below("critic") if key.startswith("model.lora")]
     if not verl.is_on("critic.enable"):
         return
     section, optimizer = "spec.critic", "spec.critic.optimizer"
     if verl["algorithm.adv_estimator"] != "gae":
         job.leave_out("only ppo reads values", "critic.enable", changes_numbers=False)
         return
-    for key in (f"critic.{name}" for name in given if verl[f"critic.{name}"] not in (None, 0)):
-        job.leave_out("LoRA of a critic: not in this version", key)
+    for key in ("critic.model.lora_rank", "critic.model.lora.rank"):
+        if verl[key]:
+            job.leave_out("LoRA of a critic: not in this version", key)
     path = "critic.model.path"
     is_other = verl.is_given(path) and verl[path] != verl["actor_rollout_ref.model.path"]
     job.set(f"{section}.path", verl[path] if is_other else None, path)

@@ -120,7 +120,15 @@ def _fate(verl: Verl, job: Draft, row: Key, value: object) -> Outcome:
         return Outcome(Fate.IDLE, "as the other settings are")
     if row.row.status == NOT_NEEDED or row.how == "nothing":
         return Outcome(Fate.UNNEEDED, row.row.remark or row.remark)
-    if row.row.status == NOT_YET and value not in OFF and value != row.default:
+    if row.row.status == NOT_YET and not _is_default(row, value):
         why = f"not in this version{f' ({row.row.remark})' if row.row.remark else ''}"
         return Outcome(Fate.LOST if row.changes_numbers else Fate.LEFT_OUT, why)
     return _KEPT
+
+
+def _is_default(row: Key, value: object) -> bool:
+    """Whether a value is verl's own, or says that there is nothing to be done."""
+    if row.default is not None and value is not None:
+        return value == row.default
+    # Of a size of some parallelism 1 is none.
+    return value in OFF or value == {} or (not row.changes_numbers and value == 1)

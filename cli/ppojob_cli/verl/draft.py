@@ -29,7 +29,7 @@ class Fate(Enum):
     UNNEEDED = "not needed"
     SAME = "as it is here by default"
     IDLE = "without effect"
-    NOTED = "see what differs"
+    NOTED = ""
     LEFT_OUT = "left out, and no number depends on it"
     LOST = "left out, and numbers depend on it"
     UNREAD = "written as it stands there, or as by default"
@@ -98,8 +98,10 @@ class Verl:
 def _is(one: str, row: Key | None, key: str) -> bool:
     if one == key and row is not None and not row.how.startswith("as "):
         return True
-    return row is not None and row.how.startswith("as ") and (
-        row.other + one.removeprefix(row.name.removesuffix(".*")) == key
+    return (
+        row is not None
+        and row.how.startswith("as ")
+        and (row.other + one.removeprefix(row.name.removesuffix(".*")) == key)
     )
 
 
@@ -131,7 +133,10 @@ class Draft:
         member = _member(path)
         word = _word(path, value)
         if isinstance(word, str) and word in {NOT_YET, NOT_NEEDED}:
-            self._lose(keys, f"{shown(value)}: {_why(path, value)}", is_lost=word == NOT_YET)
+            row = suggestions.foreign_word(path, str(value))
+            remark = "" if row is None else row.remark
+            why = remark or f"not in this version, {shown(member.default)} in its place"
+            self._lose(keys, why, is_lost=word == NOT_YET)
             return
         if word is None or (not member.required and word == member.default):
             self.keep(*keys)
@@ -168,10 +173,10 @@ class Draft:
     def _tell(self, keys: tuple[str, ...], outcome: Outcome) -> None:
         """Note what became of keys, in the words that were typed; the worst counts."""
         order = list(Fate)
-        for key in (one for key in keys for one in self.verl.same(key)):
-            before = self.outcomes.get(key)
+        for typed in (one for key in keys for one in self.verl.same(key)):
+            before = self.outcomes.get(typed)
             if before is None or order.index(before.fate) <= order.index(outcome.fate):
-                self.outcomes[key] = outcome
+                self.outcomes[typed] = outcome
 
     def tree(self) -> dict[str, Any]:
         """The job as plain values, in the order of the models."""
@@ -191,7 +196,8 @@ class Draft:
         for _ in range(_REPAIRS):
             judged = validation.validate(self.tree())
             self.problems = judged if isinstance(judged, list) else []
-            if not any([self._dropped(problem) for problem in self.problems]):
+            dropped = list(map(self._dropped, self.problems))
+            if not any(dropped):
                 return
 
     def _dropped(self, problem: Problem) -> bool:
@@ -237,9 +243,3 @@ def _word(path: str, value: Any) -> Any:
     if row is None:
         return value
     return row.status or row.here[0]
-
-
-def _why(path: str, value: object) -> str:
-    row = suggestions.foreign_word(path, str(value))
-    remark = "" if row is None else row.remark
-    return remark or f"{path} has no such word in this version"

@@ -1,13 +1,14 @@
 """The table of verl's keys, keys.txt: what each is by default, and how it becomes part of a job.
 
 A row has keys apart by spaces, below the section that they stand in; verl's default; how it is
-converted; and what to know besides. `key.*` is all below a key. Which field it becomes, or that it is
-not needed or not yet there, stands in `foreign_names` and in the models, and nowhere here.
+converted; and what to know besides. `key.*` is all below a key, `a.{b,c}` are two keys. Which field
+a key becomes, or that it is not needed or not yet there, stands in `foreign_names` and in the
+models, and nowhere here.
 
-How: without a word the value is copied; `given`: verl's default is not; `positive`: only a number above
-0; `speed`: it changes no number; `nothing`: there is nothing to be said here; `with KEY`: it means
-nothing where another key is off; `as KEY`: it is another name of that key; every other word is a
-function of `conversions`. Lines that begin with `>` are for the page alone.
+How: without a word the value is copied; `given`: verl's default is not; `positive`: only a number
+above 0; `speed`: it changes no number; `nothing`: there is nothing to be said here; `with KEY`: it
+means nothing where another key is off; `as KEY`: it is another name of that key; every other word
+is a function of `conversions`. Lines that begin with `>` are for the page alone.
 """
 
 import re
@@ -77,11 +78,15 @@ class Section:
         return f"{self.title}." if re.fullmatch(r"[\w.]+", self.title) else ""
 
 
+def head() -> str:
+    """What the page says before the first section."""
+    return _parts()[0]
+
+
 @cache
 def sections() -> tuple[Section, ...]:
     """The table as it is written."""
-    text = resources.files("ppojob_cli.verl").joinpath("keys.txt").read_text(encoding="utf-8")
-    return tuple(_section(part) for part in text.removeprefix("## ").split("\n## "))
+    return tuple(map(_section, _parts()[1:]))
 
 
 @cache
@@ -103,8 +108,13 @@ def find(name: str) -> Key | None:
 
 @cache
 def defaults() -> dict[str, JsonValue]:
-    """verl's defaults, of the keys that have one."""
+    """The defaults of verl, of the keys that have one."""
     return {name: key.default for name, key in keys().items() if key.default is not None}
+
+
+def _parts() -> list[str]:
+    text = resources.files("ppojob_cli.verl").joinpath("keys.txt").read_text(encoding="utf-8")
+    return text.split("\n## ")
 
 
 def _section(text: str) -> Section:
@@ -121,7 +131,14 @@ def _prose(lines: list[str]) -> str:
 def _line(text: str) -> Line:
     names, default, how, remark = (part.strip() for part in f"{text} |||".split("|", 3))
     is_field = names.startswith("(")
-    return Line((names,) if is_field else tuple(names.split()), default, how, remark.strip(" |"))
+    keys = (names,) if is_field else tuple(key for part in names.split() for key in _each(part))
+    return Line(keys, default, how, remark.strip(" |"))
+
+
+def _each(text: str) -> Iterator[str]:
+    """`a.{b,c}` as `a.b` and `a.c`."""
+    above, _, inner = text.rstrip("}").partition("{")
+    yield from (f"{above}{name}" for name in inner.split(","))
 
 
 def _keys() -> Iterator[Key]:
@@ -129,6 +146,13 @@ def _keys() -> Iterator[Key]:
         for line in section.lines:
             for name in () if line.keys[0].startswith("(") else line.keys:
                 full = f"{section.prefix}{name}"
-                row = suggestions.foreign_field(full.removesuffix(".*").split("."))
-                assert row is not None, f"{full}: no row in foreign_names"
-                yield Key(full, value_of(line.default), line.how, line.remark, row)
+                yield Key(full, value_of(line.default), line.how, line.remark, _row_of(full))
+
+
+def _row_of(name: str) -> Row:
+    """What `foreign_names` says of a key, or of the nearest key above."""
+    words = name.removesuffix(".*").split(".")
+    above = (suggestions.foreign_field(words[:length]) for length in range(len(words), 0, -1))
+    row = next((row for row in above if row is not None), None)
+    assert row is not None, f"{name}: no row in foreign_names"
+    return row

@@ -1,6 +1,7 @@
-"""verl's settings by their full keys, of Hydra's overrides and of YAML; the last one of a key counts.
+"""verl's settings by their full keys, of Hydra's overrides and of YAML.
 
-Values are read as Hydra reads them, but for `${...}`, which is followed where its key is known.
+Values are read as Hydra reads them, but for `${...}`, which is followed where its key is known. The
+last value of a key counts.
 """
 
 import re
@@ -16,9 +17,11 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_cli.verl import unread
 
-_OVERRIDE: Final = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w$.@/-]+)(?:=(?P<value>.*))?", re.DOTALL)
+_OVERRIDE: Final = re.compile(
+    r"(?P<sign>\+\+|\+|~)?(?P<key>[\w$.@/-]+)(?:=(?P<value>.*))?", re.DOTALL
+)
 _OPTION: Final = re.compile(r"--?[\w-]+(=.*)?", re.DOTALL)
-_WITH_VALUE: Final = frozenset({"--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"})
+_WITH_VALUE: Final = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 _REFERENCE: Final = re.compile(r"\$\{(?:oc\.select:|)(?P<key>\.*[\w.]+)(?:,(?P<other>[^${}]*))?\}")
 _MISSING: Final = "???"
 _DEPTH: Final = 8
@@ -107,7 +110,7 @@ def of_yaml(text: str, name: str) -> Settings:
 
 
 def resolved(settings: Settings, defaults: Mapping[str, JsonValue]) -> dict[str, Given]:
-    """The settings with the values that `${...}` stand for; others become marks of what is unread."""
+    """The settings with the values that `${...}` stand for, or marks of what is unread."""
     return {
         key: replace(one, value=_resolved(key, one.value, settings.given, defaults, _DEPTH))
         for key, one in settings.given.items()

@@ -1,19 +1,19 @@
 """A launch script of verl's, read and not run: what its call of main_ppo is given.
 
-Assignments, arrays, defaults, arithmetic and conditions on known values are followed. What cannot be
-known without a run is marked where it would stand, with its line.
+Assignments, arrays, defaults, arithmetic and conditions on known values are followed. What cannot
+be known without a run is marked where it would stand, with its line.
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Node
 
 from ppojob_cli.verl import unread
-from ppojob_cli.verl.shell_words import Variable, Words, line_of, source_of
+from ppojob_cli.verl.shell_words import Variable, Words, line_of, parsed, source_of
 
 MAIN: Final = re.compile(r"(?:[\w./]*[./])?main_ppo(?:_sync)?(?:\.py)?")
 _DECLARE: Final = frozenset({"export", "declare", "local", "readonly", "typeset"})
@@ -50,18 +50,16 @@ class Script:
     undecided: list[tuple[int, str]] = field(default_factory=list)
 
 
-class _End(Exception):
+class _EndError(Exception):
     """The script ends here."""
 
 
 def read_script(text: str, name: str, variables: Mapping[str, str]) -> Script:
     """Read a script of that name; `variables` is what it finds in its environment."""
-    root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
+    root = parsed(text)
     reader = _Reader({"BASH_SOURCE": name, "0": name, **variables})
-    try:
+    with suppress(_EndError):
         reader.run(root)
-    except _End:
-        pass
     return reader.script
 
 
@@ -145,13 +143,11 @@ class _Reader:
                 if (found := _ASSIGNED.fullmatch(word.text)) is not None:
                     self._words.variables[found[1]] = found[3]
         elif at is not None and name not in {"echo", "pkill", "grep", "ps"}:
-            self.script.launches.append(
-                Launch(words[at].text, words[at].line, words[at + 1 :])
-            )
+            self.script.launches.append(Launch(words[at].text, words[at].line, words[at + 1 :]))
         elif name in self._functions:
             self.run(self._functions.pop(name))
         elif name in {"exit", "exec", "return"}:
-            raise _End
+            raise _EndError
 
     def _run_list(self, node: Node) -> None:
         left, right = node.named_children
@@ -169,12 +165,9 @@ class _Reader:
     def _run_subshell(self, node: Node) -> None:
         before = self._words.variables
         self._words.variables = dict(before)
-        try:
+        with suppress(_EndError):
             self._all(node.named_children)
-        except _End:
-            pass
-        finally:
-            self._words.variables = before
+        self._words.variables = before
 
     def _run_if_statement(self, node: Node) -> None:
         for branch in _branches(node):

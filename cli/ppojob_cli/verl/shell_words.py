@@ -4,13 +4,14 @@ What only a run could say (`$(date)`, a variable that is not set) becomes a mark
 """
 
 import re
-import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Final
 
-from tree_sitter import Node
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
 
 from ppojob_cli.verl import unread
 
@@ -39,8 +40,20 @@ _COMPUTE: Final[Mapping[str, Callable[[int, int], int]]] = {
     "&&": lambda a, b: bool(a and b),
     "||": lambda a, b: bool(a or b),
 }
+_IN_DEFAULT: Final = re.compile(r"(?<=[-=])\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)(?=[^\n]*\})")
+_HIDDEN: Final = re.compile("\ue004([0-9a-f]*)\ue005")
 _OTHER_HARDWARE: Final = "torch_npu"
-"""Scripts ask whether this can be imported to know an Ascend NPU, for which there is nothing here."""
+"""Scripts ask whether this can be imported to know an Ascend NPU; here there are none."""
+
+
+def parsed(text: str) -> Node:
+    """The tree of a script.
+
+    Arithmetic within `${x:-...}`, which the grammar takes for a command, is hidden in words.
+    """
+    hidden = _IN_DEFAULT.sub(lambda found: f"\ue004{found[1].encode().hex()}\ue005", text)
+    root: Node = Parser(Language(tree_sitter_bash.language())).parse(hidden.encode()).root_node
+    return root
 
 
 def line_of(node: Node) -> int:
@@ -50,7 +63,8 @@ def line_of(node: Node) -> int:
 
 def source_of(node: Node) -> str:
     """The text of a node."""
-    return (node.text or b"").decode("utf-8", "replace")
+    text = (node.text or b"").decode("utf-8", "replace")
+    return _HIDDEN.sub(lambda found: f"$(({bytes.fromhex(found[1]).decode()}))", text)
 
 
 class Words:
@@ -88,6 +102,9 @@ class Words:
         if node.type == "arithmetic_expansion":
             value = self._number(node.named_children[0]) if node.named_children else None
             return [self._unread(node) if value is None else str(value)]
+        if _HIDDEN.search((node.text or b"").decode("utf-8", "replace")):
+            (assignment,) = parsed(f"x={source_of(node)}").named_children[:1]
+            return self.fields(assignment.named_children[-1], split=split)
         text = re.sub(r"\\(.)", r"\1", source_of(node).replace("\\\n", ""))
         if re.match(r"~(/|$)", text):
             text = f"{self._value('HOME', node)[0]}{text[1:]}"
@@ -108,7 +125,8 @@ class Words:
         found, end = [""], node.start_byte + 1
         whole = node.text or b""
         for part in node.named_children:
-            found[-1] += _unescaped(whole[end - node.start_byte : part.start_byte - node.start_byte])
+            gap = whole[end - node.start_byte : part.start_byte - node.start_byte]
+            found[-1] += _unescaped(gap)
             end = part.end_byte
             if part.type == "string_content":
                 found[-1] += _unescaped(part.text or b"")
@@ -267,11 +285,11 @@ class Words:
         if node.type == "binary_expression":
             one, two = (self._number(node.named_children[i]) for i in (0, -1))
             compute = _COMPUTE.get(source_of(node.children[1]))
-            is_whole = one is not None and two is not None and compute is not None
-            if not is_whole or (two == 0 and source_of(node.children[1]) in {"/", "%"}):
+            if one is None or two is None or compute is None:
                 return None
-            assert one is not None and two is not None and compute is not None
-            return int(compute(one, two))
+            with suppress(ZeroDivisionError):
+                return int(compute(one, two))
+            return None
         return self._integer(self.text(node))
 
     def _integer(self, text: str) -> int | None:
@@ -292,7 +310,8 @@ def _inner(node: Node) -> Node:
 
 def _unescaped(text: bytes) -> str:
     """Text within double quotes without the signs that keep others from being special."""
-    return re.sub(r"\\([$`\"\\\n])", lambda one: one[1].strip("\n"), text.decode("utf-8", "replace"))
+    plain = text.decode("utf-8", "replace")
+    return re.sub(r"\\([$`\"\\\n])", lambda one: one[1].strip("\n"), plain)
 
 
 def _edited(value: str, operator: str, arguments: list[str]) -> str | None:
@@ -318,8 +337,3 @@ def _edited(value: str, operator: str, arguments: list[str]) -> str | None:
         count = -1 if operator.startswith("//") else 1
         return value.replace(argument, arguments[1] if len(arguments) > 1 else "", count)
     return None
-
-
-def quoted(words: list[str]) -> str:
-    """Words as a person types them."""
-    return shlex.join(words)

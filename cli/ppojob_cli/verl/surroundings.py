@@ -1,7 +1,6 @@
 """Conversions of what is around: data, rewards, agents, pods, length and records of a run."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 from ppojob_api.problem import shown
@@ -253,7 +252,7 @@ def length(verl: Verl, job: Draft) -> None:
         return
     job.copy(total)
     if verl.is_given(epochs):
-        why = f"verl ends after {verl[epochs]} passes over the data at the latest; the steps count here"
+        why = "the steps count here; verl ends after so many passes over the data at the latest"
         job.note(why, epochs)
 
 
