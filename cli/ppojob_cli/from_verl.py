@@ -52,12 +52,12 @@ def from_verl(
     verbose: bool,
     plain: bool,
 ) -> None:
-    """Print a PPOJob for a script that calls verl's main_ppo, for its YAML, or for KEY=VALUE alone.
+    """Print a PPOJob of what trains with verl: a script, YAML, or KEY=VALUE alone.
 
-    A script is read and not run: assignments, arrays, defaults and conditions on what is known are
-    followed, and what only a run could say is told with its line. KEY=VALUE count last. Fields are
-    written where they differ from what a PPOJob has by default, each with the key that it comes
-    from; verl's own defaults are carried over. What is not carried over is told, line by line: as a
+    A script calls main_ppo. It is read and not run: assignments, arrays, defaults and conditions on
+    what is known are followed, and what only a run could say is told with its line. KEY=VALUE count
+    last. Fields are written where they differ from what a PPOJob has by default, each with the key
+    that it comes from; verl's own defaults are carried over. What is not is told, line by line: as a
     warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
     """
     source, settings, problems = _read(list(arguments), variables)
@@ -92,6 +92,8 @@ def _read(arguments: list[str], variables: tuple[str, ...]) -> tuple[str, Settin
     if not path and not own.given:
         why = "there is nothing to convert"
         raise InputError(f"ARGUMENTS: got {ABSENT}: {why}; a script, a YAML file, or KEY=VALUE")
+    if variables and (not path or path.endswith(_YAML)):
+        raise InputError(f"--env: got {shown(variables[0])}: only a script reads it; without it")
     if not path:
         return "the command line", own, []
     name = printable(path)

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_cli.verl.draft import Draft, Verl
+from ppojob_cli.verl.draft import Draft, Verl, is_count
 
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
@@ -44,7 +44,7 @@ def estimator(verl: Verl, job: Draft) -> None:
     """The estimator, and the settings that it reads."""
     job.copy("algorithm.adv_estimator")
     written = job.fields.get("spec.algorithm.type")
-    kind = "" if written is None else written.value
+    kind = "" if written is None else str(written.value)
     section = f"spec.algorithm.{to_camel(str(kind))}"
     if kind in {"grpo", "grpo_passk", "gdpo"}:
         job.copy("algorithm.norm_adv_by_std_in_grpo", f"{section}.normalizeByStd")
@@ -67,7 +67,7 @@ def policy_loss(verl: Verl, job: Draft) -> None:
         job.copy(mode)
     written = job.fields.get(f"{_LOSS}.type")
     kind = "clip" if written is None else str(written.value)
-    form = verl["algorithm.rollout_correction.loss_type"]
+    form = str(verl["algorithm.rollout_correction.loss_type"])
     if kind == "bypass":
         form = {"ppo_clip": "clip"}.get(form, form)
         job.set(f"{_LOSS}.bypass.form", form, "algorithm.rollout_correction.loss_type")
@@ -123,10 +123,10 @@ def kl(verl: Verl, job: Draft) -> None:
 
 def _estimator(job: Draft, path: str, key: str, default: str) -> None:
     """The estimator, which is another one by default in each of the two places."""
-    job.copy(key, path)
-    written = job.fields.get(path)
-    if written is not None and (written.value == default or not written.keys):
-        del job.fields[path]
+    if job.word(path, key) == default:
+        job.keep(key)
+    else:
+        job.copy(key, path)
 
 
 def resampling(verl: Verl, job: Draft) -> None:
@@ -221,7 +221,7 @@ def warmup(verl: Verl, job: Draft) -> None:
 
 def _warmup(verl: Verl, job: Draft, at: str, section: str, updates: int) -> None:
     steps = verl[f"{at}.lr_warmup_steps"]
-    if steps is not None and steps > 0:
+    if steps > 0:
         job.set(f"{section}.warmupSteps", steps * updates, f"{at}.lr_warmup_steps")
     else:
         job.copy(f"{at}.lr_warmup_steps_ratio", f"{section}.warmupRatio")
@@ -229,9 +229,11 @@ def _warmup(verl: Verl, job: Draft, at: str, section: str, updates: int) -> None
 
 def _updates(verl: Verl, model: str) -> int:
     """Optimizer steps of one training step."""
-    epochs = verl[f"{model}.ppo_epochs"] or verl[f"{_ACTOR}.ppo_epochs"]
-    part = verl[f"{model}.ppo_mini_batch_size"] or verl[f"{_ACTOR}.ppo_mini_batch_size"]
-    return int(epochs * max(1, -(-verl["data.train_batch_size"] // part)))
+    epochs, part = (
+        verl[f"{model}.{name}"] if is_count(verl[f"{model}.{name}"]) else verl[f"{_ACTOR}.{name}"]
+        for name in ("ppo_epochs", "ppo_mini_batch_size")
+    )
+    return int(epochs * max(1, -(-verl["data.train_batch_size"] // max(1, part))))
 
 
 def gradient_clip(verl: Verl, job: Draft) -> None:

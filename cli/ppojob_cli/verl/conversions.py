@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
+from ppojob_api.problem import shown
 from ppojob_cli.verl import algorithm, surroundings, unread
 from ppojob_cli.verl import keys as table
 from ppojob_cli.verl.draft import OFF, Draft, Fate, Outcome, Verl
@@ -87,7 +88,7 @@ def _copy(verl: Verl, job: Draft, key: Key) -> None:
         return
     if key.how == "positive":
         value = verl[key.name]
-        job.set(key.row.here[0], value if value is not None and value > 0 else None, key.name)
+        job.set(key.row.here[0], value if value > 0 else None, key.name)
     elif key.how == "" or (key.how in {"given", "speed", "given speed"} and is_given):
         job.copy(key.name)
 
@@ -98,15 +99,20 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
     if row is None:
         job.outcomes[typed] = Outcome(Fate.UNKNOWN, "no key of verl's that is known here")
         return
-    target = typed
-    if row.how.startswith("as "):
-        target = row.other + typed.removeprefix(row.name.removesuffix(".*"))
-        row = table.find(target) or row
-    outcome = job.outcomes.get(typed) or _fate(verl, job, row, verl.raw(typed))
+    target = table.main_name(typed)
+    main = table.find(target) or row
+    if target != typed and target in verl.typed and verl.raw(typed) != verl.raw(target):
+        job.outcomes[typed] = Outcome(Fate.NOTED, f"another name of {target}, whose value counts")
+        return
+    outcome = job.outcomes.get(typed) or _fate(verl, job, main, verl.raw(typed))
+    if verl.is_unlike(target) and outcome.fate in {Fate.SAME, Fate.WRITTEN}:
+        outcome = Outcome(Fate.UNREAD, f"verl has {shown(main.default)} there")
     source = next(unread.marks(verl.raw(typed)), None)
     quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
-    if source is not None and outcome.fate not in quiet and row.how != "name":
-        outcome = Outcome(Fate.UNREAD, f"{source[1]} was not read")
+    if source is not None and outcome.fate not in quiet and main.how != "name":
+        line, text = source
+        place = f" in line {line}" if line else ""
+        outcome = Outcome(Fate.UNREAD, f"{text}{place} was not read")
     job.outcomes[typed] = outcome
 
 

@@ -25,10 +25,10 @@ _REPAIRS: Final = 20
 class Fate(Enum):
     """What became of a key that was given, the worst last."""
 
-    WRITTEN = "written as"
-    UNNEEDED = "not needed"
     SAME = "as it is here by default"
+    UNNEEDED = "not needed"
     IDLE = "without effect"
+    WRITTEN = "written"
     NOTED = ""
     LEFT_OUT = "left out, and no number depends on it"
     LOST = "left out, and numbers depend on it"
@@ -49,26 +49,30 @@ class Verl:
 
     def __init__(self, given: Mapping[str, Given]) -> None:
         self._given = dict(given)
-        self.typed = {key: key for key in given}
-        for key in list(given):
-            row = table.find(key)
-            if row is not None and row.how.startswith("as "):
-                other = row.other + key.removeprefix(row.name.removesuffix(".*"))
-                self._given.setdefault(other, self._given[key])
-                self.typed.setdefault(other, key)
+        self.typed = tuple(given)
+        for key in self.typed:
+            self._given.setdefault(table.main_name(key), given[key])
 
     def __getitem__(self, key: str) -> Any:
         """The value; what was not read is as the script has it, or verl's default."""
         row = table.find(key)
         default = None if row is None else row.default
-        if key not in self._given:
-            return default
-        value = self._given[key].value
-        if value is None and self.typed.get(key) != key:
+        value = self._given[key].value if key in self._given else None
+        if value is None or self.is_unlike(key):
             return default
         if not any(unread.marks(value)):
             return value
-        return unread.told_in(value) if default is None or isinstance(default, str) else default
+        return unread.told_in(value) if _takes_text(row) else default
+
+    def is_unlike(self, key: str) -> bool:
+        """Whether verl has a number or a boolean where something else was given."""
+        row, value = table.find(key), self.raw(key)
+        if row is None or value is None or any(unread.marks(value)):
+            return False
+        if isinstance(row.default, bool):
+            return not isinstance(value, bool)
+        is_number = isinstance(row.default, int | float)
+        return is_number and (isinstance(value, bool) or not isinstance(value, int | float))
 
     def raw(self, key: str) -> JsonValue:
         """The value that was given, with the marks of what was not read; else None."""
@@ -92,17 +96,19 @@ class Verl:
 
     def same(self, key: str) -> list[str]:
         """The keys as they were typed that stand for one."""
-        return [one for one, row in ((k, table.find(k)) for k in self.typed) if _is(one, row, key)]
+        return [one for one in self.typed if table.main_name(one) == key]
 
 
-def _is(one: str, row: Key | None, key: str) -> bool:
-    if one == key and row is not None and not row.how.startswith("as "):
-        return True
-    return (
-        row is not None
-        and row.how.startswith("as ")
-        and (row.other + one.removeprefix(row.name.removesuffix(".*")) == key)
-    )
+def is_count(value: object) -> bool:
+    """Whether a value is an integer above 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _takes_text(row: Key | None) -> bool:
+    """Whether the field of a key could hold the text of what was not read."""
+    field = row.row.here[0] if row is not None and row.row.here else ""
+    found = shape.at(tuple(field.replace("[]", ".0").split("."))) if field else None
+    return found is None or found.kind not in {"integer", "number", "boolean", "enum"}
 
 
 @dataclass(slots=True)
@@ -128,6 +134,10 @@ class Draft:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
+    def word(self, path: str, key: str) -> Any:
+        """The value of a key in the words of a field."""
+        return _word(path, self.verl[key])
+
     def set(self, path: str, value: Any, *keys: str) -> None:
         """Write a field, unless it has that value by default."""
         member = _member(path)
@@ -144,7 +154,7 @@ class Draft:
         given = [key for key in keys if self.verl.is_given(key)]
         typed = [one for key in given for one in self.verl.same(key)]
         self.fields[path] = Written(word, typed, [key for key in keys if key not in given])
-        self._tell(keys, Outcome(Fate.WRITTEN, path))
+        self._tell(tuple(given), Outcome(Fate.WRITTEN, path))
 
     def copy(self, key: str, path: str | None = None) -> None:
         """Write the field of a key with its value."""

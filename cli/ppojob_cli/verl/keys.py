@@ -106,6 +106,14 @@ def find(name: str) -> Key | None:
     return next((table[f"{one}.*"] for one in above if f"{one}.*" in table), None)
 
 
+def main_name(name: str) -> str:
+    """The key that a key is another name of, or itself."""
+    key = find(name)
+    if key is None or not key.how.startswith("as "):
+        return name
+    return key.other + name.removeprefix(key.name.removesuffix(".*"))
+
+
 @cache
 def defaults() -> dict[str, JsonValue]:
     """The defaults of verl, of the keys that have one."""

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
+from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_cli.verl import unread
 
 _OVERRIDE: Final = re.compile(
@@ -23,6 +23,7 @@ _OVERRIDE: Final = re.compile(
 _OPTION: Final = re.compile(r"--?[\w-]+(=.*)?", re.DOTALL)
 _WITH_VALUE: Final = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 _REFERENCE: Final = re.compile(r"\$\{(?:oc\.select:|)(?P<key>\.*[\w.]+)(?:,(?P<other>[^${}]*))?\}")
+_OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}?")
 _MISSING: Final = "???"
 _DEPTH: Final = 8
 
@@ -68,13 +69,7 @@ def of_overrides(arguments: Iterable[tuple[str, str]]) -> Settings:
         elif text.startswith("-") and _OPTION.fullmatch(text):
             skips = False
         elif found is None or (found["value"] is None and found["sign"] != "~"):
-            source = unread.told(text)
-            why = "not read" if source != text else "it is no setting"
-            place = ": ".join(filter(None, (where, "argument")))
-            allowed = "KEY=VALUE"
-            settings.problems.append(
-                Problem(place, shown(source), why, allowed, ReasonCode.BAD_FORM)
-            )
+            settings.problems.append(_no_setting(text, where))
         else:
             key, value = found["key"], found["value"]
             for old in [old for old in settings.given if old == key or old.startswith(f"{key}.")]:
@@ -83,6 +78,15 @@ def of_overrides(arguments: Iterable[tuple[str, str]]) -> Settings:
             for leaf, one in _leaves(key, read):
                 settings.given[leaf] = Given(one, where)
     return settings
+
+
+def _no_setting(text: str, where: str) -> Problem:
+    source, place = unread.told(text), ": ".join(filter(None, (where, "argument")))
+    why, allowed = "it is no setting", "KEY=VALUE"
+    if source != text:
+        why = "it was not decided, and whether there are more settings hangs on it"
+        allowed = "KEY=VALUE for those that there are"
+    return Problem(place, shown(source), why, allowed, ReasonCode.BAD_FORM)
 
 
 def of_yaml(text: str, name: str) -> Settings:
@@ -143,7 +147,7 @@ def _resolved(
     if whole is not None:
         return follow(whole)
     text = _REFERENCE.sub(lambda found: str(follow(found)), value)
-    return unread.mark(0, text) if "${" in text else text
+    return _OTHER_REFERENCE.sub(lambda found: unread.mark(0, found[0]), text)
 
 
 def _absolute(key: str, target: str) -> str:
@@ -199,8 +203,3 @@ def read_text(path: str) -> str:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ValueError(f"cannot be read ({why})") from None
-
-
-def missing(path: str, why: str, allowed: str) -> Problem:
-    """A file that is not what was asked for."""
-    return Problem(path, ABSENT, why, allowed, ReasonCode.UNREADABLE)

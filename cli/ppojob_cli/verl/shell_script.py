@@ -208,7 +208,7 @@ class _Reader:
 
     def _forget(self, node: Node, why: Node) -> None:
         """Mark each variable that a statement assigns somewhere as not known."""
-        unknown = unread.mark(line_of(why), source_of(why))
+        unknown = unread.mark(line_of(why), re.split(r"\n|; *do\b", source_of(why))[0])
         variables = self._words.variables
         if node.type == "for_statement":
             variables[source_of(node.named_children[0])] = unknown

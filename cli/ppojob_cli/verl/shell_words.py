@@ -41,6 +41,7 @@ _COMPUTE: Final[Mapping[str, Callable[[int, int], int]]] = {
     "||": lambda a, b: bool(a or b),
 }
 _IN_DEFAULT: Final = re.compile(r"(?<=[-=])\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)(?=[^\n]*\})")
+_NAME: Final = re.compile(r"^!?(\w+|[@*#?$!-])(\[[^\]]*\])?")
 _HIDDEN: Final = re.compile("\ue004([0-9a-f]*)\ue005")
 _OTHER_HARDWARE: Final = "torch_npu"
 """Scripts ask whether this can be imported to know an Ascend NPU; here there are none."""
@@ -155,13 +156,15 @@ class Words:
         if rest.startswith("#"):
             values = self._value(source_of(inner[0]), node)
             return [str(len(values) if "[" in name else len(values[0]))]
-        operator = re.sub(r"^!?[\w@*#?-]+(\[[^\]]*\])?", "", rest.removesuffix("}"))
+        operator = _NAME.sub("", rest.removesuffix("}"), count=1)
         return self._operated(node, name, operator, inner[1:])
 
     def _operated(self, node: Node, name: str, operator: str, rest: list[Node]) -> list[str]:
         """The value of `${name}`, `${name:-rest}` and so on."""
         stem = re.sub(r"\[[^\]]*\]$", "", name)
-        is_set = stem in self.variables and bool(self.variables[stem])
+        is_set = stem in self.variables
+        if operator.startswith(":"):
+            is_set = is_set and bool(self.variables[stem])
         found = re.match(r":?([-=+?])", operator)
         if found is not None:
             other = ["".join(self.text(part) for part in rest)]
@@ -327,8 +330,9 @@ def _edited(value: str, operator: str, arguments: list[str]) -> str | None:
         return value.partition("/")[2]
     if operator.startswith("%") and argument == "/*":
         return value.rpartition("/")[0]
-    if re.search(r"[*?\[]", argument):
+    if re.search(r"[*?]|\[(?!.\])", argument):
         return None
+    argument = re.sub(r"\[(.)\]", r"\1", argument)
     if operator.startswith("#"):
         return value.removeprefix(argument)
     if operator.startswith("%"):

@@ -7,7 +7,7 @@ from ppojob_api.problem import shown
 from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import unread
-from ppojob_cli.verl.draft import Draft, Verl
+from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl_tools import read_verl_agent
 
 _MODEL = "actor_rollout_ref.model"
@@ -107,7 +107,7 @@ def validation_sampling(verl: Verl, job: Draft) -> None:
 def types_by_device(verl: Verl, job: Draft) -> None:
     """bfloat16 is what auto is on a GPU."""
     for key in (f"{_ROLLOUT}.dtype", "actor_rollout_ref.actor.fsdp_config.dtype"):
-        is_auto = verl[key] in {"bfloat16", "bf16", "auto"}
+        is_auto = verl[key] in ("bfloat16", "bf16", "auto")
         is_other = not is_auto or (verl.is_given(key) and verl["trainer.device"] == "cpu")
         if is_other:
             job.copy(key)
@@ -125,7 +125,7 @@ def rollout_lengths(verl: Verl, job: Draft) -> None:
 
 def rollout_pods(verl: Verl, job: Draft) -> None:
     """Engines in pods of their own."""
-    if verl[f"{_ROLLOUT}.nnodes"] and verl[f"{_ROLLOUT}.nnodes"] > 0:
+    if verl[f"{_ROLLOUT}.nnodes"] > 0:
         job.set("spec.roles.rollout", {}, f"{_ROLLOUT}.nnodes")
         job.copy(f"{_ROLLOUT}.nnodes")
         key = f"{_ROLLOUT}.n_gpus_per_node"
@@ -142,14 +142,14 @@ def gpus(verl: Verl, job: Draft) -> None:
         job.set(f"{section}.ranksPerReplica", verl[count] if verl[count] > 1 else None, count)
         return
     job.set(f"{section}.gpusPerReplica", verl[count], count)
-    if verl[device] not in {"cuda", "gpu", None}:
+    if verl[device] not in ("cuda", "gpu"):
         job.leave_out("GPUs of NVIDIA, or processors", device, changes_numbers=False)
 
 
 def data_shard(verl: Verl, job: Draft) -> None:
     """Ranks that a copy of the model is cut over; -1 is all."""
     key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
-    size = verl[key] if verl[key] and verl[key] > 0 else None
+    size = verl[key] if verl[key] > 0 else None
     world = verl["trainer.nnodes"] * verl["trainer.n_gpus_per_node"]
     job.set("spec.roles.actorRollout.parallelism.dataShard", None if size == world else size, key)
 
@@ -221,7 +221,7 @@ def overlong(verl: Verl, job: Draft) -> None:
     job.copy(f"{at}.len", f"{section}.bufferTokens")
     job.copy(f"{at}.penalty_factor", f"{section}.factor")
     longest = "reward.reward_kwargs.max_resp_len"
-    if verl[longest] not in {None, verl["data.max_response_length"]}:
+    if verl[longest] not in (None, verl["data.max_response_length"]):
         job.leave_out("the penalty counts from data.max_response_length here", longest)
 
 
@@ -306,7 +306,7 @@ def resume(verl: Verl, job: Draft) -> None:
 def checkpoints_kept(verl: Verl, job: Draft) -> None:
     """How many; at least two here."""
     keys = ("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep")
-    kept = [verl[key] for key in keys if verl.is_given(key) and verl[key] > 0]
+    kept = [verl[key] for key in keys if is_count(verl[key])]
     if kept:
         job.set("spec.checkpoint.keepLast", max(2, *kept), *filter(verl.is_given, keys))
 
@@ -314,7 +314,7 @@ def checkpoints_kept(verl: Verl, job: Draft) -> None:
 def examples(verl: Verl, job: Draft) -> None:
     """Samples that are shown."""
     keys = ("trainer.log_val_generations", "reward_model.num_examine")
-    shown_samples = max(verl[key] or 0 for key in keys)
+    shown_samples = max(verl[key] for key in keys)
     job.set("spec.numExamine", max(0, shown_samples), *filter(verl.is_given, keys))
 
 
