@@ -132,7 +132,10 @@ class Words:
             if part.type == "string_content":
                 found[-1] += _unescaped(part.text or b"")
                 continue
-            is_list = "[@]" in source_of(part) or source_of(part) in {"$@", "${@}"}
+            # The grammar counts white space before an expansion to it.
+            text = source_of(part)
+            found[-1] += text[: len(text) - len(text.lstrip())]
+            is_list = "[@]" in text or text.strip() in {"$@", "${@}"}
             values = self.fields(part, split=False)
             if is_list:
                 first, *rest = values or [""]
@@ -152,7 +155,7 @@ class Words:
         inner = node.named_children
         if not inner:
             return [self._unread(node)]
-        name, rest = source_of(inner[0]), source_of(node).lstrip("$").removeprefix("{")
+        name, rest = source_of(inner[0]), source_of(node).strip().lstrip("$").removeprefix("{")
         if rest.startswith("#"):
             values = self._value(source_of(inner[0]), node)
             return [str(len(values) if "[" in name else len(values[0]))]

@@ -35,6 +35,7 @@ AS_BASH = {
     "f() { X=in; }; f": "a=$X",
     "export X=1 Y='2 3'": 'a=$X "b=$Y"',
     'X=\'["console","wandb"]\'': "l=$X \"k='q'\" 'm=$X' n=\\$X",
+    "A='x=1 \\\n  y=2'; B=z=3": 'Q="$A $B" "$A  $B ${B}" $A $B',
     "T=[1,2]": "a=\"['$T','x']\" \\\n  b=2",
     'Q="a \\"b\\" $((1+1)) c"': '"$Q"',
 }
@@ -57,10 +58,10 @@ UNREAD = {
 def test_words_are_those_of_bash(before: str) -> None:
     bash = shutil.which("bash")
     assert bash
-    python = "python3() { shift 2; printf '%s\\n' \"$@\"; }\n"
+    python = "python3() { shift 2; printf '%s\\0' \"$@\"; }\n"
     script = f"{before}\n{CALL} {AS_BASH[before]}\n"
     ran = subprocess.run([bash, "-c", python + script], capture_output=True, text=True, check=True)
-    assert arguments(script) == ran.stdout.splitlines()
+    assert arguments(script) == ran.stdout.split("\0")[:-1]
 
 
 @pytest.mark.parametrize("case", UNREAD, ids=" ".join)
