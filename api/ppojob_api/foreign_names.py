@@ -133,8 +133,8 @@ ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu | spec.training.microBa
 forward_max_token_len_per_gpu critic.use_dynamic_bsz | spec.training.microBatchTokens
 ppo_micro_batch_size_per_gpu log_prob_use_dynamic_bsz | spec.training.microBatchTokens | in tokens
 ppo_micro_batch_size log_prob_micro_batch_size | spec.training.microBatchTokens | in tokens
-forward_micro_batch_size_per_gpu micro_batch_size_per_gpu | spec.training.microBatchTokens | in tokens
-forward_micro_batch_size micro_batch_size | spec.training.microBatchTokens | in tokens
+forward_micro_batch_size_per_gpu forward_micro_batch_size | spec.training.microBatchTokens
+micro_batch_size_per_gpu micro_batch_size | spec.training.microBatchTokens | in tokens
 log_prob_micro_batch_size_per_gpu | spec.training.microBatchTokens | in tokens
 use_dynamic_bsz | not needed | micro-batches are always budgets of tokens
 clip_ratio_low | spec.algorithm.policyLoss.clipLow
@@ -163,9 +163,11 @@ critic.lr_warmup_steps_ratio | spec.critic.optimizer.warmupRatio
 fsdp_config.dtype | spec.training.autocast
 save_contents load_contents | not needed | a checkpoint always holds everything
 use_orig_params forward_only mixed_precision fsdp_config.seed | not needed | FSDP2 does without
-actor.use_torch_compile ref.use_torch_compile fsdp_config.use_torch_compile | not needed | it computes the same
+actor.use_torch_compile ref.use_torch_compile | not needed | it computes the same
+fsdp_config.use_torch_compile | not needed | it computes the same
 entropy_from_logits_with_chunking entropy_from_logits_chunk_size | not needed | always in chunks
-entropy_checkpointing pad_to_length pad_to_length_bucket | not needed | always in chunks, never padded
+entropy_checkpointing | not needed | always in chunks
+pad_to_length pad_to_length_bucket | not needed | rows are packed and nothing is padded
 rollout_n | not needed | samplesPerPrompt
 model_engine turbo_config megatron veomni torchtitan | not yet | other trainers than FSDP2
 actor.engine ref.engine critic.engine | not yet | other trainers than FSDP2
@@ -229,12 +231,14 @@ critic.lr_warmup_steps | spec.critic.optimizer.warmupSteps | in optimizer steps
 critic.lr_scheduler_type | spec.critic.optimizer.schedule
 critic.min_lr_ratio | spec.critic.optimizer.minLearningRateRatio
 critic.grad_clip | spec.critic.optimizer.gradientClip
-critic.fsdp critic.model.fsdp_config critic.fsdp_size critic.fsdp.fsdp_size | spec.roles.critic.parallelism
+critic.fsdp critic.fsdp_size critic.fsdp.fsdp_size | spec.roles.critic.parallelism
+critic.model.fsdp_config | spec.roles.critic.parallelism
 reward.num_workers reward_model.num_workers | spec.roles.reward.cpu
 reward_manager reward_manager.name reward_manager.source reward_manager.module | spec.rewards
 reward_loop_source reward_loop_module_path reward_loop_class_name | spec.rewards
 overlong_buffer overlong_buffer.enable | spec.algorithm.overlongPenalty | on where it is given
-overlong_buffer_cfg overlong_buffer_cfg.enable | spec.algorithm.overlongPenalty | on where it is given
+overlong_buffer_cfg | spec.algorithm.overlongPenalty | on where it is given
+overlong_buffer_cfg.enable | spec.algorithm.overlongPenalty | on where it is given
 max_response_length max_resp_len | spec.data.maxResponseTokens
 overlong_buffer.log overlong_buffer_cfg.log | not needed | its metrics are always there
 reward_model.enable | spec.rewardModel

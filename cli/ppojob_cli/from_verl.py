@@ -57,8 +57,8 @@ def from_verl(
     A script calls main_ppo. It is read and not run: assignments, arrays, defaults and conditions on
     what is known are followed, and what only a run could say is told with its line. KEY=VALUE count
     last. Fields are written where they differ from what a PPOJob has by default, each with the key
-    that it comes from; verl's own defaults are carried over. What is not is told, line by line: as a
-    warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
+    that it comes from; verl's own defaults are carried over. What is not is told, line by line: as
+    a warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
     """
     source, settings, problems = _read(list(arguments), variables)
     job = convert(settings)

@@ -68,7 +68,7 @@ def convert(settings: Settings) -> Draft:
     verl = Verl(resolved(settings, table.defaults()))
     job = Draft(verl)
     done = set[str]()
-    for key in table.keys().values():
+    for key in table.rows().values():
         if key.how in CONVERSIONS and key.how not in done:
             done.add(key.how)
             CONVERSIONS[key.how](verl, job)

@@ -90,14 +90,14 @@ def sections() -> tuple[Section, ...]:
 
 
 @cache
-def keys() -> dict[str, Key]:
+def rows() -> dict[str, Key]:
     """Every key by its full name."""
     return {key.name: key for key in _keys()}
 
 
 def find(name: str) -> Key | None:
     """The row of a key: its own, or that of all below a key."""
-    table = keys()
+    table = rows()
     name = HYDRA_GROUP if "@" in name else name
     if name in table:
         return table[name]
@@ -117,7 +117,7 @@ def main_name(name: str) -> str:
 @cache
 def defaults() -> dict[str, JsonValue]:
     """The defaults of verl, of the keys that have one."""
-    return {name: key.default for name, key in keys().items() if key.default is not None}
+    return {name: key.default for name, key in rows().items() if key.default is not None}
 
 
 def _parts() -> list[str]:

@@ -173,6 +173,8 @@ class Words:
             other = ["".join(self.text(part) for part in rest)]
             if rest and rest[0].type == "string":
                 other = self.fields(rest[0], split=False)
+            if found[1] == "+" and any(unread.marks(self.variables.get(stem))):
+                return [self._unread(node)]
             if found[1] == "+":
                 return other if is_set else [""]
             if found[1] == "?" or is_set:

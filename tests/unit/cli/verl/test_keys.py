@@ -18,7 +18,7 @@ DOCUMENT = Path(__file__).parents[4] / "docs" / "from-verl.md"
 PLAIN = {"", "given", "speed", "given speed", "positive", "nothing"}
 COPIED = PLAIN - {"nothing"}
 
-NAMES = [name.replace(".*", ".some") for name in keys.keys()]
+NAMES = [name.replace(".*", ".some") for name in keys.rows()]
 UNKNOWN = st.sampled_from(["data.no_such_key", "trainer.other", "critic.model.nothing"])
 VALUES = st.one_of(
     st.sampled_from(["null", "true", "false", "0", "1", "2", "-1", "0.5", "3.5", "[]", "[a, b]"]),
@@ -42,7 +42,7 @@ def test_each_key_stands_once() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("key", keys.keys().values(), ids=lambda key: key.name)
+@pytest.mark.parametrize("key", keys.rows().values(), ids=lambda key: key.name)
 def test_a_row_says_what_can_be_done(key: keys.Key) -> None:
     if key.other:
         other = keys.find(key.other)
@@ -56,7 +56,7 @@ def test_a_row_says_what_can_be_done(key: keys.Key) -> None:
 
 
 def test_each_conversion_is_in_the_table() -> None:
-    assert {key.how for key in keys.keys().values()}.issuperset(CONVERSIONS)
+    assert {key.how for key in keys.rows().values()}.issuperset(CONVERSIONS)
 
 
 def converted(overrides: list[str]) -> Draft:
@@ -89,7 +89,7 @@ BASE = [
     "actor_rollout_ref.actor.ppo_mini_batch_size=16",
 ]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-OPTIM = f"{ACTOR}.optim"
+OPTIM, CORRECTION = f"{ACTOR}.optim", "algorithm.rollout_correction"
 BECOMES: list[tuple[str, dict[str, Any]]] = [
     # Warm-up counts training steps there, optimizer steps here: 4 a step, and 8 with two epochs.
     (f"{OPTIM}.lr_warmup_steps=3", {"spec.optimizer.warmupSteps": 12}),
@@ -132,7 +132,8 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     ),
     (f"{ACTOR}.clip_ratio=0.5", {"spec.algorithm.policyLoss.clipLow": None}),
     (
-        "algorithm.rollout_correction.bypass_mode=true algorithm.rollout_correction.loss_type=reinforce algorithm.rollout_correction.rollout_is=sequence",
+        f"{CORRECTION}.bypass_mode=true {CORRECTION}.loss_type=reinforce"
+        f" {CORRECTION}.rollout_is=sequence",
         {
             "spec.algorithm.policyLoss.type": "bypass",
             "spec.algorithm.policyLoss.bypass.form": "reinforce",
@@ -155,7 +156,8 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0", {"spec.algorithm.kl.in": None}),
     # Without an end in verl, and one round less is none.
     (
-        "algorithm.filter_groups.enable=true algorithm.filter_groups.metric=seq_reward trainer.total_training_steps=2",
+        "algorithm.filter_groups.enable=true algorithm.filter_groups.metric=seq_reward"
+        " trainer.total_training_steps=2",
         {
             "spec.algorithm.dynamicSampling.metric": None,
             "spec.algorithm.dynamicSampling.maxRounds": 1000,
@@ -199,7 +201,8 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.checkpoint.keepLast": 5},
     ),
     (
-        "reward.reward_manager.name=dapo reward_model.overlong_buffer.enable=true reward_model.overlong_buffer.len=9",
+        "reward.reward_manager.name=dapo reward_model.overlong_buffer.enable=true"
+        " reward_model.overlong_buffer.len=9",
         {"spec.algorithm.overlongPenalty.bufferTokens": 9},
     ),
     (
