@@ -16,7 +16,7 @@ from ppojob_cli.verl import unread
 from ppojob_cli.verl.keys import Key
 from ppojob_cli.verl.settings import Given
 
-OFF: Final = (None, False, 0, "", "disabled", "sync", [], "register")
+OFF: Final[tuple[object, ...]] = (None, False, 0, "", "disabled", "sync", [], "register")
 """Values that switch a key off."""
 
 _REPAIRS: Final = 20
