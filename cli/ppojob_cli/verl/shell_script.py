@@ -114,15 +114,16 @@ class _Reader:
         self._functions[source_of(node.named_children[0])] = node.named_children[-1]
 
     def _run_command(self, node: Node) -> None:
-        """Words, and assignments before them, which are the command's alone if in its line."""
-        parts = node.named_children
+        """Words, and assignments before them.
+
+        Those are the command's alone, unless they end a line, which the grammar does not see.
+        """
+        parts, lines = node.named_children, source_of(node).split("\n")
         name = next((part for part in parts if part.type == "command_name"), None)
-        first = None if name is None else line_of(name)
-        for part in parts:
-            ended = source_of(node).split("\n")[max(0, line_of(part) - line_of(node))]
-            if part.type == "variable_assignment" and (
-                first is None or (part.end_point[0] + 1 < first and not ended.endswith("\\"))
-            ):
+        for part in (part for part in parts if part.type == "variable_assignment"):
+            behind = int(part.end_point[0]) - int(node.start_point[0])
+            is_own = name is not None and part.end_point[0] == name.start_point[0]
+            if not is_own and not lines[behind].endswith("\\"):
                 self.run(part)
         rest = [part for part in parts if part.type not in {"variable_assignment", "file_redirect"}]
         words = [

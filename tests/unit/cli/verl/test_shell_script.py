@@ -36,6 +36,7 @@ AS_BASH = {
     "export X=1 Y='2 3'": 'a=$X "b=$Y"',
     'X=\'["console","wandb"]\'': "l=$X \"k='q'\" 'm=$X' n=\\$X",
     "A='x=1 \\\n  y=2'; B=z=3": 'Q="$A $B" "$A  $B ${B}" $A $B',
+    "A=1 B=2\nC=(x\n y)\nexport D=3\nE=4 true\nF=5 \\\n true": "$A $B ${C[@]} $D e=${E:-} f=${F:-}",
     "T=[1,2]": "a=\"['$T','x']\" \\\n  b=2",
     'Q="a \\"b\\" $((1+1)) c"': '"$Q"',
 }
