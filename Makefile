@@ -82,6 +82,7 @@ check: setup ## lint, types, import contracts, spelling, generated files
 	$(BIN)/python -m ppojob_trainer.rewards.page | diff -u docs/rewards.md -
 	$(BIN)/python -m ppojob_trainer.agents.formats.page | diff -u docs/agent-formats.md -
 	$(BIN)/python -m ppojob_cli.help_page | diff -u docs/command-line.md -
+	$(BIN)/python -m ppojob_cli.verl.page | diff -u docs/from-verl.md -
 
 generate: setup ## write what is generated: the CRD, the tables of fields and metrics, the help texts
 	$(BIN)/python -m ppojob_api.crd > crds/ppojobs.yaml
@@ -90,6 +91,7 @@ generate: setup ## write what is generated: the CRD, the tables of fields and me
 	$(BIN)/python -m ppojob_trainer.rewards.page > docs/rewards.md
 	$(BIN)/python -m ppojob_trainer.agents.formats.page > docs/agent-formats.md
 	$(BIN)/python -m ppojob_cli.help_page > docs/command-line.md
+	$(BIN)/python -m ppojob_cli.verl.page > docs/from-verl.md
 
 bench: setup ## measure the claims, print a table, write bench.json
 	$(BIN)/python benchmarks/bench.py

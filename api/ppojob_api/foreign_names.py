@@ -88,7 +88,14 @@ truncation filter_overlong_prompts | spec.data.overlongPrompts
 val_batch_size | not needed | promptsPerStep prompts are one batch
 filter_overlong_prompts_workers dataloader_num_workers | not needed | data is read ahead
 return_raw_chat return_full_prompt | not needed | rows on disk hold the prompt
+return_raw_input_ids return_multi_modal_inputs | not needed | rows on disk hold the prompt
+validation_shuffle | not needed | a validation reads all rows
 image_key video_key audio_key freeze_vision_tower | not yet | pictures and sound
+image_patch_size mm_processor_kwargs | not yet | pictures and sound
+data.tokenizer | spec.model.tokenizerPath
+use_shm | not needed | files are read where they are
+hybrid_engine | not needed | engines live in the trainer's ranks, or in pods of spec.roles.rollout
+nccl_timeout ray_wait_register_center_timeout | not needed | spec.timeouts says what is too long
 custom_cls.path | spec.data.train[].path | a Python file
 custom_cls.name | spec.data.train[].function | it makes rows, not tokens
 custom_cls | spec.data.train[] | path: a Python file; function: its name
@@ -110,17 +117,24 @@ custom_chat_template | spec.model.chatTemplate | a file
 calculate_sum_pi_squared | not needed | estimators that read it have it computed
 use_remove_padding | not needed | rows are packed and nothing is padded
 use_fused_kernels | spec.training.logprobChunkTokens | a number of tokens
-external_lib override_config | not yet | code and settings beside the model folder
+fused_kernel_options use_prefix_grouper | not needed | kernels are chosen here
+external_lib override_config hf_config_path | not yet | code and settings beside the model folder
+model.lora model.lora.rank critic.model.lora.rank | not yet | adapters of Megatron's layers
 enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
 critic.lora_rank critic.lora_alpha critic.target_modules | not yet | LoRA of a critic
 exclude_modules target_parameters | not yet | other choices of adapted layers
 lora_adapter_path | not yet | adapters to begin with
-use_liger tiled_mlp mtp | not yet | other kernels
+use_liger tiled_mlp | not yet | other kernels
+mtp | not yet | prediction of several tokens
+qat quantization_config_file | not yet | quantized weights
 actor.shuffle critic.shuffle critic.data_loader_seed | spec.algorithm.shuffleMiniBatches
 data_loader_seed rollout.seed | spec.seed
 ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu | spec.training.microBatchTokens
 forward_max_token_len_per_gpu critic.use_dynamic_bsz | spec.training.microBatchTokens
 ppo_micro_batch_size_per_gpu log_prob_use_dynamic_bsz | spec.training.microBatchTokens | in tokens
+ppo_micro_batch_size log_prob_micro_batch_size | spec.training.microBatchTokens | in tokens
+forward_micro_batch_size_per_gpu forward_micro_batch_size | spec.training.microBatchTokens
+micro_batch_size_per_gpu micro_batch_size | spec.training.microBatchTokens | in tokens
 log_prob_micro_batch_size_per_gpu | spec.training.microBatchTokens | in tokens
 use_dynamic_bsz | not needed | micro-batches are always budgets of tokens
 clip_ratio_low | spec.algorithm.policyLoss.clipLow
@@ -135,19 +149,37 @@ kl_loss_type kl_penalty | spec.algorithm.kl.estimator
 kl_ctrl.type | spec.algorithm.kl.controller
 kl_ctrl.horizon | spec.algorithm.kl.horizon
 optim.weight_decay | spec.optimizer.weightDecay
+grad_clip optim.clip_grad | spec.optimizer.gradientClip
+optim.optimizer override_optimizer_config | not yet | another optimizer than AdamW
+optimizer_impl zero_indexed_step | not needed | there is one AdamW
+lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
+min_lr min_lr_factor lr_decay_steps | not yet | Megatron's schedules
+lr_min lr_start lr_decay_ratio | not yet | VeOmni's schedules
+calculate_entropy | not needed | the entropy is always measured
 optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
 critic.num_cycles | spec.critic.optimizer.cycles
 critic.lr_warmup_steps_ratio | spec.critic.optimizer.warmupRatio
 fsdp_config.dtype | spec.training.autocast
 save_contents load_contents | not needed | a checkpoint always holds everything
+use_orig_params forward_only mixed_precision fsdp_config.seed | not needed | FSDP2 does without
+actor.use_torch_compile ref.use_torch_compile | not needed | it computes the same
+fsdp_config.use_torch_compile | not needed | it computes the same
+entropy_from_logits_with_chunking entropy_from_logits_chunk_size | not needed | always in chunks
+entropy_checkpointing | not needed | always in chunks
+pad_to_length pad_to_length_bucket | not needed | rows are packed and nothing is padded
+rollout_n | not needed | samplesPerPrompt
+model_engine turbo_config megatron veomni torchtitan | not yet | other trainers than FSDP2
+actor.engine ref.engine critic.engine | not yet | other trainers than FSDP2
+moe_aux_loss_coeff moe_z_loss_coeff | not yet | mixtures of experts
+fp8_recipe override_transformer_config.fp8 | not yet | float8
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
 ulysses_sequence_parallel_size | not yet | sequence parallelism
 reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
 full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save checkpoint.strict | not yet | other ways to save
 save_lora_only | not needed | with spec.model.lora a checkpoint holds adapters alone
-router_replay router_replay.mode | not yet | replay of routers
+router_replay router_replay.mode enable_rollout_routing_replay | not yet | replay of routers
 skip.rollout | spec.rollout.replay
 rollout.name | spec.rollout.engine
 temperature | spec.rollout.temperature
@@ -165,7 +197,14 @@ calculate_log_probs logprobs_mode | not needed | always, after temperature
 free_cache_engine | not needed | engine and trainer take turns with a GPU
 load_format enforce_eager | not needed | the engine gets its weights from the trainer
 max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
-rollout.mode | not yet | asynchronous rollouts
+expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
+max_prompt_length prompt_length | spec.data.maxPromptTokens
+ignore_eos over_sample_rate | not yet | other ways of sampling
+multi_stage_wake_up layered_summon cudagraph_capture_sizes | not needed | the engine's own choice
+disable_log_stats skip_tokenizer_init scheduling_policy | not needed | the engine's own choice
+moe_load_balance_metrics_interval | not needed | there is no such metric
+use_legacy_worker_impl | not needed | there is one trainer
+rollout.mode total_rollout_steps | not yet | asynchronous rollouts
 rollout.agent | spec.agent
 checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
 norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd \
@@ -184,21 +223,29 @@ critic.enable | not needed | spec.algorithm.type: ppo has a critic
 critic.model.path | spec.critic.path
 critic.tokenizer_path critic.model.tokenizer_path | not needed | they are the policy's
 critic.lr | spec.critic.optimizer.learningRate
+critic.optim.clip_grad | spec.critic.optimizer.gradientClip
+critic.lr_decay_style critic.warmup_style | spec.critic.optimizer.schedule
 critic.optim.weight_decay | spec.critic.optimizer.weightDecay
 critic.optim.betas | spec.critic.optimizer.betas
 critic.lr_warmup_steps | spec.critic.optimizer.warmupSteps | in optimizer steps
 critic.lr_scheduler_type | spec.critic.optimizer.schedule
 critic.min_lr_ratio | spec.critic.optimizer.minLearningRateRatio
 critic.grad_clip | spec.critic.optimizer.gradientClip
-critic.model.fsdp_config critic.fsdp_size critic.fsdp.fsdp_size | spec.roles.critic.parallelism
-reward.num_workers | spec.roles.reward.cpu
-reward_manager | spec.rewards
+critic.fsdp critic.fsdp_size critic.fsdp.fsdp_size | spec.roles.critic.parallelism
+critic.model.fsdp_config | spec.roles.critic.parallelism
+reward.num_workers reward_model.num_workers | spec.roles.reward.cpu
+reward_manager reward_manager.name reward_manager.source reward_manager.module | spec.rewards
+reward_loop_source reward_loop_module_path reward_loop_class_name | spec.rewards
 overlong_buffer overlong_buffer.enable | spec.algorithm.overlongPenalty | on where it is given
-overlong_buffer.log | not needed | its metrics are always there
+overlong_buffer_cfg | spec.algorithm.overlongPenalty | on where it is given
+overlong_buffer_cfg.enable | spec.algorithm.overlongPenalty | on where it is given
+max_response_length max_resp_len | spec.data.maxResponseTokens
+overlong_buffer.log overlong_buffer_cfg.log | not needed | its metrics are always there
 reward_model.enable | spec.rewardModel
 reward_model.model.path reward_model.model_path | spec.rewardModel.path
 input_tokenizer | spec.rewardModel.tokenizerPath
 reward_model.max_length | spec.rewardModel.maxTokens
+reward_model.rollout | not needed | a classifier needs no engine
 reward_model.rollout.dtype | spec.rewardModel.dtype
 enable_resource_pool | spec.roles.rewardModel.colocateWith
 reward_model.nnodes reward_model.n_gpus_per_node | spec.roles.rewardModel
@@ -219,6 +266,9 @@ critic_warmup | spec.critic.warmupSteps | one less than in verl
 resume_from_path default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
 use_v1 v1 | not yet | asynchronous training
 ray_kwargs | not needed | there is no Ray
+hydra defaults | not needed | there is no Hydra
+skip.rollout.enable | spec.rollout.replay
+profiler | not yet | profiles
 distillation transfer_queue global_profiler skip | not yet
 """)
 

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "data": ("ppojob_cli.data", "data"),
     "model": ("ppojob_cli.model", "model"),
     "tools": ("ppojob_cli.tools", "tools"),
+    "from-verl": ("ppojob_cli.from_verl", "from_verl"),
     "export": ("ppojob_cli.export", "export"),
     "index": ("ppojob_cli.search", "index"),
     "retrieve": ("ppojob_cli.search", "retrieve"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--name", default="mcp", metavar="NAME", help="What the job calls that server.")
 @click.option("--key-variable", metavar="NAME", help="Variable that holds the key of that server.")
 def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None) -> None:
-    """Print spec.agent for verl's YAML of tools or interactions, Python, or an MCP server.
+    """Print spec.agent of verl's YAML of tools or interactions, Python or an MCP server.
 
     Of a Python file all public functions are tools, or those that verl's @function_tool marks. What
     a model is told of one is its signature and docstring; nothing of the file is kept. Of an MCP

@@ -19,6 +19,7 @@ OF_OTHERS = (
     "huggingface_hub",
     "prometheus_client",
     "kubernetes",
+    "tree_sitter",
 )
 PROGRAM = f"""
 import sys
@@ -26,6 +27,7 @@ sys.modules.update(dict.fromkeys({OF_OTHERS!r}))  # what is None there cannot be
 from ppojob_cli.main import main
 main(prog_name="ppojob")
 """
+VERL = Path(__file__).parent / "verl" / "scripts"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TRAINER = "make setup in a clone of PPOJob"
 
@@ -70,6 +72,12 @@ def test_validate_goes_without_them_offline() -> None:
 
 
 @pytest.mark.processes
+def test_yaml_of_verl_is_read_without_them() -> None:
+    done = call("from-verl", str(VERL / "config.yaml"))
+    assert "maxResponseTokens: 100" in done.stdout
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("command", "package"),
     [
@@ -80,6 +88,7 @@ def test_validate_goes_without_them_offline() -> None:
         ("index corpus.jsonl --output index", "msgspec"),
         ("retrieve index", "msgspec"),
         ("export run --output export", "torch"),
+        (f"from-verl {VERL}/grpo.sh", "tree_sitter"),
     ],
 )
 def test_what_to_install(command: str, package: str) -> None:
@@ -104,5 +113,5 @@ def test_what_to_install_for_a_cluster() -> None:
 def test_the_other_commands_are_there() -> None:
     done = call("--help")
     assert done.returncode == 0, done.stderr
-    assert "run       Needs the package msgspec." in done.stdout
-    assert "validate  Check PPOJob manifests" in done.stdout
+    assert "run        Needs the package msgspec." in done.stdout
+    assert "validate   Check PPOJob manifests" in done.stdout

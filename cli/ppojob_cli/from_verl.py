@@ -1,0 +1,207 @@
+"""`ppojob from-verl`: a PPOJob of a launch script, a configuration or a command line of verl's."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+from pydantic import JsonValue
+
+from ppojob_api import contract
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
+from ppojob_cli.input_error import InputError
+from ppojob_cli.verl import unread
+from ppojob_cli.verl.commented_yaml import commented
+from ppojob_cli.verl.conversions import convert
+from ppojob_cli.verl.draft import Draft, Fate
+from ppojob_cli.verl.settings import Settings, of_overrides, of_yaml, read_text
+
+_YAML: Final = (".yaml", ".yml")
+_QUIET: Final = (Fate.WRITTEN, Fate.UNNEEDED, Fate.SAME, Fate.IDLE)
+_WARNED: Final = (Fate.NOTED, Fate.LEFT_OUT)
+_SHOWN: Final = 6
+"""Keys that one line of warning names."""
+
+_SETTING: Final = re.compile(r"(\+\+|\+|~)?[\w.@/-]+=.*|~[\w.@/-]+", re.DOTALL)
+_VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_MAIN: Final = "verl.trainer.main_ppo"
+_MODULES: Final = re.compile(r"(?:.*[./])?trainer[./]main_ppo(?:_sync)?(?:\.py)?|main_ppo(?:\.py)?")
+
+
+@click.command("from-verl", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, metavar="[SCRIPT|YAML] [KEY=VALUE]...")
+@click.option(
+    "--env",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What the script finds in its environment, which is else HOME alone. Repeatable.",
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Not stdout."
+)
+@click.option("--verbose", is_flag=True, help="Tell of every key what became of it.")
+@click.option("--plain", is_flag=True, help="No comments in the manifest.")
+def from_verl(
+    arguments: tuple[str, ...],
+    variables: tuple[str, ...],
+    output: Path | None,
+    *,
+    verbose: bool,
+    plain: bool,
+) -> None:
+    """Print a PPOJob of what trains with verl: a script, YAML, or KEY=VALUE alone.
+
+    A script calls main_ppo. It is read and not run: assignments, arrays, defaults and conditions on
+    what is known are followed, and what only a run could say is told with its line. KEY=VALUE count
+    last. Fields are written where they differ from what a PPOJob has by default, each with the key
+    that it comes from; verl's own defaults are carried over. What is not is told, line by line: as
+    a warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
+    """
+    source, settings, problems = _read(list(arguments), variables)
+    job = convert(settings)
+    errors = [*map(str, problems), *map(str, settings.problems), *_lines(job, settings)]
+    errors += [_problem(job, problem) for problem in job.problems]
+    if verbose:
+        for line in _lines(job, settings, *_QUIET, Fate.LEFT_OUT):
+            click.echo(line, err=True)
+    for line in _warnings(job, settings):
+        click.echo(f"warning: {line}", err=True)
+    for line in errors:
+        click.echo(line, err=True)
+    head = [f"Made of {source} by ppojob from-verl; behind a field stands what it comes from."]
+    head += [f"Not carried over: {line}" for line in errors]
+    text = commented(job.tree(), [] if plain else head, (lambda _: ()) if plain else job.origins)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+    if errors:
+        raise SystemExit(contract.EXIT_FAILED)
+
+
+def _read(arguments: list[str], variables: tuple[str, ...]) -> tuple[str, Settings, list[Problem]]:
+    """What the settings are from, the settings, and what is wrong with the place they are from."""
+    has_file = bool(arguments) and not _SETTING.fullmatch(arguments[0])
+    path = arguments.pop(0) if has_file else ""
+    own = of_overrides((text, "") for text in arguments)
+    if own.problems:
+        raise InputError("\n".join(map(str, own.problems)))
+    if not path and not own.given:
+        why = "there is nothing to convert"
+        raise InputError(f"ARGUMENTS: got {ABSENT}: {why}; a script, a YAML file, or KEY=VALUE")
+    if variables and (not path or path.endswith(_YAML)):
+        raise InputError(f"--env: got {shown(variables[0])}: only a script reads it; without it")
+    if not path:
+        return "the command line", own, []
+    name = printable(path)
+    try:
+        text = read_text(path)
+        settings, problems = (
+            (of_yaml(text, name), [])
+            if path.endswith(_YAML)
+            else _of_script(text, path, _environment(variables))
+        )
+    except ValueError as problem:
+        raise InputError(
+            f"{name}: got {ABSENT}: {problem}; a script that calls {_MAIN}, or its YAML"
+        ) from None
+    if not settings.given and not settings.problems:
+        raise InputError(f"{name}: got {ABSENT}: it gives no setting of verl's; KEY=VALUE, or YAML")
+    settings.add(own)
+    return name, settings, problems
+
+
+def _environment(variables: tuple[str, ...]) -> dict[str, str]:
+    found = {"HOME": os.environ.get("HOME", "~")}
+    for text in variables:
+        match = _VARIABLE.fullmatch(text)
+        if match is None:
+            why = "it is no variable"
+            raise InputError(f"--env: got {shown(text)}: {why}; NAME=VALUE")
+        found[match[1]] = match[2]
+    return found
+
+
+def _of_script(text: str, path: str, environment: dict[str, str]) -> tuple[Settings, list[Problem]]:
+    """The settings of the first call of main_ppo, and what a reader of them has to know.
+
+    Raises:
+        ValueError: There is no such call, or none of which it is clear that it is made.
+    """
+    from ppojob_cli.verl.shell_script import read_script
+
+    script = read_script(text, path, environment)
+    if not script.launches and script.undecided:
+        line, source = script.undecided[0]
+        raise ValueError(
+            f"line {line}: {unread.told(source)} decides whether {_MAIN} is called, and was not"
+            " decided; --env NAME=VALUE for what it asks"
+        )
+    if not script.launches:
+        raise ValueError(f"it does not call {_MAIN}")
+    launch, *others = script.launches
+    name = printable(path)
+    settings = of_overrides((one.text, f"{name}:{one.line}") for one in launch.arguments)
+    problems = [
+        Problem(
+            f"{name}:{other.line}",
+            shown(unread.told(other.module)),
+            f"line {launch.line} calls it already",
+            "a file of its own",
+            ReasonCode.DUPLICATE,
+        )
+        for other in others
+    ]
+    if not _MODULES.fullmatch(launch.module):
+        where, why = f"{name}:{launch.line}", "another trainer, which has rules of its own"
+        problems.append(
+            Problem(where, shown(launch.module), why, _MAIN, ReasonCode.NOT_IN_THIS_VERSION)
+        )
+    return settings, problems
+
+
+def _lines(job: Draft, settings: Settings, *fates: Fate) -> Iterator[str]:
+    """What became of each key; without fates, those that count as errors."""
+    wanted = fates or tuple(one for one in Fate if one not in {*_QUIET, *_WARNED})
+    for key, given in settings.given.items():
+        outcome = job.outcomes[key]
+        if outcome.fate in wanted:
+            where = f"{given.where}: {key}" if given.where else key
+            value = _shown(given.value)
+            why = "; ".join(filter(None, (outcome.why, outcome.fate.value)))
+            yield printable(f"{where}: got {value}: {why}")
+
+
+def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
+    """What differs, a line each; and what no number depends on, a line for each reason."""
+    yield from _lines(job, settings, Fate.NOTED)
+    left_out: dict[str, list[str]] = {}
+    for key, given in settings.given.items():
+        if job.outcomes[key].fate == Fate.LEFT_OUT:
+            told = f"{key}={_shown(given.value)}"
+            left_out.setdefault(job.outcomes[key].why, []).append(told)
+    for why, keys in left_out.items():
+        more = f" and {len(keys) - _SHOWN} more (--verbose)" if len(keys) > _SHOWN else ""
+        yield printable(f"{', '.join(keys[:_SHOWN])}{more}: {why}; {Fate.LEFT_OUT.value}")
+
+
+def _shown(value: JsonValue) -> str:
+    """A value with the text of what was not read in it."""
+    return shown(unread.told_in(value))
+
+
+def _problem(job: Draft, problem: Problem) -> str:
+    """A line of validation, with the keys that the field is of."""
+    origins = ", ".join(job.origins(problem.where))
+    return f"{problem} (of {origins})" if origins else str(problem)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = f"it cannot be written ({error.strerror})"
+        raise InputError(f"--output: got {shown(str(path))}: {why}; another file") from None

@@ -1,0 +1,294 @@
+"""Conversions of what is optimised: estimator, loss, KL, batches, optimizer and critic."""
+
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from ppojob_cli.verl.draft import Draft, Verl, is_count
+
+_ACTOR = "actor_rollout_ref.actor"
+_LOSS = "spec.algorithm.policyLoss"
+
+# The bounds of each loss, for which verl has one pair of keys.
+_BOUNDS = {
+    "clip": ("clipLow", "clipHigh"),
+    "bypass": ("clipLow", "clipHigh"),
+    "gspo": ("gspo.clipLow", "gspo.clipHigh"),
+    "cispo": ("cispo.clipLow", "cispo.clipHigh"),
+    "geo_mean": ("geoMean.clipLow", "geoMean.clipHigh"),
+    "clip_cov": ("clipCov.clipLow", "clipCov.clipHigh"),
+    "dppo_tv": ("dppoTv.divergenceLow", "dppoTv.divergenceHigh"),
+    "dppo_kl": ("dppoKl.divergenceLow", "dppoKl.divergenceHigh"),
+}
+_LIMITS = {
+    "clip": "dualClip",
+    "bypass": "dualClip",
+    "dppo_tv": "dppoTv.ratioLimit",
+    "dppo_kl": "dppoKl.ratioLimit",
+}
+_OWN = {
+    "sapo": ("tau_pos", "tau_neg"),
+    "clip_cov": (
+        "policy_loss.clip_cov_ratio",
+        "policy_loss.clip_cov_lb",
+        "policy_loss.clip_cov_ub",
+    ),
+    "kl_cov": ("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"),
+    "dro": ("policy_loss.dro_beta",),
+}
+_WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean")
+"""Losses of verl's that are means over responses, whatever loss_agg_mode says."""
+
+
+def estimator(verl: Verl, job: Draft) -> None:
+    """The estimator, and the settings that it reads."""
+    job.copy("algorithm.adv_estimator")
+    written = job.fields.get("spec.algorithm.type")
+    kind = "" if written is None else str(written.value)
+    section = f"spec.algorithm.{to_camel(str(kind))}"
+    if kind in {"grpo", "grpo_passk", "gdpo"}:
+        job.copy("algorithm.norm_adv_by_std_in_grpo", f"{section}.normalizeByStd")
+    if kind in {"ppo", "reinforce_plus_plus"}:
+        job.copy("algorithm.gamma", f"{section}.gamma")
+    if kind == "ppo":
+        job.copy("algorithm.lam")
+    if kind == "gdpo":
+        job.copy("algorithm.gdpo_reward_keys")
+        if verl.is_given("algorithm.gdpo_reward_weights"):
+            job.copy("algorithm.gdpo_reward_weights")
+
+
+def policy_loss(verl: Verl, job: Draft) -> None:
+    """The loss with its bounds, of which verl has one pair for all losses; its aggregation."""
+    mode, bypass = f"{_ACTOR}.policy_loss.loss_mode", "algorithm.rollout_correction.bypass_mode"
+    if verl[bypass]:
+        job.set(f"{_LOSS}.type", "bypass", bypass)
+    else:
+        job.copy(mode)
+    written = job.fields.get(f"{_LOSS}.type")
+    kind = "clip" if written is None else str(written.value)
+    form = str(verl["algorithm.rollout_correction.loss_type"])
+    if kind == "bypass":
+        form = {"ppo_clip": "clip"}.get(form, form)
+        job.set(f"{_LOSS}.bypass.form", form, "algorithm.rollout_correction.loss_type")
+    has_bounds = kind in _BOUNDS and (kind != "bypass" or form == "clip")
+    for side, name in zip(_BOUNDS.get(kind, ()), ("low", "high"), strict=False):
+        if has_bounds:
+            job.copy(f"{_ACTOR}.clip_ratio_{name}", f"{_LOSS}.{side}")
+    if kind in _LIMITS and has_bounds:
+        job.copy(f"{_ACTOR}.clip_ratio_c", f"{_LOSS}.{_LIMITS[kind]}")
+    for name in _OWN.get(kind, ()):
+        job.copy(f"{_ACTOR}.{name}")
+    _aggregation(verl, job, kind, mode)
+    low_high = (f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high")
+    ratio = f"{_ACTOR}.clip_ratio"
+    if verl.is_given(ratio) and not any(map(verl.is_given, low_high)) and verl[ratio] != 0.2:
+        job.note("without effect in verl, which reads clip_ratio_low and clip_ratio_high", ratio)
+    for name in ("tau_pos", "tau_neg"):
+        if verl.is_given(f"{_ACTOR}.policy_loss.{name}"):
+            why = f"without effect in verl, which reads actor.{name}"
+            job.note(why, f"{_ACTOR}.policy_loss.{name}")
+
+
+def _aggregation(verl: Verl, job: Draft, kind: str, mode: str) -> None:
+    field = "spec.algorithm.lossAggregation"
+    if kind in _WITHOUT_AGGREGATION:
+        job.set(field, "sequence_mean_token_mean", mode)
+    else:
+        job.copy(f"{_ACTOR}.loss_agg_mode")
+
+
+def kl(verl: Verl, job: Draft) -> None:
+    """Where a KL is charged: verl has a switch and a coefficient for each of two places."""
+    at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
+    in_reward = verl["algorithm.use_kl_in_reward"] and verl[f"{at}.kl_coef"] != 0
+    in_loss = verl[f"{_ACTOR}.use_kl_loss"] and verl[f"{_ACTOR}.kl_loss_coef"] != 0
+    if in_reward:
+        job.set(f"{section}.in", "reward", "algorithm.use_kl_in_reward")
+        _estimator(job, f"{section}.estimator", "algorithm.kl_penalty", "k1")
+        job.copy(f"{at}.kl_coef", f"{section}.coefficient")
+        job.copy(f"{at}.type")
+        if verl[f"{at}.type"] == "adaptive":
+            job.copy(f"{at}.target_kl")
+            job.copy(f"{at}.horizon")
+    if in_loss:
+        if in_reward:
+            section += ".lossTerm"
+            job.set(section, {}, f"{_ACTOR}.use_kl_loss")
+        else:
+            job.set(f"{section}.in", "loss", f"{_ACTOR}.use_kl_loss")
+        _estimator(job, f"{section}.estimator", f"{_ACTOR}.kl_loss_type", "k3")
+        job.copy(f"{_ACTOR}.kl_loss_coef", f"{section}.coefficient")
+
+
+def _estimator(job: Draft, path: str, key: str, default: str) -> None:
+    """The estimator, which is another one by default in each of the two places."""
+    if job.word(path, key) == default:
+        job.keep(key)
+    else:
+        job.copy(key, path)
+
+
+def resampling(verl: Verl, job: Draft) -> None:
+    """Responses drawn by their scores."""
+    if not verl["algorithm.use_pf_ppo"]:
+        return
+    job.set("spec.algorithm.resampling", {}, "algorithm.use_pf_ppo")
+    job.copy("algorithm.pf_ppo.reweight_method")
+    if verl["algorithm.pf_ppo.reweight_method"] == "pow":
+        job.copy("algorithm.pf_ppo.weight_pow")
+
+
+def filter_groups(verl: Verl, job: Draft) -> None:
+    """Dynamic sampling; in verl without an end, unless there is a largest number of rounds."""
+    at, section = "algorithm.filter_groups", "spec.algorithm.dynamicSampling"
+    drawn = "data.gen_batch_size"
+    if not verl[f"{at}.enable"]:
+        if verl.is_given(drawn) and verl[drawn] != verl["data.train_batch_size"]:
+            job.leave_out("a number of prompts for dynamic sampling, which is off", drawn)
+        return
+    job.set(section, {}, f"{at}.enable")
+    metric = verl[f"{at}.metric"]
+    is_final = metric == "seq_final_reward"
+    if is_final and verl["algorithm.use_kl_in_reward"]:
+        job.leave_out("no two responses have the same score behind a KL", f"{at}.metric")
+    else:
+        word = "score" if is_final or metric == "seq_reward" else metric
+        job.set(f"{section}.metric", word, f"{at}.metric")
+    rounds = f"{at}.max_num_gen_batches"
+    job.set(f"{section}.maxRounds", verl[rounds] if verl[rounds] > 0 else 1_000, rounds)
+    if verl.is_given(drawn) and verl[drawn] != verl["data.train_batch_size"]:
+        job.copy(drawn)
+
+
+def rollout_correction(verl: Verl, job: Draft) -> None:
+    """Weights and rejection by the distance of engine and trainer."""
+    at, section = "algorithm.rollout_correction", "spec.algorithm.rolloutCorrection"
+    weights, modes = verl[f"{at}.rollout_is"], verl[f"{at}.rollout_rs"]
+    is_reinforce = verl[f"{at}.bypass_mode"] and verl[f"{at}.loss_type"] == "reinforce"
+    if not weights and not modes and not is_reinforce:
+        return
+    job.set(section, {}, f"{at}.rollout_is")
+    if weights:
+        job.copy(f"{at}.rollout_is")
+        low, high = _bounds(verl[f"{at}.rollout_is_threshold"])
+        job.set(f"{section}.weightLimit", high, f"{at}.rollout_is_threshold")
+        job.set(f"{section}.weightFloor", low, f"{at}.rollout_is_threshold")
+        job.copy(f"{at}.rollout_is_batch_normalize")
+    if modes:
+        job.set(
+            f"{section}.rejection",
+            _rejections(modes, verl[f"{at}.rollout_rs_threshold"]),
+            f"{at}.rollout_rs",
+            f"{at}.rollout_rs_threshold",
+        )
+
+
+def _rejections(modes: Any, thresholds: Any) -> list[dict[str, Any]]:
+    """Each mode with its bounds; one threshold is that of all."""
+    names = modes if isinstance(modes, list) else str(modes).split(",")
+    limits = thresholds if isinstance(thresholds, list) else str(thresholds).split(",")
+    limits = limits * len(names) if len(limits) == 1 else limits
+    found = []
+    for name, limit in zip(map(str.strip, names), limits, strict=False):
+        low, high = _bounds(limit)
+        has_low = low is not None and name.endswith("k1")
+        found.append({"mode": name, **({"low": low} if has_low else {}), "high": high})
+    return found
+
+
+def _bounds(text: Any) -> tuple[float | None, Any]:
+    """`2.0` or `0.5_3.0` as numbers, the lower one None where there is none; else as it is."""
+    parts = str(text).strip().split("_")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        return None, text
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (None, numbers[0])
+
+
+def mini_batches(verl: Verl, job: Draft) -> None:
+    """Prompts of an optimizer step; all of a step are none here."""
+    key = f"{_ACTOR}.ppo_mini_batch_size"
+    is_whole = verl[key] >= verl["data.train_batch_size"]
+    job.set("spec.algorithm.miniBatchPrompts", None if is_whole else verl[key], key)
+
+
+def warmup(verl: Verl, job: Draft) -> None:
+    """Steps of warm-up, which verl counts in training steps."""
+    _warmup(verl, job, f"{_ACTOR}.optim", "spec.optimizer", _updates(verl, _ACTOR))
+
+
+def _warmup(verl: Verl, job: Draft, at: str, section: str, updates: int) -> None:
+    steps = verl[f"{at}.lr_warmup_steps"]
+    if steps > 0:
+        job.set(f"{section}.warmupSteps", steps * updates, f"{at}.lr_warmup_steps")
+    else:
+        job.copy(f"{at}.lr_warmup_steps_ratio", f"{section}.warmupRatio")
+
+
+def _updates(verl: Verl, model: str) -> int:
+    """Optimizer steps of one training step."""
+    epochs, part = (
+        verl[f"{model}.{name}"] if is_count(verl[f"{model}.{name}"]) else verl[f"{_ACTOR}.{name}"]
+        for name in ("ppo_epochs", "ppo_mini_batch_size")
+    )
+    return int(epochs * max(1, -(-verl["data.train_batch_size"] // max(1, part))))
+
+
+def gradient_clip(verl: Verl, job: Draft) -> None:
+    """The largest norm, under its two names."""
+    _gradient_clip(verl, job, _ACTOR, "spec.optimizer.gradientClip")
+
+
+def _gradient_clip(verl: Verl, job: Draft, at: str, path: str) -> None:
+    name = f"{at}.optim.clip_grad"
+    if not verl.is_given(name) and verl.is_given(f"{at}.grad_clip"):
+        name = f"{at}.grad_clip"
+    job.copy(name, path)
+    if name.endswith("grad_clip") and not name.endswith("clip_grad") and verl[name] != 1:
+        job.note("verl's main reads optim.clip_grad alone, and clips at 1", name)
+
+
+def optimizer_kind(verl: Verl, job: Draft) -> None:
+    """AdamW under the names that verl's trainers have for it."""
+    for at in (_ACTOR, "critic"):
+        key = f"{at}.optim.optimizer"
+        if str(verl[key]).lower() not in {"adamw", "adam"}:
+            job.leave_out("another optimizer than AdamW", key)
+
+
+def same_as_policy(verl: Verl, job: Draft) -> None:
+    """What verl has for the critic apart, and is one here."""
+    others = {"fsdp.model_dtype": "fsdp_config.model_dtype"}
+    for name in ("shuffle", "loss_agg_mode", "loss_scale_factor", "fsdp.model_dtype"):
+        value, other = verl[f"critic.{name}"], verl[f"{_ACTOR}.{others.get(name, name)}"]
+        if verl.is_on("critic.enable") and verl.is_given(f"critic.{name}") and value != other:
+            job.leave_out("one for both models here, that of the policy", f"critic.{name}")
+
+
+def critic(verl: Verl, job: Draft) -> None:
+    """The value model of PPO."""
+    if not verl.is_on("critic.enable"):
+        return
+    section, optimizer = "spec.critic", "spec.critic.optimizer"
+    if verl["algorithm.adv_estimator"] != "gae":
+        job.leave_out("only ppo reads values", "critic.enable", changes_numbers=False)
+        return
+    for key in ("critic.model.lora_rank", "critic.model.lora.rank"):
+        if verl[key]:
+            job.leave_out("LoRA of a critic: not in this version", key)
+    path = "critic.model.path"
+    is_other = verl.is_given(path) and verl[path] != verl["actor_rollout_ref.model.path"]
+    job.set(f"{section}.path", verl[path] if is_other else None, path)
+    for name in ("lr", "weight_decay", "betas", "lr_scheduler_type", "min_lr_ratio", "num_cycles"):
+        job.copy(f"critic.optim.{name}")
+    _warmup(verl, job, "critic.optim", optimizer, _updates(verl, "critic"))
+    _gradient_clip(verl, job, "critic", f"{optimizer}.gradientClip")
+    job.copy("critic.cliprange_value")
+    warmup_key = "trainer.critic_warmup"
+    job.set(f"{section}.warmupSteps", max(0, verl[warmup_key] - 1), warmup_key)
+    for name, other in (("ppo_epochs", "epochs"), ("ppo_mini_batch_size", "miniBatchPrompts")):
+        key = f"critic.{name}"
+        is_own = verl.is_given(key) and verl[key] != verl[f"{_ACTOR}.{name}"]
+        job.set(f"{section}.{other}", verl[key] if is_own else None, key)

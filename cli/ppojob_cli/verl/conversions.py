@@ -1,0 +1,140 @@
+"""verl's settings become a job, key by key as the table says."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
+from ppojob_api.problem import shown
+from ppojob_cli.verl import algorithm, surroundings, unread
+from ppojob_cli.verl import keys as table
+from ppojob_cli.verl.draft import OFF, Draft, Fate, Outcome, Verl
+from ppojob_cli.verl.keys import Key
+from ppojob_cli.verl.settings import Settings, resolved
+
+Conversion = Callable[[Verl, Draft], None]
+
+CONVERSIONS: Final[Mapping[str, Conversion]] = {
+    one.__name__: one
+    for one in (
+        surroundings.train_files,
+        surroundings.validation_files,
+        surroundings.own_code,
+        surroundings.overlong_prompts,
+        surroundings.template_arguments,
+        surroundings.chat_template,
+        surroundings.lora,
+        surroundings.seed,
+        surroundings.sampling,
+        surroundings.validation_sampling,
+        surroundings.types_by_device,
+        surroundings.rollout_lengths,
+        surroundings.rollout_pods,
+        surroundings.gpus,
+        surroundings.data_shard,
+        surroundings.agent,
+        surroundings.rewards,
+        surroundings.overlong,
+        surroundings.reward_model,
+        surroundings.length,
+        surroundings.name,
+        surroundings.loggers,
+        surroundings.project,
+        surroundings.resume,
+        surroundings.checkpoints_kept,
+        surroundings.examples,
+        surroundings.skipped_rollout,
+        algorithm.estimator,
+        algorithm.policy_loss,
+        algorithm.kl,
+        algorithm.resampling,
+        algorithm.filter_groups,
+        algorithm.rollout_correction,
+        algorithm.mini_batches,
+        algorithm.warmup,
+        algorithm.gradient_clip,
+        algorithm.optimizer_kind,
+        algorithm.same_as_policy,
+        algorithm.critic,
+    )
+}
+"""Functions by the word that the table has for them."""
+
+_KEPT: Final = Outcome(Fate.SAME)
+_LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
+
+
+def convert(settings: Settings) -> Draft:
+    """Make a job of settings, and tell of each of them what became of it."""
+    verl = Verl(resolved(settings, table.defaults()))
+    job = Draft(verl)
+    done = set[str]()
+    for key in table.rows().values():
+        if key.how in CONVERSIONS and key.how not in done:
+            done.add(key.how)
+            CONVERSIONS[key.how](verl, job)
+        elif key.how not in CONVERSIONS:
+            _copy(verl, job, key)
+    job.check()
+    # Those that others belong to first.
+    for typed in sorted(verl.typed, key=lambda one: getattr(table.find(one), "other", "") != ""):
+        _settle(verl, job, typed)
+    return job
+
+
+def _copy(verl: Verl, job: Draft, key: Key) -> None:
+    """Copy a value to its one field, where the row says so."""
+    is_given = verl.is_given(key.name)
+    if key.row.status or key.name.endswith(".*"):
+        return
+    if key.how == "positive":
+        value = verl[key.name]
+        job.set(key.row.here[0], value if value > 0 else None, key.name)
+    elif key.how == "" or (key.how in {"given", "speed", "given speed"} and is_given):
+        job.copy(key.name)
+
+
+def _settle(verl: Verl, job: Draft, typed: str) -> None:
+    """What became of a key of which no conversion has told, or whose value was not read."""
+    row = table.find(typed)
+    if row is None:
+        job.outcomes[typed] = Outcome(Fate.UNKNOWN, "no key of verl's that is known here")
+        return
+    target = table.main_name(typed)
+    main = table.find(target) or row
+    if target != typed and target in verl.typed and verl.raw(typed) != verl.raw(target):
+        job.outcomes[typed] = Outcome(Fate.NOTED, f"another name of {target}, whose value counts")
+        return
+    outcome = job.outcomes.get(typed) or _fate(verl, job, main, verl.raw(typed))
+    if verl.is_unlike(target) and outcome.fate in {Fate.SAME, Fate.WRITTEN}:
+        outcome = Outcome(Fate.UNREAD, f"verl has {shown(main.default)} there")
+    source = next(unread.marks(verl.raw(typed)), None)
+    quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
+    if source is not None and outcome.fate not in quiet and main.how != "name":
+        line, text = source
+        place = f" in line {line}" if line else ""
+        outcome = Outcome(Fate.UNREAD, f"{text}{place} was not read")
+    job.outcomes[typed] = outcome
+
+
+def _fate(verl: Verl, job: Draft, row: Key, value: object) -> Outcome:
+    if row.how.startswith("with "):
+        if not verl.is_on(row.other):
+            return Outcome(Fate.IDLE, f"it says nothing where {row.other} is off")
+        if any(job.outcomes.get(one, _KEPT).fate in _LEFT for one in verl.same(row.other)):
+            return Outcome(Fate.IDLE, f"it belongs to {row.other}, which is left out")
+    if row.how in CONVERSIONS:
+        return Outcome(Fate.IDLE, "as the other settings are")
+    if row.row.status == NOT_NEEDED or row.how == "nothing":
+        return Outcome(Fate.UNNEEDED, row.row.remark or row.remark)
+    if row.row.status == NOT_YET and not _is_default(row, value):
+        why = f"not in this version{f' ({row.row.remark})' if row.row.remark else ''}"
+        return Outcome(Fate.LOST if row.changes_numbers else Fate.LEFT_OUT, why)
+    return _KEPT
+
+
+def _is_default(row: Key, value: object) -> bool:
+    """Whether a value is verl's own, or says that there is nothing to be done."""
+    if row.default is not None and value is not None:
+        return value == row.default
+    # Of a size of some parallelism 1 is none.
+    return value in OFF or value == {} or (not row.changes_numbers and value == 1)

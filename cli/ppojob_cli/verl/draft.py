@@ -1,0 +1,255 @@
+"""A job in the making: fields with the keys that they come from, and what became of each key."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from ppojob_api import shape, suggestions, validation
+from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.well_known import API_VERSION, KIND
+from ppojob_cli.verl import keys as table
+from ppojob_cli.verl import unread
+from ppojob_cli.verl.keys import Key
+from ppojob_cli.verl.settings import Given
+
+OFF: Final[tuple[object, ...]] = (None, False, 0, "", "disabled", "sync", [], "register")
+"""Values that switch a key off."""
+
+_REPAIRS: Final = 20
+
+
+class Fate(Enum):
+    """What became of a key that was given, the worst last."""
+
+    SAME = "as it is here by default"
+    UNNEEDED = "not needed"
+    IDLE = "without effect"
+    WRITTEN = "written"
+    NOTED = ""
+    LEFT_OUT = "left out, and no number depends on it"
+    LOST = "left out, and numbers depend on it"
+    UNREAD = "written as it stands there, or as by default"
+    UNKNOWN = "left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a key, and why."""
+
+    fate: Fate
+    why: str = ""
+
+
+class Verl:
+    """verl's settings as conversions read them: what was given, or verl's default."""
+
+    def __init__(self, given: Mapping[str, Given]) -> None:
+        self._given = dict(given)
+        self.typed = tuple(given)
+        for key in self.typed:
+            self._given.setdefault(table.main_name(key), given[key])
+
+    def __getitem__(self, key: str) -> Any:
+        """The value; what was not read is as the script has it, or verl's default."""
+        row = table.find(key)
+        default = None if row is None else row.default
+        value = self._given[key].value if key in self._given else None
+        if value is None or self.is_unlike(key):
+            return default
+        if not any(unread.marks(value)):
+            return value
+        return unread.told_in(value) if _takes_text(row) else default
+
+    def is_unlike(self, key: str) -> bool:
+        """Whether verl has a number or a boolean where something else was given."""
+        row, value = table.find(key), self.raw(key)
+        if row is None or value is None or any(unread.marks(value)):
+            return False
+        if isinstance(row.default, bool):
+            return not isinstance(value, bool)
+        is_number = isinstance(row.default, int | float)
+        return is_number and (isinstance(value, bool) or not isinstance(value, int | float))
+
+    def raw(self, key: str) -> JsonValue:
+        """The value that was given, with the marks of what was not read; else None."""
+        return self._given[key].value if key in self._given else None
+
+    def is_given(self, key: str) -> bool:
+        """Whether it was, with another value than null."""
+        return key in self._given and self._given[key].value is not None
+
+    def below(self, key: str) -> dict[str, Any]:
+        """What was given below a key, without what is null."""
+        prefix = f"{key}."
+        found = (one for one in self._given if one.startswith(prefix) and self.is_given(one))
+        return {one.removeprefix(prefix): self[one] for one in found}
+
+    def is_on(self, key: str) -> bool:
+        """Whether a key is neither absent nor a word for none."""
+        if key == "critic.enable" and self[key] is None:
+            return bool(self["algorithm.adv_estimator"] == "gae")
+        return self[key] not in OFF
+
+    def same(self, key: str) -> list[str]:
+        """The keys as they were typed that stand for one."""
+        return [one for one in self.typed if table.main_name(one) == key]
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is an integer above 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _takes_text(row: Key | None) -> bool:
+    """Whether the field of a key could hold the text of what was not read."""
+    field = row.row.here[0] if row is not None and row.row.here else ""
+    found = shape.at(tuple(field.replace("[]", ".0").split("."))) if field else None
+    return found is None or found.kind not in {"integer", "number", "boolean", "enum"}
+
+
+@dataclass(slots=True)
+class Written:
+    """A field, and the keys that it comes from; none where they are verl's defaults."""
+
+    value: Any
+    keys: list[str]
+    of_default: list[str]
+
+
+@dataclass(slots=True)
+class Draft:
+    """The fields of a job by their paths.
+
+    Attributes:
+        outcomes: By key as it was typed.
+        problems: What the job as it stands is refused for.
+    """
+
+    verl: Verl
+    fields: dict[str, Written] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def word(self, path: str, key: str) -> Any:
+        """The value of a key in the words of a field."""
+        return _word(path, self.verl[key])
+
+    def set(self, path: str, value: Any, *keys: str) -> None:
+        """Write a field, unless it has that value by default."""
+        member = _member(path)
+        word = _word(path, value)
+        if isinstance(word, str) and word in {NOT_YET, NOT_NEEDED}:
+            row = suggestions.foreign_word(path, str(value))
+            remark = "" if row is None else row.remark
+            why = remark or f"not in this version, {shown(member.default)} in its place"
+            self._lose(keys, why, is_lost=word == NOT_YET)
+            return
+        if word is None or (not member.required and word == member.default):
+            self.keep(*keys)
+            return
+        given = [key for key in keys if self.verl.is_given(key)]
+        typed = [one for key in given for one in self.verl.same(key)]
+        self.fields[path] = Written(word, typed, [key for key in keys if key not in given])
+        self._tell(tuple(given), Outcome(Fate.WRITTEN, path))
+
+    def copy(self, key: str, path: str | None = None) -> None:
+        """Write the field of a key with its value."""
+        row = table.find(key)
+        assert row is not None
+        self.set(path or row.row.here[0], self.verl[key], key)
+
+    def keep(self, *keys: str) -> None:
+        """Tell that what keys say is so by default."""
+        self._tell(keys, Outcome(Fate.SAME))
+
+    def note(self, why: str, *keys: str) -> None:
+        """Tell what differs, though the keys are carried over."""
+        self._tell(keys, Outcome(Fate.NOTED, why))
+
+    def leave_out(self, why: str, *keys: str, changes_numbers: bool = True) -> None:
+        """Tell that keys are not carried over."""
+        self._lose(keys, why, is_lost=changes_numbers)
+
+    def _lose(self, keys: tuple[str, ...], why: str, *, is_lost: bool) -> None:
+        for key in keys:
+            row = table.find(key)
+            is_worse = is_lost and (row is None or row.changes_numbers)
+            self._tell((key,), Outcome(Fate.LOST if is_worse else Fate.LEFT_OUT, why))
+
+    def _tell(self, keys: tuple[str, ...], outcome: Outcome) -> None:
+        """Note what became of keys, in the words that were typed; the worst counts."""
+        order = list(Fate)
+        for typed in (one for key in keys for one in self.verl.same(key)):
+            before = self.outcomes.get(typed)
+            if before is None or order.index(before.fate) <= order.index(outcome.fate):
+                self.outcomes[typed] = outcome
+
+    def tree(self) -> dict[str, Any]:
+        """The job as plain values, in the order of the models."""
+        tree: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
+        for path, _ in shape.fields():
+            if path in self.fields:
+                *above, last = path.split(".")
+                place = tree
+                for name in above:
+                    place = place.setdefault(name, {})
+                value = self.fields[path].value
+                place[last] = dict(value) if value == {} else value
+        return tree
+
+    def check(self) -> None:
+        """Judge the job; drop what has no effect here, and what is not there yet."""
+        for _ in range(_REPAIRS):
+            judged = validation.validate(self.tree())
+            self.problems = judged if isinstance(judged, list) else []
+            dropped = list(map(self._dropped, self.problems))
+            if not any(dropped):
+                return
+
+    def _dropped(self, problem: Problem) -> bool:
+        """Whether the field of a problem was one that can be dropped."""
+        written = self.fields.get(problem.where)
+        code = problem.reason_code
+        if written is None or code not in {ReasonCode.NO_EFFECT, ReasonCode.NOT_IN_THIS_VERSION}:
+            return False
+        del self.fields[problem.where]
+        for key in written.keys:
+            if code == ReasonCode.NO_EFFECT:
+                self.outcomes[key] = Outcome(Fate.IDLE, problem.why)
+                continue
+            row = table.find(key)
+            is_lost = row is None or row.changes_numbers
+            fate = Fate.LOST if is_lost else Fate.LEFT_OUT
+            self.outcomes[key] = Outcome(fate, f"{problem.where}: {problem.why}")
+        return True
+
+    def origins(self, path: str) -> Iterator[str]:
+        """What a field comes from, as a comment tells it."""
+        written = self.fields.get(path)
+        if written is not None:
+            yield from written.keys
+            yield from (f"{key} by default" for key in written.of_default)
+
+
+def _member(path: str) -> shape.Member:
+    *above, last = path.split(".")
+    return shape.members_at(tuple(above))[last]
+
+
+def _word(path: str, value: Any) -> Any:
+    """A value in our words; NOT_YET or NOT_NEEDED where there is none."""
+    found = shape.at(tuple(path.split(".")))
+    if found is None or not found.choices or not isinstance(value, str | bool):
+        return value
+    word = suggestions.folded(str(value))
+    for choice in found.choices:
+        if suggestions.folded(choice) == word:
+            return choice
+    row = suggestions.foreign_word(path, str(value))
+    if row is None:
+        return value
+    return row.status or row.here[0]

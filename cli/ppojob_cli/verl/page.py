@@ -1,0 +1,43 @@
+"""docs/from-verl.md, made of the table of verl's keys: `python -m ppojob_cli.verl.page`."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+
+from ppojob_cli.verl.keys import Line, Section, find, head, sections
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([head(), *(_section(section) for section in sections())])
+
+
+def _section(section: Section) -> str:
+    rows = [row for line in section.lines for row in _rows(section, line)]
+    table = ["| verl | its default | PPOJob | remark |", "| --- | --- | --- | --- |", *rows]
+    parts = [f"## {section.title}", section.before, "\n".join(table), section.after]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _rows(section: Section, line: Line) -> Iterator[str]:
+    """The rows of a line: its keys, parted where they become other fields."""
+    default = f"`{line.default}`" if line.default else ""
+    if line.keys[0].startswith("("):
+        yield _row(line.keys[0], "", f"`{line.how}`", line.remark)
+        return
+    for ours, keys in itertools.groupby(line.keys, lambda key: _ours(section.prefix + key)):
+        yield _row(", ".join(f"`{key}`" for key in keys), default, ours, line.remark)
+
+
+def _ours(name: str) -> str:
+    key = find(name)
+    assert key is not None
+    return key.row.status or ", ".join(f"`{field}`" for field in key.row.here)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

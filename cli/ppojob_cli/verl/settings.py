@@ -1,0 +1,205 @@
+"""verl's settings by their full keys, of Hydra's overrides and of YAML.
+
+Values are read as Hydra reads them, but for `${...}`, which is followed where its key is known. The
+last value of a key counts.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import JsonValue
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_cli.verl import unread
+
+_OVERRIDE: Final = re.compile(
+    r"(?P<sign>\+\+|\+|~)?(?P<key>[\w$.@/-]+)(?:=(?P<value>.*))?", re.DOTALL
+)
+_OPTION: Final = re.compile(r"--?[\w-]+(=.*)?", re.DOTALL)
+_WITH_VALUE: Final = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+_REFERENCE: Final = re.compile(r"\$\{(?:oc\.select:|)(?P<key>\.*[\w.]+)(?:,(?P<other>[^${}]*))?\}")
+_OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}?")
+_MISSING: Final = "???"
+_DEPTH: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value of verl's, and where it was given."""
+
+    value: JsonValue
+    where: str
+    """`run.sh:12`, or empty for the command line."""
+
+
+@dataclass(slots=True)
+class Settings:
+    """All that was given.
+
+    Attributes:
+        given: By full key, in order.
+        problems: What cannot be read as a setting.
+    """
+
+    given: dict[str, Given]
+    problems: list[Problem]
+
+    def add(self, others: "Settings") -> None:
+        """Lay further settings over these."""
+        for key, one in others.given.items():
+            self.given.pop(key, None)
+            self.given[key] = one
+        self.problems += others.problems
+
+
+def of_overrides(arguments: Iterable[tuple[str, str]]) -> Settings:
+    """Read `key=value`, `+key=value`, `++key=value` and `~key`, each with the place it is from."""
+    settings = Settings({}, [])
+    skips = False
+    for text, where in arguments:
+        found = _OVERRIDE.fullmatch(text)
+        if skips or (_OPTION.fullmatch(text) and not (found and found["value"])):
+            # An option of Hydra's, or the value of one.
+            skips = text in _WITH_VALUE
+        elif text.startswith("-") and _OPTION.fullmatch(text):
+            skips = False
+        elif found is None or (found["value"] is None and found["sign"] != "~"):
+            settings.problems.append(_no_setting(text, where))
+        else:
+            key, value = found["key"], found["value"]
+            for old in [old for old in settings.given if old == key or old.startswith(f"{key}.")]:
+                del settings.given[old]
+            read = None if found["sign"] == "~" else value_of(value or "")
+            for leaf, one in _leaves(key, read):
+                settings.given[leaf] = Given(one, where)
+    return settings
+
+
+def _no_setting(text: str, where: str) -> Problem:
+    source, place = unread.told(text), ": ".join(filter(None, (where, "argument")))
+    why, allowed = "it is no setting", "KEY=VALUE"
+    if source != text:
+        why = "it was not decided, and whether there are more settings hangs on it"
+        allowed = "KEY=VALUE for those that there are"
+    return Problem(place, shown(source), why, allowed, ReasonCode.BAD_FORM)
+
+
+def of_yaml(text: str, name: str) -> Settings:
+    """Read a full or partial configuration.
+
+    Raises:
+        ValueError: It is no YAML, or no mapping.
+    """
+    try:
+        tree = _yaml().load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 1 if mark is None else mark.line + 1
+        raise ValueError(f"line {line}: {error.problem or error.context}") from None
+    except (YAMLError, ValueError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    if not isinstance(tree, dict):
+        raise ValueError("it is no mapping of keys to values")
+    given = {
+        key: Given(value, name)
+        for key, value in _leaves("", _plain(tree))
+        if value != _MISSING and key.rpartition(".")[2] != "_target_"
+    }
+    return Settings(given, [])
+
+
+def resolved(settings: Settings, defaults: Mapping[str, JsonValue]) -> dict[str, Given]:
+    """The settings with the values that `${...}` stand for, or marks of what is unread."""
+    return {
+        key: replace(one, value=_resolved(key, one.value, settings.given, defaults, _DEPTH))
+        for key, one in settings.given.items()
+    }
+
+
+def _resolved(
+    key: str,
+    value: JsonValue,
+    given: Mapping[str, Given],
+    defaults: Mapping[str, JsonValue],
+    depth: int,
+) -> JsonValue:
+    if isinstance(value, list):
+        return [_resolved(key, item, given, defaults, depth) for item in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def follow(found: re.Match[str]) -> JsonValue:
+        target = _absolute(key, found["key"])
+        if depth and target in given:
+            return _resolved(target, given[target].value, given, defaults, depth - 1)
+        if target in defaults:
+            return defaults[target]
+        if found["other"] is not None:
+            return value_of(found["other"].strip())
+        return unread.mark(0, found[0])
+
+    whole = _REFERENCE.fullmatch(value)
+    if whole is not None:
+        return follow(whole)
+    text = _REFERENCE.sub(lambda found: str(follow(found)), value)
+    return _OTHER_REFERENCE.sub(lambda found: unread.mark(0, found[0]), text)
+
+
+def _absolute(key: str, target: str) -> str:
+    """The full key of a reference; each dot at its beginning is a level up."""
+    levels = len(target) - len(target.lstrip("."))
+    above = key.split(".")[:-levels] if levels else []
+    return ".".join([*above, target.lstrip(".")])
+
+
+def value_of(text: str) -> JsonValue:
+    """A value as Hydra reads it: YAML in one line, or text where it is none."""
+    spaced = re.sub(r"([{,]\s*[\w.-]+):(?=[^\s/])", r"\1: ", text) if text.startswith("{") else text
+    if re.match(r"[\w/~.-]*: ", text) or re.fullmatch(r"0\d+|\d+(_\d+)+", text):
+        return text
+    try:
+        return _plain(_yaml().load(spaced))
+    except (YAMLError, ValueError):
+        return text
+
+
+def _yaml() -> YAML:
+    return YAML(typ="safe", pure=True)
+
+
+def _plain(value: Any) -> JsonValue:
+    """Values as JSON knows them; dates and the like as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _leaves(key: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
+    if not isinstance(value, dict) or not value:
+        if key and value != {}:
+            yield key, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{key}.{name}" if key else name, inner)
+
+
+def read_text(path: str) -> str:
+    """The text of a file.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ValueError(f"cannot be read ({why})") from None

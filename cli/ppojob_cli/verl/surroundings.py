@@ -1,0 +1,324 @@
+"""Conversions of what is around: data, rewards, agents, pods, length and records of a run."""
+
+import re
+from typing import Any
+
+from ppojob_api.problem import shown
+from ppojob_api.well_known import JOB_NAME_LIMIT
+from ppojob_cli.input_error import InputError
+from ppojob_cli.verl import unread
+from ppojob_cli.verl.draft import Draft, Verl, is_count
+from ppojob_cli.verl_tools import read_verl_agent
+
+_MODEL = "actor_rollout_ref.model"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_TURNS = f"{_ROLLOUT}.multi_turn"
+_MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
+
+
+def train_files(verl: Verl, job: Draft) -> None:
+    """The files to train on."""
+    job.set("spec.data.train", _files(verl["data.train_files"]), "data.train_files")
+
+
+def validation_files(verl: Verl, job: Draft) -> None:
+    """The held-out files."""
+    job.set("spec.data.validation", _files(verl["data.val_files"]), "data.val_files")
+
+
+def _files(value: Any) -> list[dict[str, str]]:
+    paths = value if isinstance(value, list) else [value]
+    return [{"path": str(path)} for path in paths if path is not None]
+
+
+def own_code(verl: Verl, job: Draft) -> None:
+    """Classes of one's own that make or order rows."""
+    if verl.is_given("data.custom_cls.path"):
+        why = "a Python file makes rows as an item of spec.data.train"
+        job.leave_out(why, "data.custom_cls.path")
+    for name in verl.below("data.sampler"):
+        job.leave_out("spec.data.curriculum orders rows, not code", f"data.sampler.{name}")
+
+
+def overlong_prompts(verl: Verl, job: Draft) -> None:
+    """Filtered, cut, or an error."""
+    keys = ("data.filter_overlong_prompts", "data.truncation")
+    if verl[keys[0]]:
+        job.set("spec.data.overlongPrompts", "drop", keys[0])
+    else:
+        job.set("spec.data.overlongPrompts", verl[keys[1]], keys[1])
+
+
+def template_arguments(verl: Verl, job: Draft) -> None:
+    """Variables of the chat template."""
+    key = "data.apply_chat_template_kwargs"
+    found = verl.below(key)
+    names = [f"{key}.{name}" for name in found]
+    if found:
+        job.set("spec.data.applyChatTemplateKwargs", found, *names)
+
+
+def chat_template(verl: Verl, job: Draft) -> None:
+    """A template, which is a file here."""
+    key = f"{_MODEL}.custom_chat_template"
+    if verl.is_given(key):
+        job.leave_out("write it into a file, which spec.model.chatTemplate names", key)
+
+
+def lora(verl: Verl, job: Draft) -> None:
+    """Adapters; a rank of 0 is none."""
+    if not verl[f"{_MODEL}.lora_rank"]:
+        return
+    job.copy(f"{_MODEL}.lora_rank")
+    job.copy(f"{_MODEL}.lora_alpha")
+    key = f"{_MODEL}.target_modules"
+    modules = verl[key]
+    names = None if modules == "all-linear" else modules
+    job.set("spec.model.lora.targetModules", [names] if isinstance(names, str) else names, key)
+
+
+def seed(verl: Verl, job: Draft) -> None:
+    """One seed; the numbers that are drawn by it are not verl's."""
+    keys = ("actor_rollout_ref.actor.data_loader_seed", f"{_ROLLOUT}.seed")
+    given = [key for key in keys if verl.is_given(key)]
+    if given:
+        job.set("spec.seed", verl[given[0]], given[0])
+
+
+def sampling(verl: Verl, job: Draft) -> None:
+    """Greedy responses cannot be trained on."""
+    if not verl[f"{_ROLLOUT}.do_sample"]:
+        job.leave_out("greedy responses have nothing to be compared with", f"{_ROLLOUT}.do_sample")
+
+
+def validation_sampling(verl: Verl, job: Draft) -> None:
+    """Sampling of held-out prompts; with temperature 0 nothing else has an effect."""
+    at = f"{_ROLLOUT}.val_kwargs"
+    job.copy(f"{at}.temperature")
+    if verl[f"{at}.temperature"]:
+        job.copy(f"{at}.top_p")
+        job.copy(f"{at}.top_k")
+        if verl.is_given(f"{at}.do_sample") and not verl[f"{at}.do_sample"]:
+            why = "verl's main samples with val_kwargs.temperature all the same"
+            job.note(why, f"{at}.do_sample")
+    job.copy(f"{at}.n")
+
+
+def types_by_device(verl: Verl, job: Draft) -> None:
+    """bfloat16 is what auto is on a GPU."""
+    for key in (f"{_ROLLOUT}.dtype", "actor_rollout_ref.actor.fsdp_config.dtype"):
+        is_auto = verl[key] in ("bfloat16", "bf16", "auto")
+        is_other = not is_auto or (verl.is_given(key) and verl["trainer.device"] == "cpu")
+        if is_other:
+            job.copy(key)
+        else:
+            job.keep(key)
+
+
+def rollout_lengths(verl: Verl, job: Draft) -> None:
+    """Lengths of the engine, which are those of the data."""
+    for name in ("prompt", "response"):
+        key = f"{_ROLLOUT}.{name}_length"
+        if verl.is_given(key) and verl[key] != verl[f"data.max_{name}_length"]:
+            job.leave_out(f"data.max_{name}_length is the one length here", key)
+
+
+def rollout_pods(verl: Verl, job: Draft) -> None:
+    """Engines in pods of their own."""
+    if verl[f"{_ROLLOUT}.nnodes"] > 0:
+        job.set("spec.roles.rollout", {}, f"{_ROLLOUT}.nnodes")
+        job.copy(f"{_ROLLOUT}.nnodes")
+        key = f"{_ROLLOUT}.n_gpus_per_node"
+        gpus = verl[key] if verl.is_given(key) else verl["trainer.n_gpus_per_node"]
+        job.set("spec.roles.rollout.gpusPerReplica", gpus, key)
+
+
+def gpus(verl: Verl, job: Draft) -> None:
+    """GPUs of a pod; on processors verl's number is that of processes."""
+    count, device = "trainer.n_gpus_per_node", "trainer.device"
+    section = "spec.roles.actorRollout"
+    if verl[device] == "cpu":
+        job.keep(device)
+        job.set(f"{section}.ranksPerReplica", verl[count] if verl[count] > 1 else None, count)
+        return
+    job.set(f"{section}.gpusPerReplica", verl[count], count)
+    if verl[device] not in ("cuda", "gpu"):
+        job.leave_out("GPUs of NVIDIA, or processors", device, changes_numbers=False)
+
+
+def data_shard(verl: Verl, job: Draft) -> None:
+    """Ranks that a copy of the model is cut over; -1 is all."""
+    key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
+    size = verl[key] if verl[key] > 0 else None
+    world = verl["trainer.nnodes"] * verl["trainer.n_gpus_per_node"]
+    job.set("spec.roles.actorRollout.parallelism.dataShard", None if size == world else size, key)
+
+
+def agent(verl: Verl, job: Draft) -> None:
+    """Conversations, where they are on."""
+    files = (f"{_TURNS}.tool_config_path", f"{_TURNS}.interaction_config_path")
+    default = f"{_ROLLOUT}.agent.default_agent_loop"
+    has_files = any(map(verl.is_given, (*files, f"{_TURNS}.function_tool_path")))
+    if not verl[f"{_TURNS}.enable"] and not has_files and verl[default] == "single_turn_agent":
+        return
+    job.set("spec.agent", {}, f"{_TURNS}.enable")
+    for key in filter(verl.is_given, files):
+        _of_file(job, key, str(verl[key]))
+    for key in (f"{_TURNS}.function_tool_path", f"{_ROLLOUT}.agent.agent_loop_config_path"):
+        if verl.is_given(key):
+            what = "its names are items of spec.agent.agents"
+            tools = f"ppojob tools {verl[key]} prints its tools"
+            job.leave_out(tools if "tool_path" in key else what, key)
+    job.copy(default)
+    for name in (
+        *("format", "max_assistant_turns", "max_user_turns", "max_parallel_calls"),
+        *("max_tool_response_length", "tool_response_truncate_side"),
+    ):
+        job.copy(f"{_TURNS}.{name}")
+
+
+def _of_file(job: Draft, key: str, path: str) -> None:
+    """Tools or interactions of a YAML of verl's that is there."""
+    try:
+        found = read_verl_agent(path)
+    except InputError as problem:
+        why = str(problem).splitlines()[0]
+        job.leave_out(f"{why}; ppojob tools FILE prints what it says here", key)
+        return
+    for name, items in found.items():
+        job.set(f"spec.agent.{name}", items, key)
+
+
+def rewards(verl: Verl, job: Draft) -> None:
+    """A reward function of one's own; without one each row's data source chooses."""
+    at, managed = "reward.custom_reward_function", "reward.reward_manager"
+    if verl.is_given(f"{at}.path"):
+        path, function = str(verl[f"{at}.path"]), verl[f"{at}.name"] or "compute_score"
+        package = path.removeprefix("pkg://")
+        source = {"path": path} if package == path else {"package": package}
+        arguments = verl.below(f"{at}.reward_kwargs")
+        reward: dict[str, Any] = {"function": function, "source": source}
+        names = [f"{at}.{name}" for name in ("path", "name")]
+        if arguments:
+            reward["arguments"] = arguments
+            names += [f"{at}.reward_kwargs.{name}" for name in arguments]
+        job.set("spec.rewards", [reward], *names)
+    if verl[f"{managed}.source"] != "register":
+        job.leave_out("a reward function takes its place", f"{managed}.source")
+    elif verl[f"{managed}.name"] not in _MANAGERS:
+        job.leave_out("a reward function takes its place", f"{managed}.name")
+
+
+def overlong(verl: Verl, job: Draft) -> None:
+    """DAPO's penalty, which verl reads with the manager dapo alone."""
+    at, section = "reward.reward_kwargs.overlong_buffer_cfg", "spec.algorithm.overlongPenalty"
+    if not verl[f"{at}.enable"]:
+        return
+    if verl["reward.reward_manager.name"] != "dapo":
+        job.note("without effect in verl, where only the manager dapo reads it", f"{at}.enable")
+        return
+    job.set(section, {}, f"{at}.enable")
+    job.copy(f"{at}.len", f"{section}.bufferTokens")
+    job.copy(f"{at}.penalty_factor", f"{section}.factor")
+    longest = "reward.reward_kwargs.max_resp_len"
+    if verl[longest] not in (None, verl["data.max_response_length"]):
+        job.leave_out("the penalty counts from data.max_response_length here", longest)
+
+
+def reward_model(verl: Verl, job: Draft) -> None:
+    """A classifier that scores; with a function beside it verl asks a model that writes."""
+    at, role = "reward.reward_model", "spec.roles.rewardModel"
+    if not verl[f"{at}.enable"]:
+        return
+    if verl.is_given("reward.custom_reward_function.path"):
+        why = "a model that the function asks: function: judge, with the url of its server"
+        job.leave_out(why, f"{at}.enable", f"{at}.model_path")
+        return
+    job.set("spec.rewardModel", {}, f"{at}.enable")
+    job.copy(f"{at}.model_path", "spec.rewardModel.path")
+    if verl.is_given("reward_model.max_length"):
+        job.copy("reward_model.max_length")
+    if verl[f"{at}.enable_resource_pool"]:
+        job.set(f"{role}.colocateWith", "none", f"{at}.enable_resource_pool")
+        job.set(f"{role}.replicas", verl[f"{at}.nnodes"] or 1, f"{at}.nnodes")
+        job.set(f"{role}.gpusPerReplica", verl[f"{at}.n_gpus_per_node"], f"{at}.n_gpus_per_node")
+
+
+def length(verl: Verl, job: Draft) -> None:
+    """Steps, or passes over the data; verl ends at what comes first."""
+    total, epochs = "trainer.total_training_steps", "trainer.total_epochs"
+    if not verl.is_given(total):
+        job.copy(epochs)
+        return
+    job.copy(total)
+    if verl.is_given(epochs):
+        why = "the steps count here; verl ends after so many passes over the data at the latest"
+        job.note(why, epochs)
+
+
+def name(verl: Verl, job: Draft) -> None:
+    """The name of the experiment in the letters of a cluster."""
+    key = "trainer.experiment_name"
+    given = verl.raw(key) if verl.is_given(key) else verl[key]
+    plain = re.sub(r"[^a-z0-9]+", "-", unread.without(str(given)).lower())
+    slug = re.sub(r"^[^a-z]+", "", plain)[:JOB_NAME_LIMIT].strip("-")
+    job.set("metadata.name", slug or "from-verl", key)
+
+
+def loggers(verl: Verl, job: Draft) -> None:
+    """Trackers that there are."""
+    key = "trainer.logger"
+    if not verl.is_given(key):
+        return
+    given = verl[key] if isinstance(verl[key], list) else [verl[key]]
+    known = [one for one in given if one in ("console", "tensorboard", "wandb", "mlflow")]
+    job.set("spec.loggers", known, key)
+    others = [one for one in given if one not in known and one != "file"]
+    if others:
+        job.leave_out(f"no logger here: {shown(others)}", key, changes_numbers=False)
+
+
+def project(verl: Verl, job: Draft) -> None:
+    """The project of trackers, a variable of the pods."""
+    key = "trainer.project_name"
+    written = job.fields.get("spec.loggers")
+    trackers = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}
+    used = [] if written is None else [trackers[one] for one in written.value if one in trackers]
+    if used and verl.is_given(key):
+        env = [{"name": variable, "value": str(verl[key])} for variable in used]
+        job.set("spec.pods", [{"env": env}], key)
+
+
+def resume(verl: Verl, job: Draft) -> None:
+    """Going on from checkpoints, which are ours."""
+    mode, path = "trainer.resume_mode", "trainer.resume_from_path"
+    if verl[mode] == "resume_path":
+        job.leave_out("no checkpoint of verl's is read", mode)
+        if verl.is_given(path):
+            job.leave_out("no checkpoint of verl's is read", path)
+    elif verl[mode] == "disable":
+        why = "another run folder, or a job of another name, begins anew"
+        job.leave_out(why, mode, changes_numbers=False)
+    else:
+        job.copy(mode)
+
+
+def checkpoints_kept(verl: Verl, job: Draft) -> None:
+    """How many; at least two here."""
+    keys = ("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep")
+    kept = [verl[key] for key in keys if is_count(verl[key])]
+    if kept:
+        job.set("spec.checkpoint.keepLast", max(2, *kept), *filter(verl.is_given, keys))
+
+
+def examples(verl: Verl, job: Draft) -> None:
+    """Samples that are shown."""
+    keys = ("trainer.log_val_generations", "reward_model.num_examine")
+    shown_samples = max(verl[key] for key in keys)
+    job.set("spec.numExamine", max(0, shown_samples), *filter(verl.is_given, keys))
+
+
+def skipped_rollout(verl: Verl, job: Draft) -> None:
+    """Rows of another run, which have another form here."""
+    if verl["skip.rollout.enable"]:
+        job.leave_out("spec.rollout.replay reads rows of our runs", "skip.rollout.enable")

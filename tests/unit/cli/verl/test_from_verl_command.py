@@ -1,0 +1,107 @@
+"""`ppojob from-verl`, word for word, on scripts in the idioms of verl's examples."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from golden_lines import assert_lines, read_lines
+
+from ppojob_api import manifest, validation
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli.main import main
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+SOURCES = sorted(path.name for path in SCRIPTS.iterdir() if path.suffix in {".sh", ".yaml"})
+BAD = read_lines(HERE / "bad_sources.txt")
+
+# By hand: every field that the four of them must have, and no other.
+ROLES = {"actorRollout": {"gpusPerReplica": 8}}
+
+
+@pytest.fixture(autouse=True)
+def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    monkeypatch.setenv("HOME", "/home/user")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["from-verl", *arguments])
+
+
+def as_golden(result: Result) -> str:
+    return f"{result.stdout}=== told, and status {result.exit_code}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "tools.yaml"])
+def test_a_script_is_told_word_for_word(name: str) -> None:
+    assert as_golden(run(name, "--verbose")) == (HERE / "expected" / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh"])
+def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
+    result = run(name, "trainer.experiment_name=x")
+    assert result.exit_code == 0, result.stderr
+    read = manifest.read_bytes(result.stdout.encode(), name)
+    assert not read.problems
+    assert isinstance(validation.validate(read.value), PPOJob)
+
+
+def test_settings_of_the_command_line_count_last() -> None:
+    result = run(
+        "grpo.sh",
+        "--plain",
+        "--env",
+        "PROMPTS=128",
+        "++data.max_prompt_length=99",
+        "~algorithm.use_kl_in_reward",
+        "actor_rollout_ref.actor.use_kl_loss=False",
+    )
+    assert result.exit_code == 0, result.stderr
+    job = manifest.read_bytes(result.stdout.encode(), "job").value
+    assert isinstance(job, dict)
+    assert "#" not in result.stdout
+    assert job["spec"]["algorithm"]["promptsPerStep"] == 128
+    assert job["spec"]["data"]["maxPromptTokens"] == 99
+    assert "kl" not in job["spec"]["algorithm"]
+
+
+def test_a_command_line_needs_no_file(tmp_path: Path) -> None:
+    output = tmp_path / "job.yaml"
+    line = (
+        "algorithm.adv_estimator=grpo data.train_files=a.parquet data.val_files=[b.parquet]"
+        " actor_rollout_ref.model.path=m actor_rollout_ref.rollout.n=2"
+    )
+    result = run(*shlex.split(line), "--output", str(output))
+    assert (result.exit_code, result.stdout) == (0, "")
+    job = manifest.read_file(str(output)).value
+    assert isinstance(job, dict)
+    # verl's own defaults where those of a PPOJob are others, or where there are none.
+    assert job["spec"]["algorithm"] == {
+        "type": "grpo",
+        "promptsPerStep": 1024,
+        "samplesPerPrompt": 2,
+        "miniBatchPrompts": 256,
+    }
+    assert job["spec"]["training"] == {"activationCheckpointing": True}
+    assert job["spec"]["roles"] == ROLES
+    assert job["spec"]["steps"] == {"epochs": 30}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_what_is_no_source_is_one_line(arguments: str, tmp_path: Path) -> None:
+    for name, text in (
+        ("bad.yaml", "a: [b\n"),
+        ("list.yaml", "- a\n"),
+        ("other.sh", "python3 -m verl.trainer.sft_trainer a=1\n"),
+        ("maybe.sh", "if $(command -v x); then\n  python -m verl.trainer.main_ppo a=1\nfi\n"),
+        ("nothing.sh", "python3 -m verl.trainer.main_ppo\n"),
+        ("bytes.sh", b"\xff\xfe"),
+    ):
+        content = text if isinstance(text, bytes) else text.encode()
+        (tmp_path / name).write_bytes(content)
+    result = run(*(word.replace("TMP", str(tmp_path)) for word in shlex.split(arguments)))
+    assert (result.exit_code, result.stdout) == (2, "")
+    lines = [line.replace(str(tmp_path), "TMP") for line in result.stderr.splitlines()]
+    assert_lines(lines, BAD[arguments])

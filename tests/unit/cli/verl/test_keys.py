@@ -1,0 +1,253 @@
+"""The table of verl's keys holds together, and no key that is given is dropped in silence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppojob_api import shape
+from ppojob_cli.verl import keys, page
+from ppojob_cli.verl.commented_yaml import commented
+from ppojob_cli.verl.conversions import CONVERSIONS, convert
+from ppojob_cli.verl.draft import Draft, Fate
+from ppojob_cli.verl.settings import of_overrides
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "from-verl.md"
+PLAIN = {"", "given", "speed", "given speed", "positive", "nothing"}
+COPIED = PLAIN - {"nothing"}
+
+NAMES = [name.replace(".*", ".some") for name in keys.rows()]
+UNKNOWN = st.sampled_from(["data.no_such_key", "trainer.other", "critic.model.nothing"])
+VALUES = st.one_of(
+    st.sampled_from(["null", "true", "false", "0", "1", "2", "-1", "0.5", "3.5", "[]", "[a, b]"]),
+    st.sampled_from(["text", "'0.5_2.0'", "grpo", "gae", "gspo", "k3", "low_var_kl", "cosine"]),
+    st.sampled_from(["disable", "dapo", "bf16", "fp16", "sglang", "adaptive", "{a: 1}", "${x.y}"]),
+)
+
+
+def test_the_page_is_made_of_the_table() -> None:
+    assert page.page() == DOCUMENT.read_text()
+
+
+def test_each_key_stands_once() -> None:
+    names = [
+        section.prefix + name
+        for section in keys.sections()
+        for line in section.lines
+        for name in line.keys
+        if not name.startswith("(")
+    ]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("key", keys.rows().values(), ids=lambda key: key.name)
+def test_a_row_says_what_can_be_done(key: keys.Key) -> None:
+    if key.other:
+        other = keys.find(key.other)
+        assert other is not None
+        assert not other.how.startswith("as ")
+        return
+    assert key.how in PLAIN or key.how in CONVERSIONS
+    if key.how in COPIED and not key.row.status:
+        (field,) = key.row.here
+        assert shape.at(tuple(field.split("."))) is not None
+
+
+def test_each_conversion_is_in_the_table() -> None:
+    assert {key.how for key in keys.rows().values()}.issuperset(CONVERSIONS)
+
+
+def converted(overrides: list[str]) -> Draft:
+    return convert(of_overrides((text, "") for text in overrides))
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.one_of(st.sampled_from(NAMES), UNKNOWN), VALUES, max_size=12))
+def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
+    read = of_overrides((f"{key}={value}", "") for key, value in values.items())
+    job = convert(read)
+    text = commented(job.tree(), [], job.origins)
+    origins = {name for line in text.splitlines() for name in line.partition("  # ")[2].split(", ")}
+    assert set(job.outcomes) == set(read.given)
+    for key, outcome in job.outcomes.items():
+        assert (outcome.fate == Fate.UNKNOWN) == (keys.find(key) is None)
+        assert outcome.fate != Fate.WRITTEN or key in origins
+    for problem in job.problems:
+        assert str(problem)
+
+
+# Of each, what is given and what it becomes, with the fate of keys that are not written.
+BASE = [
+    "data.train_files=a.parquet",
+    "data.val_files=b.parquet",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.model.path=m",
+    "actor_rollout_ref.rollout.n=2",
+    "data.train_batch_size=64",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+]
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+OPTIM, CORRECTION = f"{ACTOR}.optim", "algorithm.rollout_correction"
+BECOMES: list[tuple[str, dict[str, Any]]] = [
+    # Warm-up counts training steps there, optimizer steps here: 4 a step, and 8 with two epochs.
+    (f"{OPTIM}.lr_warmup_steps=3", {"spec.optimizer.warmupSteps": 12}),
+    (f"{OPTIM}.lr_warmup_steps=3 {ACTOR}.ppo_epochs=2", {"spec.optimizer.warmupSteps": 24}),
+    (
+        f"{OPTIM}.lr_warmup_steps=0 {OPTIM}.lr_warmup_steps_ratio=0.1",
+        {"spec.optimizer.warmupSteps": None, "spec.optimizer.warmupRatio": 0.1},
+    ),
+    (f"{ACTOR}.ppo_mini_batch_size=64", {"spec.algorithm.miniBatchPrompts": None}),
+    # -1 is absent, in six places.
+    (
+        "data.train_max_samples=-1 data.val_max_samples=9",
+        {"spec.data.maxTrainRows": None, "spec.data.maxValidationRows": 9},
+    ),
+    (
+        "trainer.save_freq=-1 trainer.test_freq=0",
+        {"spec.checkpoint.every": None, "spec.steps.validateEvery": None},
+    ),
+    (f"{ACTOR}.fsdp_config.fsdp_size=-1", {"spec.roles.actorRollout.parallelism.dataShard": None}),
+    # One pair of bounds is that of all losses; verl's own where none is given.
+    (
+        f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10",
+        {"spec.algorithm.policyLoss.cispo.clipLow": 10, "spec.algorithm.policyLoss.clipLow": None},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=geo_mean",
+        {
+            "spec.algorithm.policyLoss.geoMean.clipLow": 0.2,
+            "spec.algorithm.lossAggregation": "sequence_mean_token_mean",
+        },
+    ),
+    (f"{ACTOR}.policy_loss.loss_mode=kl_cov", {"spec.algorithm.policyLoss.klCov.coefficient": 0.1}),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=dppo_tv {ACTOR}.clip_ratio_high=0.15",
+        {
+            "spec.algorithm.policyLoss.dppoTv.divergenceLow": 0.2,
+            "spec.algorithm.policyLoss.dppoTv.divergenceHigh": None,
+            "spec.algorithm.policyLoss.dppoTv.ratioLimit": 3.0,
+        },
+    ),
+    (f"{ACTOR}.clip_ratio=0.5", {"spec.algorithm.policyLoss.clipLow": None}),
+    (
+        f"{CORRECTION}.bypass_mode=true {CORRECTION}.loss_type=reinforce"
+        f" {CORRECTION}.rollout_is=sequence",
+        {
+            "spec.algorithm.policyLoss.type": "bypass",
+            "spec.algorithm.policyLoss.bypass.form": "reinforce",
+            "spec.algorithm.rolloutCorrection.weights": "sequence",
+        },
+    ),
+    # A KL in either place, in both, and with a coefficient that switches it off.
+    (
+        f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=mse",
+        {"spec.algorithm.kl.in": "loss", "spec.algorithm.kl.estimator": "k2"},
+    ),
+    (
+        f"algorithm.use_kl_in_reward=true {ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0.1",
+        {
+            "spec.algorithm.kl.in": "reward",
+            "spec.algorithm.kl.coefficient": None,
+            "spec.algorithm.kl.lossTerm.coefficient": 0.1,
+        },
+    ),
+    (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0", {"spec.algorithm.kl.in": None}),
+    # Without an end in verl, and one round less is none.
+    (
+        "algorithm.filter_groups.enable=true algorithm.filter_groups.metric=seq_reward"
+        " trainer.total_training_steps=2",
+        {
+            "spec.algorithm.dynamicSampling.metric": None,
+            "spec.algorithm.dynamicSampling.maxRounds": 1000,
+        },
+    ),
+    ("algorithm.adv_estimator=gae trainer.critic_warmup=1", {"spec.critic.warmupSteps": None}),
+    ("algorithm.adv_estimator=gae trainer.critic_warmup=7", {"spec.critic.warmupSteps": 6}),
+    (
+        "algorithm.adv_estimator=grpo_vectorized algorithm.norm_adv_by_std_in_grpo=false",
+        {"spec.algorithm.type": "grpo", "spec.algorithm.grpo.normalizeByStd": False},
+    ),
+    (
+        "algorithm.use_pf_ppo=true algorithm.pf_ppo.reweight_method=max_min",
+        {"spec.algorithm.resampling.method": "max_min", "spec.algorithm.resampling.power": None},
+    ),
+    (
+        "algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b]",
+        {"spec.algorithm.gdpo.rewardKeys": ["a", "b"]},
+    ),
+    # Temperature of validation, and what has no effect beside 0.
+    (f"{ROLLOUT}.val_kwargs.top_p=0.7", {"spec.rollout.validation.topP": None}),
+    (
+        f"{ROLLOUT}.val_kwargs.temperature=1 {ROLLOUT}.val_kwargs.top_p=0.7",
+        {"spec.rollout.validation.topP": 0.7},
+    ),
+    # bfloat16 is what auto is on GPUs; processors are told.
+    (f"{ROLLOUT}.dtype=bfloat16", {"spec.rollout.dtype": None}),
+    (
+        f"{ROLLOUT}.dtype=bfloat16 trainer.device=cpu trainer.n_gpus_per_node=1",
+        {"spec.rollout.dtype": "bfloat16", "spec.roles.actorRollout.gpusPerReplica": None},
+    ),
+    (f"{ACTOR}.fsdp_config.dtype=float32", {"spec.training.autocast": "none"}),
+    (f"{ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=2", {"spec.roles.rollout.gpusPerReplica": 2}),
+    (
+        "data.filter_overlong_prompts=true data.truncation=left",
+        {"spec.data.overlongPrompts": "drop"},
+    ),
+    ("trainer.max_actor_ckpt_to_keep=1", {"spec.checkpoint.keepLast": None}),
+    (
+        "trainer.max_actor_ckpt_to_keep=1 trainer.max_critic_ckpt_to_keep=5",
+        {"spec.checkpoint.keepLast": 5},
+    ),
+    (
+        "reward.reward_manager.name=dapo reward_model.overlong_buffer.enable=true"
+        " reward_model.overlong_buffer.len=9",
+        {"spec.algorithm.overlongPenalty.bufferTokens": 9},
+    ),
+    (
+        "reward.custom_reward_function.path=pkg://our.rewards",
+        {"spec.rewards": [{"function": "compute_score", "source": {"package": "our.rewards"}}]},
+    ),
+    ("trainer.experiment_name=Qwen2.5_7B", {"metadata.name": "qwen2-5-7b"}),
+    ("trainer.experiment_name=2025", {"metadata.name": "from-verl"}),
+    ("data.seed=3 data.shuffle=false", {"spec.data.seed": None, "spec.data.shuffle": False}),
+]
+
+
+@pytest.mark.parametrize(("given_keys", "fields"), BECOMES, ids=lambda one: str(one)[:60])
+def test_what_a_key_becomes(given_keys: str, fields: dict[str, Any]) -> None:
+    job = converted([*BASE, *given_keys.split(" ")])
+    assert job.problems == []
+    assert {
+        path: job.fields[path].value if path in job.fields else None for path in fields
+    } == fields
+
+
+FATES = [
+    ("trainer.balance_batch=false", Fate.UNNEEDED),
+    ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.fsdp_config.param_offload=false", Fate.SAME),
+    ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", Fate.LEFT_OUT),
+    ("actor_rollout_ref.rollout.enable_prefix_caching=false", Fate.LEFT_OUT),
+    ("actor_rollout_ref.rollout.enable_prefix_caching=true", Fate.SAME),
+    ("actor_rollout_ref.actor.kl_loss_coef=0.1", Fate.IDLE),
+    ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", Fate.IDLE),
+    ("critic.optim.lr=1", Fate.IDLE),
+    ("distillation.distillation_loss.topk=3", Fate.IDLE),
+    ("distillation.enabled=true", Fate.LOST),
+    ("trainer.v1.trainer_mode=separate_async", Fate.LOST),
+    ("reward.reward_manager.name=remote", Fate.LOST),
+    ("actor_rollout_ref.actor.clip_ratio=0.3", Fate.NOTED),
+    ("actor_rollout_ref.actor.policy_loss.tau_pos=2", Fate.NOTED),
+    ("actor_rollout_ref.actor.optim.lr=1e-6", Fate.SAME),
+    ("trainer.total_epochs=3", Fate.WRITTEN),
+    ("trainer.no_such_key=3", Fate.UNKNOWN),
+    ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.UNREAD),
+]
+
+
+@pytest.mark.parametrize(("override", "fate"), FATES)
+def test_what_becomes_of_a_key(override: str, fate: Fate) -> None:
+    job = converted([*BASE, override])
+    assert job.outcomes[override.partition("=")[0]].fate == fate
