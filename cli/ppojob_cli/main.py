@@ -18,6 +18,8 @@ COMMANDS: Final = {
     "data": ("ppojob_cli.data", "data"),
     "model": ("ppojob_cli.model", "model"),
     "tools": ("ppojob_cli.tools", "tools"),
+    "generate": ("ppojob_cli.generate", "generate"),
+    "evaluate": ("ppojob_cli.evaluate", "evaluate"),
     "export": ("ppojob_cli.export", "export"),
     "index": ("ppojob_cli.search", "index"),
     "retrieve": ("ppojob_cli.search", "retrieve"),

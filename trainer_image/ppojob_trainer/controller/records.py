@@ -18,7 +18,6 @@ from ppojob_trainer.errors import StorageError
 from ppojob_trainer.metrics.sinks import Sinks
 from ppojob_trainer.metrics.step_metrics import (
     RowFigures,
-    Spread,
     StepRows,
     balance_metrics,
     progress_metrics,
@@ -164,15 +163,14 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:
     """Verl's `val-core` and `val-aux` numbers of a validation batch."""
-    values = batch.values()
-    rows = [
+    values, figures = batch.values(), row_figures(batch)
+    return validation_metrics(
         ValidationRow(
             data_source=batch.prompt_of(row).data_source,
             prompt_id=batch.prompt_of(row).index,
             score=batch.scores[row],
             extras=values[row],
+            num_turns=figures[row].num_turns if figures else None,
         )
         for row in range(batch.num_rows)
-    ]
-    turns = [figures.num_turns for figures in row_figures(batch)]
-    return validation_metrics(rows) | (Spread.of(turns).named("val-aux/num_turns") if turns else {})
+    )
