@@ -33,12 +33,13 @@ class Rewards:
 
     Attributes:
         specs: as in `spec.rewards`; empty for the scorer of each row's data source.
+        sandbox: where the code of responses runs; None for the default.
         told: which they are, for people.
         is_function: whether they are that of `--function`.
     """
 
     specs: tuple[RewardSpec, ...] = ()
-    sandbox: SandboxSpec = SandboxSpec()
+    sandbox: SandboxSpec | None = None
     told: str = "the built-in scorers of the data sources"
     is_function: bool = False
 
@@ -212,7 +213,9 @@ def _table(
         columns = list(zip(variables, widths, strict=True))
         yield "  " + " " * 16 + "".join(f"{variable:>{width}}" for variable, width in columns)
         for of in dict.fromkeys(of for _, of in cells):
-            line = "".join(f"{cells.get((variable, of), ''):>{width}}" for variable, width in columns)
+            line = "".join(
+                f"{cells.get((variable, of), ''):>{width}}" for variable, width in columns
+            )
             yield f"  {of:<16}{line}".rstrip()
     turns = {name: value for name, value in metrics.items() if "/num_turns/" in name}
     yield from (f"  {name} {value:.4g}" for name, value in turns.items())

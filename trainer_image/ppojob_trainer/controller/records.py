@@ -2,13 +2,13 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from ppojob_api.run_layout import METRICS_FILE
+from ppojob_api.run_layout import METRICS_FILE, RESPONSES_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch, values_of_failure
@@ -26,6 +26,7 @@ from ppojob_trainer.metrics.step_metrics import (
 )
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
+from ppojob_trainer.rows.responses_file import read_responses, write_responses
 from ppojob_trainer.rows.row_files import write_advantages
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,14 @@ class Records:
             write_advantages(path, rows)
         except StorageError as problem:
             _log.warning("no advantages of step %d on the disk: %s", step, problem)
+
+    def keep_responses(self, batch: Batch, parts: Iterable[Path]) -> None:
+        """Write the prompts of a batch, each with its responses, which are read from `parts`.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        write_responses(self.run_folder / RESPONSES_FILE, batch.prompts, read_responses(parts))
 
     def cut_rows(self, progress: Progress, replayed: Collection[BatchKey]) -> None:
         """Forget the rows beyond a state whose ranks have forgotten them too.

@@ -5,19 +5,21 @@ A row of ours is one response (`rows.row_files`). A row of verl's is a prompt wi
 reward_model.ground_truth.
 """
 
+import contextlib
 import glob
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow.parquet as pq
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data.columns import REWARD_COLUMN, BadCell, read_row
+from ppojob_trainer.data.columns import EXTRA_COLUMN, REWARD_COLUMN, BadCell, read_row
 from ppojob_trainer.data.file_checks import open_row_file
 from ppojob_trainer.data.formats import ParquetRows, Row
 from ppojob_trainer.data.problems import DataProblem, Findings
@@ -76,13 +78,13 @@ class _OurRow(msgspec.Struct):
     prompt: str
     response: str
     ground_truth: str | None
-    score: float | None
+    score: float
+    response_tokens: int | None
+    truncated: bool
     extra_info: str = "{}"
-    truth_is_json: bool | None = None
-    response_tokens: int | None = None
-    truncated: bool | None = None
+    reward_values: str = "{}"
     figures: str | None = None
-    reward_values: str | None = None
+    truth_is_json: bool | None = None
 
 
 _READ: Final = (*_OurRow.__struct_fields__, RESPONSES, REWARD_COLUMN)
@@ -198,9 +200,9 @@ def _of_ours(row: _OurRow, place: str) -> Answer:
         ground_truth=truth,
         extra_info=json.loads(row.extra_info),
         tokens=row.response_tokens,
-        is_truncated=bool(row.truncated),
+        is_truncated=row.truncated,
         figures=row.figures,
-        kept=None if row.score is None else (row.score, row.reward_values or "{}"),
+        kept=None if math.isnan(row.score) else (row.score, row.reward_values),
     )
 
 
@@ -213,7 +215,14 @@ def _of_verl(cells: Row, place: str) -> Iterator[Answer]:
     if not isinstance(responses, list) or not responses:
         why = "there is nothing to score"
         raise BadCell(RESPONSES, shown(given), why, "text, or a list of texts")
-    row, _ = read_row({**cells, **_ANY_PROMPT}, _COLUMNS, has_agents=False)
+    prompt = cells.get(_COLUMNS.prompt_key)
+    asked = prompt if isinstance(prompt, str) else json.dumps(prompt, default=str)
+    info = cells.get(EXTRA_COLUMN)
+    if isinstance(info, str):  # as `rows.responses_file` writes what parquet cannot hold
+        with contextlib.suppress(ValueError):
+            info = json.loads(info)
+    cells = {**cells, **_ANY_PROMPT, EXTRA_COLUMN: info}
+    row, _ = read_row(cells, _COLUMNS, has_agents=False)
     for sample, response in enumerate(responses):
         if not isinstance(response, str):
             where = f"{RESPONSES}[{sample}]"
@@ -223,16 +232,12 @@ def _of_verl(cells: Row, place: str) -> Iterator[Answer]:
             step=None,
             prompt=0,
             sample=sample,
-            asked=_text(cells.get(_COLUMNS.prompt_key)),
+            asked=asked,
             data_source=row.data_source,
             response=response,
             ground_truth=row.ground_truth,
             extra_info=row.extra_info,
         )
-
-
-def _text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, default=str)
 
 
 def _no_responses(where: str, columns: list[str]) -> DataProblem:

@@ -48,6 +48,7 @@ SCHEMA: Final = pa.schema(
 """Columns of every part; behind them stands one for each of the `reward_values`.
 
 - `ground_truth`: what is no text is JSON, as `truth_is_json` says; null where there is none.
+- `score`: NaN where nobody scores, in a job that only generates.
 - `segments`: which tokens of a response belong together. `version` is that of the weights that drew
   them; null where they were given (by a tool, say) and are not trained. `reward` is what a tool
   gave for a turn.
