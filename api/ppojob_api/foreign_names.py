@@ -219,6 +219,9 @@ critic_warmup | spec.critic.warmupSteps | one less than in verl
 resume_from_path default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
 use_v1 v1 | not yet | asynchronous training
 ray_kwargs | not needed | there is no Ray
+n_samples | spec.rollout.validation.samples
+output_path | not needed | `ppojob generate` writes responses.parquet to its --output
+response_key reward_model_key | not needed | `ppojob evaluate` reads verl's columns
 distillation transfer_queue global_profiler skip | not yet
 """)
 
