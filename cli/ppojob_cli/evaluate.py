@@ -121,8 +121,8 @@ def _rewards(rows: Path, job: Path | None, function: str | None) -> Rewards:
         if not file or not name:
             raise InputError(f"--function: got {shown(function)}: no function; {_FUNCTION_FORM}")
         source = RewardSource(path=file)
-        spec = RewardSpec(function=name, source=source)
-        return Rewards((spec,), told=function, is_function=True)
+        own = RewardSpec(function=name, source=source)
+        return Rewards((own,), told=function, is_function=True)
     manifest = job or _job_of(rows)
     if manifest is None:
         return Rewards()
@@ -166,8 +166,10 @@ def _scored(
     from ppojob_trainer.rewards.row_checks import row_checks
 
     every = [answer for answers in steps.values() for answer in answers]
-    with told():
-        check_answers(every, row_checks(rewards.specs))
+    checks = row_checks(rewards.specs)
+    if checks is not None:  # else a function may take whatever there is
+        with told():
+            check_answers(every, checks)
     tell, variables = _progress(len(every)), variables_of_code("reward")
     found: dict[int | None, list[RewardResult]] = {}
     try:

@@ -142,6 +142,17 @@ def test_two_engines_and_adapters(generate, start, tiny_folder, tmp_path: Path) 
     assert {name: ours[name] for name in DRAWN} == {name: theirs[name] for name in DRAWN}
 
 
+@pytest.mark.vllm
+def test_a_real_engine(generate, start, tiny_folder: Path, tmp_path: Path) -> None:
+    rollout = {"engine": "vllm", "kvCacheGib": 0.1, "maxSequences": 16, "validation": SAMPLING}
+    changes = {"rollout": rollout, "steps": {"total": 1, "validateLast": False}}
+    manifest = tiny_jobs.write_manifest(tmp_path, tiny_folder, **changes)
+    start(manifest, tmp_path / "trains").succeed(600)
+    generate(manifest, tmp_path / "run").succeed(600)
+    ours, theirs = rows(tmp_path / "run" / FIRST), rows(tmp_path / "trains" / FIRST)
+    assert {name: ours[name] for name in DRAWN} == {name: theirs[name] for name in DRAWN}
+
+
 def test_an_export_answers_other_prompts(generate, tiny_job, trained: Path, output: Path) -> None:
     """Without training data, ground truths, or a reward function that could be loaded."""
     prompts = output.parent / "prompts.jsonl"

@@ -284,8 +284,8 @@ def _training_step(
         spec=spec,
         stages=stages,
         channels=channels,
-        passes=_forward_passes(spec, hosts),
-        updates=_updates(spec, hosts),
+        passes=_forward_passes(spec, hosts) if spec.steps.trains else (),
+        updates=_updates(spec, hosts) if spec.steps.trains else (),
         penalty=None
         if penalty is None
         else OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor),
@@ -299,8 +299,6 @@ def _training_step(
 
 
 def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:
-    if not spec.steps.trains:
-        return ()
     passes = []
     if needs_old_logprobs(spec.algorithm):
         actor = hosts["actorRollout"]
@@ -313,8 +311,6 @@ def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Forw
 
 
 def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ...]:
-    if not spec.steps.trains:
-        return ()
     algorithm, critic = spec.algorithm, spec.critic
     size = algorithm.prompts_per_step
     policy = Updates(

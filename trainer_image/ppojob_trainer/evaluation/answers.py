@@ -184,11 +184,9 @@ def _answers(
 
 
 def _of_ours(row: _OurRow, place: str) -> Answer:
-    truth: Json = row.ground_truth
-    # Rows that an earlier version wrote do not tell text from JSON.
-    is_json = row.truth_is_json
-    if truth is not None and (truth.startswith(("{", "[")) if is_json is None else is_json):
-        truth = json.loads(truth)
+    text, is_json = row.ground_truth, row.truth_is_json
+    if is_json is None:  # an earlier version wrote it
+        is_json = text is not None and text.startswith(("{", "["))
     return Answer(
         place=place,
         step=row.step,
@@ -197,7 +195,7 @@ def _of_ours(row: _OurRow, place: str) -> Answer:
         asked=row.prompt,
         data_source=row.data_source,
         response=row.response,
-        ground_truth=truth,
+        ground_truth=json.loads(text) if is_json and text is not None else text,
         extra_info=json.loads(row.extra_info),
         tokens=row.response_tokens,
         is_truncated=row.truncated,

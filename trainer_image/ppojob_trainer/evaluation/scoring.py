@@ -27,23 +27,23 @@ _LEFT_OUT: Final = frozenset({"prompt_tokens", "response_ids", "rollout_logprobs
 _SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name not in _LEFT_OUT])
 
 
-def check_answers(answers: Sequence[Answer], checks: RowChecks | None) -> None:
-    """Refuse rows that no reward can score; None where it may be a function of the user's.
+def check_answers(answers: Sequence[Answer], checks: RowChecks) -> None:
+    """Refuse rows that no reward can score.
 
     Raises:
         ConfigError: with every problem, one line each.
     """
     errors = Findings()
-    for answer in answers if checks is not None else ():
+    for answer in answers:
         source, truth = answer.data_source, answer.ground_truth
         column, got, why = "data_source", shown(source), "no scorer knows it"
         allowed = checks.data_source_problem(source)
-        if allowed is None:
-            column, why = "ground_truth", f"the reward of {source} needs it"
-            got, allowed = shown(truth), checks.ground_truth_problem(source, truth)
-            got = ABSENT if truth is None else got
-        else:
+        if allowed is not None:
             allowed = "one that docs/rewards.md lists, or --job or --function"
+        else:
+            column, got = "ground_truth", ABSENT if truth is None else shown(truth)
+            why = f"the reward of {source} needs it"
+            allowed = checks.ground_truth_problem(source, truth)
         if allowed is not None:
             problem = DataProblem(f"{answer.place}:{column}", got, why, allowed)
             errors.add(problem, file=answer.place.rpartition(":")[0], column=f"{column} {source}")

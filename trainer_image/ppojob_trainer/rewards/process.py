@@ -129,10 +129,10 @@ class ScoringPool(Closeable):
         single = [self._children.submit(self._score_one, item, stop) for item in items]
         futures: list[Future[Any]] = [*batched.values(), *single]
         try:
-            for future in batched.values():
-                future.result()
-            for future in single:
-                future.result()
+            for of_all in batched.values():
+                of_all.result()
+            for of_one in single:
+                of_one.result()
                 tell()
         finally:
             stop.set()
