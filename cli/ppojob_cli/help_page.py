@@ -25,7 +25,7 @@ about a job on a cluster, and kubectl finds them as `kubectl ppojob` where the p
 | --- | --- |
 | 0 | done |
 | 2 | the input is wrong, no such job, or a cluster that cannot be used: nothing was changed |
-| 3 | the job failed (`run`, `generate`, `suspend` and `resume --wait`), or a function (`evaluate`) |
+| 3 | the job failed (`run`, `generate`, `suspend` and `resume --wait`), or a reward (`evaluate`) |
 | 130 | interrupted by Ctrl-C |
 
 Rights in the job's namespace that `kubectl ppojob` uses:
