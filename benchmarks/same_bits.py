@@ -32,7 +32,7 @@ PACKAGES = ("api", "cli", "operator", "trainer_image")
 RENAMED: Mapping[str, str] = {}
 """What a metric, a column of rows or a failpoint was called before -> what it is called here."""
 
-ADDED = ("figures", "extra_info")
+ADDED = ("figures", "extra_info", "truth_is_json")
 """Columns of rows that only this revision has, and that repeat nothing."""
 ADDED_OF_SEGMENTS = frozenset({"reward"})
 """The same of the members of a row's segments."""

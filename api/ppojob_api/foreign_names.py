@@ -269,6 +269,9 @@ ray_kwargs | not needed | there is no Ray
 hydra defaults | not needed | there is no Hydra
 skip.rollout.enable | spec.rollout.replay
 profiler | not yet | profiles
+n_samples | spec.rollout.validation.samples
+output_path | not needed | `ppojob generate` writes responses.parquet to its --output
+response_key reward_model_key | not needed | `ppojob evaluate` reads verl's columns
 distillation transfer_queue global_profiler skip | not yet
 """)
 

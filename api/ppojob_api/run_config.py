@@ -111,6 +111,10 @@ class RunConfig(Section):
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
         if any(optimizer and optimizer.needs_length for optimizer in optimizers):
             parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}
+        # The model that such a job begins with is all that it has.
+        without = {key for key in ("validateOnly", "generateOnly") if spec["steps"][key]}
+        if without:
+            parts["steps"] = parts.get("steps", {}) | dict.fromkeys(without, True)
         return _canonical({"layout": layout, "spec": parts})
 
     def job(self) -> PPOJob:

@@ -5,6 +5,7 @@ from typing import Final
 JOB_FILE: Final = "job.yaml"
 METRICS_FILE: Final = "metrics.jsonl"
 SUMMARY_FILE: Final = "summary.json"
+RESPONSES_FILE: Final = "responses.parquet"
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 EXPORT_FOLDER: Final = "export"
 TENSORBOARD_FOLDER: Final = "tensorboard"

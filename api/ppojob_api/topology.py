@@ -182,8 +182,9 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     is_replayed = spec.rollout.replay is not None  # its rows have answers and scores already
     if settings.rollout is not None and not is_replayed:
         roles.append(_with_model(job_name, "rollout", settings.rollout))
+    is_scored = not (is_replayed or spec.steps.generate_only)
     for name, role in colocatable_roles(settings).items():
-        if name == "rewardModel" and is_replayed:
+        if not (is_scored if name == "rewardModel" else spec.steps.trains):
             continue
         if role.colocate_with == "none":
             roles.append(_with_model(job_name, name, role))
@@ -192,7 +193,7 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
             roles.append(actor.model_copy(update=update))
     others: tuple[tuple[RoleName, CodePods | RetrieverPods, object], ...] = (
         # A reward model alone leaves functions nothing to do.
-        ("reward", settings.reward, spec.rewards or spec.reward_model is None),
+        ("reward", settings.reward, is_scored and (spec.rewards or spec.reward_model is None)),
         ("tools", settings.tools, calls_tools(spec)),
         ("retriever", settings.retriever, retrieved_tools(spec)),
     )

@@ -25,7 +25,7 @@ about a job on a cluster, and kubectl finds them as `kubectl ppojob` where the p
 | --- | --- |
 | 0 | done |
 | 2 | the input is wrong, no such job, or a cluster that cannot be used: nothing was changed |
-| 3 | the job failed (`run`, `suspend --wait`, `resume --wait`), or `from-verl` lost something |
+| 3 | a job failed, a reward did (`evaluate`), or something was left out (`from-verl`) |
 | 130 | interrupted by Ctrl-C |
 
 Rights in the job's namespace that `kubectl ppojob` uses:

@@ -19,6 +19,8 @@ COMMANDS: Final = {
     "model": ("ppojob_cli.model", "model"),
     "tools": ("ppojob_cli.tools", "tools"),
     "from-verl": ("ppojob_cli.from_verl", "from_verl"),
+    "generate": ("ppojob_cli.generate", "generate"),
+    "evaluate": ("ppojob_cli.evaluate", "evaluate"),
     "export": ("ppojob_cli.export", "export"),
     "index": ("ppojob_cli.search", "index"),
     "retrieve": ("ppojob_cli.search", "retrieve"),

@@ -15,6 +15,7 @@ from ppojob_api.run_layout import (
     EXPORT_FOLDER,
     JOB_FILE,
     METRICS_FILE,
+    RESPONSES_FILE,
     SUMMARY_FILE,
 )
 from ppojob_api.v1alpha1.job import PPOJob
@@ -33,7 +34,7 @@ LOCK_FILE: Final = ".lock"
 
 MOUNTS: Final = Path("/proc/self/mounts")
 
-_WRITTEN: Final = (JOB_FILE, METRICS_FILE, SUMMARY_FILE, EXPORT_FOLDER)
+_WRITTEN: Final = (JOB_FILE, METRICS_FILE, SUMMARY_FILE, RESPONSES_FILE, EXPORT_FOLDER)
 _CHECKPOINT_BYTES: Final = 12
 """Of a trained weight in a checkpoint: float32, and the two moments of AdamW."""
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
@@ -61,7 +62,7 @@ def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Ite
         why = f"nothing can be written in {ground} ({error.strerror})"
         yield Problem(_WHERE, str(folder), why, _WRITABLE, ReasonCode.UNREADABLE)
         return
-    if parameters is not None:
+    if parameters is not None and config.spec.steps.trains:
         yield from _space(config, folder, ground, parameters)
 
 

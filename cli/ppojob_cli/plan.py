@@ -99,6 +99,9 @@ def _updates(prompts: int, part: int, epochs: int) -> str:
 
 def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     steps, algorithm = spec.steps, spec.algorithm
+    if steps.generate_only:
+        yield "responses to the held-out prompts, and nothing is scored or trained"
+        return
     if steps.validate_only:
         yield "one validation, and nothing is trained"
         return

@@ -34,7 +34,7 @@ from ppojob_trainer.models.tokenizer_fit import check_score_fit, check_tokenizer
 from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.retrieval.manifest import check_memory, read_manifest
 from ppojob_trainer.rewards.process import ScoringPool
-from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.rewards.row_checks import checks_of
 from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -84,10 +84,12 @@ def check_inputs(config: RunConfig) -> Preflight:
     found.parameters = model.parameters
     found.add([*model.errors, *_context(spec, model), *check_targets(spec.model)], model.warnings)
     largest_token_id = _check_data(config, model, found)
-    _check_critic(spec, largest_token_id, found)
-    if spec.reward_model is not None:
-        _check_reward_model(spec.reward_model, found)
-    found.add([*_rewards(spec), *_tools(spec), *_retriever(spec), *_recording(spec)])
+    if not spec.steps.generate_only:
+        _check_critic(spec, largest_token_id, found)
+        if spec.reward_model is not None:
+            _check_reward_model(spec.reward_model, found)
+        found.add(_rewards(spec))
+    found.add([*_tools(spec), *_retriever(spec), *_recording(spec)])
     return found
 
 
@@ -112,13 +114,13 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
     spec = config.spec
     folder = spec.model.tokenizer_path or spec.model.path
     if folder == spec.model.path and not os.path.isdir(folder):
-        found.add(unusable_files(spec.data))  # that the folder is missing has been said
+        found.add(unusable_files(spec.prompts))  # that the folder is missing has been said
         return None
     try:
         tools = tool_schemas(spec.agent)
         chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template, tools=tools)
     except ConfigError as problem:
-        found.add([*problem.problems, *unusable_files(spec.data)])
+        found.add([*problem.problems, *unusable_files(spec.prompts)])
         return None
     with chat:
         stops = spec.rollout.stop_token_ids
@@ -128,14 +130,14 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
         except ConfigError as problem:
             found.add(problem.problems)
         report = check_files(
-            spec.data,
+            spec.prompts,
             chat,
-            rewards=row_checks(spec.rewards, has_model=spec.reward_model is not None),
+            rewards=checks_of(spec),
             agents=row_agents(spec.agent),
-            draw=spec.algorithm.draw,
+            draw=None if spec.steps.generate_only else spec.algorithm.draw,
         )
     found.add(report.errors)
-    if not report.errors:
+    if not report.errors and not spec.steps.generate_only:
         job, rows = config.job(), report.train_rows
         found.add(validation.check_length(job, rows), validation.length_warnings(job, rows))
     found.add([], [*report.warnings, *text_prompt_warning(spec, report.text_prompt)])

@@ -87,15 +87,24 @@ def run(
     sys.exit(status)
 
 
-def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, plain: bool) -> int:
+def run_job(
+    file: Path,
+    output: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    plain: bool,
+    folder_of_runs: str = "runs",
+) -> int:
     """Check everything, then run; answers the exit status.
+
+    Without `output` the run folder lies in `folder_of_runs`.
 
     Raises:
         ConfigError: the input is wrong; all problems at once, and nothing was started.
         PPOJobError: the input could not be read to its end, through no fault of its own.
     """
     config = resolve(load_job(file, overrides), facts=engine_facts())
-    folder = output or Path("runs") / config.name
+    folder = output or Path(folder_of_runs) / config.name
     if finished_summary(folder, config) is None:
         found = check_run(config, folder)
         for line in found.warnings:

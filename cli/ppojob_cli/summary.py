@@ -16,6 +16,7 @@ from ppojob_api.run_layout import (
     LOGS_FOLDER,
     MLFLOW_FILE,
     MLFLOW_FOLDER,
+    RESPONSES_FILE,
     SUMMARY_FILE,
     TENSORBOARD_FOLDER,
     WANDB_FOLDER,
@@ -103,7 +104,9 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     steps, tokens = counted(summary.steps, "step"), number(summary.tokens)
     effort = f"{steps} in {duration(summary.seconds)}, {tokens} tokens"
     if summary.phase == "Succeeded":
-        lines = [f"done: {effort if summary.steps else 'validated, nothing was trained'}"]
+        answered = folder / RESPONSES_FILE
+        alone = f"{answered}" if answered.is_file() else "validated, nothing was trained"
+        lines = [f"done: {effort if summary.steps else alone}"]
     else:
         lines = [f"interrupted: {effort}; the same command goes on from there"]
     for name, last in summary.validation.get("last", {}).items():

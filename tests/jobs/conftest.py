@@ -85,10 +85,16 @@ def start(tmp_path: Path, fork_server: None) -> Iterator[Callable[..., Run]]:
     """Starts `ppojob run`; whatever still runs at the end of the test is killed."""
     runs: list[Run] = []
 
-    def run(manifest: Path, output: Path, options: tuple[str, ...] = (), **environment: str) -> Run:
-        command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--plain", *options]
+    def run(
+        manifest: Path,
+        output: Path,
+        options: tuple[str, ...] = (),
+        command: str = "run",
+        **environment: str,
+    ) -> Run:
+        called = [sys.executable, "-m", "ppojob_cli", command, manifest, "--plain", *options]
         process = subprocess.Popen(
-            [*command, "--output", output],
+            [*called, "--output", output],
             env=tiny_jobs.environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -19,6 +19,8 @@ _ONLY_BETWEEN_ROLES = (
 )
 _OF_AN_INDEX = ("index.",)
 """Those of `ppojob index`, whose names are loaded with the tool `search`: test_index_goes_on.py."""
+_OF_GENERATION = ("responses.",)
+"""Of a job that only generates: test_generate_and_evaluate.py."""
 ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
 """Hit where a job that goes back throws away what it wrote behind its last checkpoint."""
 
@@ -37,7 +39,7 @@ def all_points() -> list[str]:
 
 def of_a_small_job() -> list[str]:
     """Names of those that a job hits whose models all live in one role."""
-    left_out = _ONLY_ON_DAMAGE + _ONLY_BETWEEN_ROLES + _OF_AN_INDEX
+    left_out = _ONLY_ON_DAMAGE + _ONLY_BETWEEN_ROLES + _OF_AN_INDEX + _OF_GENERATION
     return [point for point in all_points() if not point.startswith(left_out)]
 
 

@@ -38,7 +38,7 @@ def rounded_updates(job: PPOJob) -> Iterator[Problem]:
     A job may run so, and its author should know.
     """
     spec = job.spec
-    if spec.model.dtype == "float32" or spec.steps.validate_only:
+    if spec.model.dtype == "float32" or not spec.steps.trains:
         return
     # Adapters are float32, whatever the weights are.
     optimizers = [] if spec.model.lora else [spec.optimizer]
@@ -74,7 +74,7 @@ def after_the_end(job: PPOJob) -> Iterator[Problem]:
     """
     spec = job.spec
     total = spec.steps.total
-    if total is None or spec.steps.validate_only:
+    if total is None or not spec.steps.trains:
         return
     for where, every in (
         ("spec.steps.validateEvery", spec.steps.validate_every),
@@ -88,7 +88,7 @@ def after_the_end(job: PPOJob) -> Iterator[Problem]:
 
 def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
     """Steps of a good job with so many training prompts; each pass draws whole batches of them."""
-    if spec.steps.validate_only:
+    if not spec.steps.trains:
         return 0
     if spec.steps.total is not None:
         return spec.steps.total

@@ -37,6 +37,10 @@ IMMUTABLE_RULES = rules(
         || has(self.critic) && self.critic.optimizer.warmupRatio > 0.0
     must: $SAME
 
+    spec.steps | validateOnly generateOnly | Conflict
+        spec.steps.$FIELD decides what the pods hold and $OTHER_NAME
+    must: self.$FIELD == oldSelf.$FIELD
+
     spec.checkpoint | volume | Conflict
         the run is on this volume and it $OTHER_NAME
     must: $SAME

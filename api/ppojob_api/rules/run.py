@@ -28,7 +28,7 @@ LENGTH_RULES = rules(
     """
     spec.steps | total | Required
         the run would have no end; exactly one of total and epochs
-    when: !self.validateOnly
+    when: !self.validateOnly && !self.generateOnly
     must: has(self.total) || has(self.epochs)
 
     spec.steps | epochs | Conflict
@@ -40,9 +40,24 @@ LENGTH_RULES = rules(
     when: self.validateOnly
     must: self.validateFirst
 
+    spec.steps | generateOnly | Conflict
+        validateOnly scores the responses too; one of the two
+    when: self.validateOnly
+    must: !self.generateOnly
+
+    spec | steps.generateOnly | Conflict
+        rollout.replay generates nothing; false, or remove rollout.replay
+    when: has(self.rollout.replay)
+    must: !self.steps.generateOnly
+
     spec | data.validation | Required
         steps.validateOnly has no rows to validate on; a list of files, or validateOnly: false
     when: self.steps.validateOnly
+    must: self.data.validation.size() > 0
+
+    spec | data.validation | Required
+        steps.generateOnly has no prompts to answer; a list of files, or generateOnly: false
+    when: self.steps.generateOnly
     must: self.data.validation.size() > 0
 
     spec | critic.warmupSteps | OutOfRange

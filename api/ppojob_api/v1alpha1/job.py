@@ -140,6 +140,14 @@ class PPOJobSpec(Section):
         ]
 
     @property
+    def prompts(self) -> DataSpec:
+        """What is read of `data`; a job that only generates draws from the held-out files."""
+        if not self.steps.generate_only:
+            return self.data
+        draws = {"train": self.data.validation, "max_train_rows": self.data.max_validation_rows}
+        return self.data.of_validation.model_copy(update={**draws, "validation": ()})
+
+    @property
     def drops_responses(self) -> bool:
         """Whether responses at which a reward function fails are left out of training."""
         return any(reward.on_error == "drop" for reward in self.rewards)

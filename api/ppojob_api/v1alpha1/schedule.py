@@ -11,7 +11,7 @@ class StepsSpec(Section):
     """How long to train and when to validate."""
 
     total: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Steps; exactly one of total and epochs, which validateOnly may do without.
+    """Steps; exactly one of total and epochs, which validateOnly and generateOnly may do without.
     verl: trainer.total_training_steps."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
@@ -28,6 +28,15 @@ class StepsSpec(Section):
 
     validate_only: bool = False
     """The first validation is the whole run; nothing is trained. verl: trainer.val_only, false."""
+
+    generate_only: bool = False
+    """Responses to the prompts of data.validation are the whole run, in responses.parquet; nothing
+    is scored or trained, and data.train is not read. verl: main_generation."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job trains at all."""
+        return not (self.validate_only or self.generate_only)
 
 
 class VolumeSpec(Section):

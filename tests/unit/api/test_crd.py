@@ -98,6 +98,9 @@ EDITS: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
     # A length decides the learning rates of a cosine, or of a share of it as warm-up.
     (COSINE, {**COSINE, "steps": {"total": 40}}, {"spec.steps.total"}),
     (RATIO, {**RATIO, "steps": {"epochs": 2}}, {"spec.steps.total", "spec.steps.epochs"}),
+    # Ranks without a trainer cannot begin to train.
+    ({"steps": {"validateOnly": True}}, {}, {"spec.steps.validateOnly"}),
+    ({}, {"steps": {"total": 20, "generateOnly": True}}, {"spec.steps.generateOnly"}),
 ]
 
 

@@ -41,6 +41,7 @@ CANNOT_BE_SET = {
     "spec.data.validation.weight",
     *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
+    "spec.steps.generateOnly",
     *(f"spec.agent.tools.{name}" for name in ("source", "parameters")),  # of one that is built in
     *(f"spec.pods.env.{name}" for name in ("value", "secret")),
     *(f"spec.pods.volumes.{name}" for name in ("claimName", "configMap", "secret")),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from bad_specs import GOOD_JOB
 
 from ppojob_api.run_config import resolve
@@ -57,6 +58,13 @@ def test_every_role() -> None:
     ]
 
 
-def test_validation_alone() -> None:
-    lines = planned(steps={"validateOnly": True})
-    assert lines[lines.index("Run") + 1] == "  one validation, and nothing is trained"
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("validateOnly", "one validation, and nothing is trained"),
+        ("generateOnly", "responses to the held-out prompts, and nothing is scored or trained"),
+    ],
+)
+def test_nothing_is_trained(field: str, told: str) -> None:
+    lines = planned(steps={field: True})
+    assert lines[lines.index("Run") + 1] == f"  {told}"

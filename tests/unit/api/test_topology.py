@@ -101,6 +101,25 @@ def test_a_reward_model_alone_needs_no_reward_pods() -> None:
     assert "reward" in roles(build({**model, "rewards": [{"function": "gsm8k"}]}))
 
 
+@pytest.mark.parametrize(
+    ("field", "left"),
+    [("validateOnly", ["rewardModel", "reward"]), ("generateOnly", [])],
+)
+def test_a_job_without_training_has_no_models_to_train_with(field: str, left: list[str]) -> None:
+    apart = {"colocateWith": "none"}
+    job = build(
+        {
+            "algorithm": {"type": "ppo", "promptsPerStep": 4, "samplesPerPrompt": 2},
+            "steps": {field: True},
+            "rewards": [{"function": "gsm8k"}],
+            "rewardModel": {"path": "r"},
+        },
+        rollout={},
+        **dict.fromkeys(("reference", "critic", "rewardModel"), apart),
+    )
+    assert roles(job) == ["controller", "actorRollout", "rollout", *left]
+
+
 def test_pods_of_tools() -> None:
     agent = {"agent": {"tools": [{"name": "calculator"}]}}
     tools = build(agent, tools={"replicas": 2, "cpu": 4}).role("tools")

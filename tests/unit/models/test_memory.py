@@ -81,9 +81,9 @@ def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
     assert held(config, "critic") == {"critic": 8 * CRITIC}
 
 
-def test_a_job_that_only_validates_trains_nothing(tmp_path):
+def test_a_job_that_only_validates_holds_engines_alone(tmp_path):
     config = config_of(tmp_path, steps={"validateOnly": True}, model={"path": "/m"})
-    assert held(config, "actorRollout")["policy"] == 4 * POLICY
+    assert held(config, "actorRollout") == {"rollout engine": 4 * POLICY}
 
 
 def test_parameters_are_counted_by_the_files_and_an_embedding_once(tmp_path):

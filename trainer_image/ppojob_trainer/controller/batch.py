@@ -16,9 +16,9 @@ from ppojob_trainer.data.columns import INTERACTION
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.data.row_checks import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.rewards.records import DROPPED, FAILED
+from ppojob_trainer.rewards.records import DROPPED, FAILED, ValueKind, value_kinds
 from ppojob_trainer.rpc.messages.rollout import Generated, Interaction, PromptTokens
-from ppojob_trainer.rpc.messages.rows import BatchName, RowIndex, ValueKind
+from ppojob_trainer.rpc.messages.rows import BatchName, RowIndex
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
 SCORE: Final = "score"
@@ -175,13 +175,8 @@ class Batch:
         return [msgspec.json.decode(extras) for extras in self.extras]
 
     def value_kinds(self) -> dict[str, ValueKind]:
-        """Names of those values, sorted: text where any row has text."""
-        kinds: dict[str, ValueKind] = {}
-        for values in self.values():
-            for name, value in values.items():
-                if isinstance(value, str) or name not in kinds:
-                    kinds[name] = "text" if isinstance(value, str) else "number"
-        return dict(sorted(kinds.items()))
+        """Names of those values, and whether they are text."""
+        return value_kinds(self.values())
 
     def numbers(self, name: str, step: int, where: str) -> list[float]:
         """(rows,) the score, or a number that scorers gave beside it.

@@ -137,7 +137,7 @@ class Loop:
 
     def _validates_first(self, progress: Progress) -> bool:
         steps = self.spec.steps
-        asked = self.validation is not None and (steps.validate_first or steps.validate_only)
+        asked = self.validation is not None and (steps.validate_first or not steps.trains)
         return asked and progress.step == 0 and progress.metrics_lines == 0
 
     def _owed_validation(self, progress: Progress) -> StepTrained | None:
@@ -263,8 +263,12 @@ class Loop:
     def _validate(self, step: int) -> dict[str, float]:
         assert self.validation is not None
         samples = self.spec.rollout.validation.samples
-        batch = self.training.stages.validate(self.validation, samples, step)
+        stages = self.training.stages
+        batch = stages.validate(self.validation, samples, step)
         self._log_samples(batch, step)
+        if self.spec.steps.generate_only:
+            self.records.keep_responses(batch, stages.tape.files(batch, step))
+            return {}
         metrics = evaluation_metrics(batch)
         if self.checkpoints.best is not None:
             self.checkpoints.best.refuse_unknown(metrics)

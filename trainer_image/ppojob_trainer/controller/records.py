@@ -2,13 +2,13 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from ppojob_api.run_layout import METRICS_FILE
+from ppojob_api.run_layout import METRICS_FILE, RESPONSES_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch, values_of_failure
@@ -18,7 +18,6 @@ from ppojob_trainer.errors import StorageError
 from ppojob_trainer.metrics.sinks import Sinks
 from ppojob_trainer.metrics.step_metrics import (
     RowFigures,
-    Spread,
     StepRows,
     balance_metrics,
     progress_metrics,
@@ -27,6 +26,7 @@ from ppojob_trainer.metrics.step_metrics import (
 )
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
+from ppojob_trainer.rows.responses_file import read_responses, write_responses
 from ppojob_trainer.rows.row_files import write_advantages
 
 _log = logging.getLogger(__name__)
@@ -79,6 +79,14 @@ class Records:
             write_advantages(path, rows)
         except StorageError as problem:
             _log.warning("no advantages of step %d on the disk: %s", step, problem)
+
+    def keep_responses(self, batch: Batch, parts: Iterable[Path]) -> None:
+        """Write the prompts of a batch, each with its responses, which are read from `parts`.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        write_responses(self.run_folder / RESPONSES_FILE, batch.prompts, read_responses(parts))
 
     def cut_rows(self, progress: Progress, replayed: Collection[BatchKey]) -> None:
         """Forget the rows beyond a state whose ranks have forgotten them too.
@@ -164,15 +172,14 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:
     """Verl's `val-core` and `val-aux` numbers of a validation batch."""
-    values = batch.values()
-    rows = [
+    values, figures = batch.values(), row_figures(batch)
+    return validation_metrics(
         ValidationRow(
             data_source=batch.prompt_of(row).data_source,
             prompt_id=batch.prompt_of(row).index,
             score=batch.scores[row],
             extras=values[row],
+            num_turns=figures[row].num_turns if figures else None,
         )
         for row in range(batch.num_rows)
-    ]
-    turns = [figures.num_turns for figures in row_figures(batch)]
-    return validation_metrics(rows) | (Spread.of(turns).named("val-aux/num_turns") if turns else {})
+    )

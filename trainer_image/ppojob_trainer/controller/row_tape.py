@@ -194,6 +194,11 @@ class RowTape:
         """The files in that folder."""
         return [entry.path for entry in self._tape.kept[batch_key(batch, step)].files]
 
+    def files(self, batch: Batch, step: int) -> list[Path]:
+        """The same with their folder."""
+        folder = self.run_folder / self.folder(batch, step)
+        return [folder / part for part in self.parts(batch, step)]
+
     def fill(self, batch: Batch, step: int) -> None:
         """Fill in lengths and scores of a batch that is on the disk.
 

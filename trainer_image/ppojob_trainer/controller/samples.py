@@ -1,6 +1,7 @@
 """Prompts and responses as text for a person: `spec.numExamine` rows of each step."""
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -86,8 +87,9 @@ def sample_lines(sample: Sample) -> list[str]:
     """A sample as lines that cannot rewrite the terminal."""
     place = f"step {sample.step}" if sample.purpose == "train" else f"validation {sample.step}"
     cut = " (cut at the length limit)" if sample.is_truncated else ""
+    score = "not scored" if math.isnan(sample.score) else f"score {sample.score:.3g}"
     return [
-        f"--- {place}, row {sample.row}: score {sample.score:.3g}{cut}",
+        f"--- {place}, row {sample.row}: {score}{cut}",
         *excerpt(sample.prompt, sample.response, sample.ground_truth or ""),
     ]
 

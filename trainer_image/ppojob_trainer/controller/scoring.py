@@ -4,6 +4,7 @@ Texts go from the ranks that own the rows straight to those that score them; the
 sends what to whom, and gets numbers.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ class Scoring:
 
     Attributes:
         functions: the role that runs reward functions; None where a model alone scores.
+        model: the reward model; with neither of them the scores are NaN.
         chunk_bytes: of what a rank is told of its rows at once.
     """
 
@@ -111,7 +113,8 @@ class Scoring:
             if self.model is not None:
                 judged = self._by_model(self.model, batch, step)
                 scores = _sum(scores, judged, self.model.weight)
-            assert scores is not None, "a job has reward functions or a reward model"
+            if scores is None:  # a job that only generates
+                scores = [RowScore(row, math.nan, b"{}") for row in range(batch.num_rows)]
             self._scored[batch.purpose] = name, scores
             batch.take_scores(scores)
 

@@ -48,7 +48,7 @@ from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.retrieval.manifest import MANIFEST
 from ppojob_trainer.rewards.overlong import OverlongPenalty
-from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.rewards.row_checks import checks_of
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import Agreement, code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
@@ -84,7 +84,7 @@ def build_loop(
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
     train, validation = open_prompts(config, began, stack)
-    order = train.order(spec.data, spec.algorithm.draw[1])
+    order = train.order(spec.prompts, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
     hosts = _hosts(config, roles)
     tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
@@ -146,7 +146,7 @@ def _rollout_stages(
     began: float,
 ) -> RolloutStages:
     actor, model = hosts["actorRollout"], None
-    if "rewardModel" in hosts and spec.reward_model is not None:  # not where rows are replayed
+    if "rewardModel" in hosts and spec.reward_model is not None:  # not where nobody scores
         model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
     engines = Engines(actor)
     if "rollout" in hosts:
@@ -190,7 +190,8 @@ def open_prompts(
 ) -> tuple[PromptDataset, PromptDataset | None]:
     """Open the data of a job: the training prompts, and those that are held out, if any.
 
-    Templates take `began`, unix seconds at which the job began, for the present time.
+    A job that only generates has the latter in both places. Templates take `began`, unix seconds
+    at which the job began, for the present time.
 
     Raises:
         ConfigError: the data cannot be read, or does not fit the job.
@@ -205,12 +206,18 @@ def open_prompts(
     agents = row_agents(spec.agent)
 
     def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
-        rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
-        return stack.enter_context(
+        rewards = checks_of(spec)
+        dataset = stack.enter_context(
             PromptDataset.open(files, data, chat, rewards=rewards, agents=agents, max_rows=max_rows)
         )
+        for warning in dataset.warnings:
+            _log.warning("%s", warning)
+        return dataset
 
-    train = opened(spec.data.train, spec.data, spec.data.max_train_rows)
+    data = spec.prompts
+    train = opened(data.train, data, data.max_train_rows)
+    if spec.steps.generate_only:
+        return train, train
     field, drawn = spec.algorithm.draw
     if len(train) < drawn:
         raise ConfigError(
@@ -222,13 +229,8 @@ def open_prompts(
     for problem in length_warnings(config.job(), len(train)):
         _log.warning("%s", problem)
     validation = None
-    if spec.data.validation:
-        validation = opened(
-            spec.data.validation, spec.data.of_validation, spec.data.max_validation_rows
-        )
-    for dataset in (train, validation):
-        for warning in dataset.warnings if dataset else ():
-            _log.warning("%s", warning)
+    if data.validation:
+        validation = opened(data.validation, data.of_validation, data.max_validation_rows)
     return train, validation
 
 
@@ -282,8 +284,8 @@ def _training_step(
         spec=spec,
         stages=stages,
         channels=channels,
-        passes=_forward_passes(spec, hosts),
-        updates=_updates(spec, hosts),
+        passes=_forward_passes(spec, hosts) if spec.steps.trains else (),
+        updates=_updates(spec, hosts) if spec.steps.trains else (),
         penalty=None
         if penalty is None
         else OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor),

@@ -35,12 +35,12 @@ def check_files(
     *,
     rewards: RewardChecks | None,
     agents: RowAgents | None = None,
-    draw: tuple[str, int],
+    draw: tuple[str, int] | None,
 ) -> DataReport:
     """Read training and validation data once, row by row, in bounded memory.
 
     `draw` is the field of `spec.algorithm` that says how many prompts are drawn at once, and how
-    many; for the rest see `PromptDataset.open`.
+    many; None where all are answered once. For the rest see `PromptDataset.open`.
     """
     train = Scan(spec, chat, rewards, agents, spec.max_train_rows)
     train.read(spec.train)
@@ -48,7 +48,7 @@ def check_files(
     if spec.validation:
         validation.read(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
-    if not train.errors:
+    if not train.errors and draw is not None:
         if train.kept < draw[1]:
             field, batch = draw
             why = f"fewer than spec.algorithm.{field} {batch}: no batch can be drawn"

@@ -123,14 +123,14 @@ class ParquetRows(RowFile):
         super().__init__(path, file.metadata.num_rows)
         self._file = file
         present = set(file.schema_arrow.names)
-        self._columns = [name for name in columns if name in present]
+        self.columns = [name for name in columns if name in present]
 
     def rows(self) -> Iterator[Row | DataProblem]:
         """Yield every row in order; a damaged row group is one problem and ends the file."""
         for group in range(self._file.num_row_groups):
             try:
                 batches = self._file.iter_batches(
-                    _BATCH_ROWS, row_groups=[group], columns=self._columns, use_threads=False
+                    _BATCH_ROWS, row_groups=[group], columns=self.columns, use_threads=False
                 )
                 for batch in batches:
                     yield from _python_rows(batch)

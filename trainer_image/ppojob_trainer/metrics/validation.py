@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ppojob_trainer.metrics.step_metrics import Spread
+
 NUM_BOOTSTRAPS: Final = 1000
 SEED: Final = 42
 CORE_VARIABLE: Final = "acc"
@@ -28,13 +30,15 @@ class ValidationRow:
     """One scored sample of a prompt, with what else the reward function gave.
 
     Numbers of `extras` become variables of their own; ``acc`` is among them, the function's or else
-    its score, and ``pred`` (a string) is the answer that the majority is taken of.
+    its score, and ``pred`` (a string) is the answer that the majority is taken of. `num_turns` is
+    None where the sample has one turn.
     """
 
     data_source: str
     prompt_id: int
     score: float
     extras: Mapping[str, float | str]
+    num_turns: int | None = None
 
     def variables(self) -> dict[str, float]:
         """Numbers of the sample."""
@@ -54,11 +58,14 @@ def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
     expected value of one sample, which is mean@N).
 
     The samples of a prompt are in the order of their sample index. The result is sorted:
-    ``val-core/<data source>/<variable>/<statistic>`` to value.
+    ``val-core/<data source>/<variable>/<statistic>`` to value; behind them, where samples have
+    turns, ``val-aux/num_turns/...``.
     """
     sources: dict[str, dict[int, list[ValidationRow]]] = defaultdict(lambda: defaultdict(list))
+    turns = list[int]()
     for row in rows:
         sources[row.data_source][row.prompt_id].append(row)
+        turns += [] if row.num_turns is None else [row.num_turns]
     found: dict[str, float] = {}
     for source, prompts in sources.items():
         for variable, statistics in _source_statistics(list(prompts.values())).items():
@@ -67,7 +74,8 @@ def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
                 is_core = variable == CORE_VARIABLE and statistic.startswith(_CORE_STATISTICS)
                 is_core = is_core and _samples_of(statistic) in (largest, 1)
                 found[f"val-{'core' if is_core else 'aux'}/{source}/{variable}/{statistic}"] = value
-    return dict(sorted(found.items()))
+    of_turns = Spread.of(turns).named("val-aux/num_turns") if turns else {}
+    return dict(sorted(found.items())) | of_turns
 
 
 def prompt_statistics(

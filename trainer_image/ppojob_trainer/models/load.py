@@ -151,7 +151,7 @@ def _load(
         The model in evaluation mode, and those of `may_lack` that the folder does not hold: their
         values have no meaning.
     """
-    _refuse_config(folder, kind, trust_remote_code=trust_remote_code)
+    refuse_config(folder, kind, trust_remote_code=trust_remote_code)
     world = world or World.alone()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
@@ -178,7 +178,12 @@ def _load(
     return model.eval(), missing
 
 
-def _refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> None:
+def refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> None:
+    """Refuse a folder whose configuration cannot be read, or asks for what is not computed here.
+
+    Raises:
+        ConfigError: with every problem, one line each.
+    """
     path = folder / "config.json"
     config = read_object(path, ModelReason.BAD_CONFIG)
     if isinstance(config, Problem):

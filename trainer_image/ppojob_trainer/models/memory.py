@@ -62,13 +62,14 @@ def held_by_rank(
     ranks = pods.parallelism.data_shard
     assert ranks is not None, "a resolved configuration says how many shards"
     weight = _WEIGHT_BYTES[spec.model.dtype]
-    trained = weight * (1 if spec.steps.validate_only else _TRAINED)
+    trained = weight * _TRAINED
     policy = parameters.get(spec.model.path, 0)
     has_adapters = spec.model.lora is not None
     found: dict[str, int] = {}
-    if "actorRollout" in living:
+    if "actorRollout" in living and spec.steps.trains:
         found["policy"] = (weight if has_adapters else trained) * policy // ranks
         found["adapters"] = _TRAINED * _ADAPTER_BYTES * count_adapters(spec.model) // ranks
+    if "actorRollout" in living:
         found |= engine
     # With adapters the policy is its own reference.
     if "reference" in living and not (has_adapters and "actorRollout" in living):

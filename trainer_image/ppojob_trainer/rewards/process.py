@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,8 +109,12 @@ class ScoringPool(Closeable):
                 log=self._log,
             )
 
-    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+    def score(
+        self, items: Sequence[RewardItem], tell: Callable[[], object] = lambda: None
+    ) -> list[RewardResult]:
         """Score responses, several at one time; the answer is in their order.
+
+        `tell` is called as often as there are responses, while they are scored.
 
         Raises:
             RewardFailed: a function raised, hung, died or returned nonsense, and has no score for
@@ -125,8 +129,11 @@ class ScoringPool(Closeable):
         single = [self._children.submit(self._score_one, item, stop) for item in items]
         futures: list[Future[Any]] = [*batched.values(), *single]
         try:
-            for future in futures:
-                future.result()
+            for of_all in batched.values():
+                of_all.result()
+            for of_one in single:
+                of_one.result()
+                tell()
         finally:
             stop.set()
             for future in futures:

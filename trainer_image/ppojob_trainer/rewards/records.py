@@ -1,10 +1,13 @@
 """What goes into a reward function, how scorers find an answer in it, and what comes out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypedDict
+from typing import Final, Literal, TypedDict
 
 from ppojob_trainer.json_value import Json
+
+ValueKind = Literal["number", "text"]
+"""Of a value that scorers give beside the score."""
 
 DROPPED: Final = "dropped"
 """Value of a response that is left out of training, 1, and of one that is not, 0: of all where a
@@ -62,6 +65,16 @@ class Verdict(TypedDict):
     score: float
     acc: float
     pred: str
+
+
+def value_kinds(values: Iterable[Mapping[str, float | str]]) -> dict[str, ValueKind]:
+    """Names of the values of rows, sorted: text where any row has text."""
+    kinds: dict[str, ValueKind] = {}
+    for own in values:
+        for name, value in own.items():
+            if isinstance(value, str) or name not in kinds:
+                kinds[name] = "text" if isinstance(value, str) else "number"
+    return dict(sorted(kinds.items()))
 
 
 _BOX = "\\boxed{"

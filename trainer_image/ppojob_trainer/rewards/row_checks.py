@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.routing import SCORERS, route
@@ -42,3 +43,10 @@ def row_checks(rewards: Sequence[RewardSpec], *, has_model: bool = False) -> Row
         if reward.source is None and reward.function in SCORERS
     )
     return RowChecks(built_in) if built_in else None
+
+
+def checks_of(spec: PPOJobSpec) -> RowChecks | None:
+    """The same of a job; nobody scores the rows of one that only generates."""
+    if spec.steps.generate_only:
+        return RowChecks(())
+    return row_checks(spec.rewards, has_model=spec.reward_model is not None)

@@ -5,7 +5,7 @@ rollout engine nor reward function: token ids, what the sampler drew them with, 
 and every score.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer import durable
+from ppojob_trainer.json_value import Json, plain_text
+from ppojob_trainer.rewards.records import ValueKind
 
 ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
 
@@ -30,6 +32,7 @@ SCHEMA: Final = pa.schema(
         ("prompt", pa.string()),
         ("response", pa.string()),
         ("ground_truth", pa.string()),
+        ("truth_is_json", pa.bool_()),
         ("score", pa.float64()),
         ("prompt_tokens", pa.int32()),
         ("response_tokens", pa.int32()),
@@ -44,7 +47,8 @@ SCHEMA: Final = pa.schema(
 )
 """Columns of every part; behind them stands one for each of the `reward_values`.
 
-- `ground_truth`: what is no text is JSON; null where there is none.
+- `ground_truth`: what is no text is JSON, as `truth_is_json` says; null where there is none.
+- `score`: NaN where nobody scores, in a job that only generates.
 - `segments`: which tokens of a response belong together. `version` is that of the weights that drew
   them; null where they were given (by a tool, say) and are not trained. `reward` is what a tool
   gave for a turn.
@@ -69,6 +73,7 @@ ADVANTAGES: Final = pa.schema(
 their parts. `reward` is the score with its penalties (length, KL), `advantage` the mean over the
 trained tokens."""
 
+_VALUE_TYPES: Final = {"number": pa.float64(), "text": pa.string()}
 _VERDICT: Final = ("row", "score", "response_tokens", "truncated", "figures", "reward_values")
 _TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments")
 
@@ -100,6 +105,33 @@ def write_part(folder: Path, part: int, table: pa.Table) -> Path:
     path = folder / f"part-{part:05d}.parquet"
     durable.write_file(path, sink.getvalue().to_pybytes(), ROWS_POINT)
     return path
+
+
+def truth_cells(truth: Json) -> dict[str, str | bool | None]:
+    """The cells of a ground truth, text or any other JSON."""
+    text = None if truth is None else plain_text(truth)
+    return {"ground_truth": text, "truth_is_json": not isinstance(truth, str | None)}
+
+
+def with_values(schema: pa.Schema, kinds: Mapping[str, ValueKind]) -> pa.Schema:
+    """A schema with a column behind it for each value of scorers."""
+    of_values = [pa.field(_value_column(name), _VALUE_TYPES[kind]) for name, kind in kinds.items()]
+    return pa.schema([*schema, *of_values])
+
+
+def value_cells(
+    values: Mapping[str, float | str], kinds: Mapping[str, ValueKind]
+) -> dict[str, float | str]:
+    """The cells of what scorers said of a row."""
+    return {
+        _value_column(name): plain_text(value) if kinds[name] == "text" else value
+        for name, value in values.items()
+    }
+
+
+def _value_column(name: str) -> str:
+    """The column of a value; names that are columns' already get one of their own."""
+    return f"reward_extra/{name}" if name in SCHEMA.names else name
 
 
 def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:

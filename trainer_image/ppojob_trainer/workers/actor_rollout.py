@@ -6,18 +6,22 @@ rows of a step until the stage `sync_weights` gives it those of the trainer. Whe
 `rollout` has pods, the engines are there: the weights go to them, and their rows come here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
+from ppojob_trainer.models.weight_stream import stored_weights
 from ppojob_trainer.parallel.tensor_stream import send_tensors
+from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES, RolloutError
 from ppojob_trainer.rollout.trajectory import Trajectory
@@ -71,7 +75,8 @@ class ActorRolloutWorker:
     rank: int  # this rank in the role's world
     run_folder: Path  # what paths in requests are relative to
     generation: Generation  # the rollout engine, and what goes with it
-    policy: Policy  # is trained
+    policy: Policy | None  # is trained; None in a job that trains nothing
+    weights: Callable[[], Iterator[tuple[str, Tensor]]]  # those that engines get
     stages: ModelStages  # of the policy, and of other models that live in this rank
     reward_model: RewardModelStages | None  # the reward model's, where it lives in this rank
     _rows: dict[tuple[str, int], OwnedRows] = field(default_factory=dict)
@@ -101,8 +106,7 @@ class ActorRolloutWorker:
         if request.refresh_reference:
             assert self.stages.following is not None, "a job that asks for it has one"
             self.stages.following.refresh()
-        weights = named_full_tensors(self.policy.learner.model)
-        self.generation.engine.load_weights(request.version, weights)
+        self.generation.engine.load_weights(request.version, self.weights())
         return Nothing()
 
     def _generate(self, request: Generate) -> Generated:
@@ -122,9 +126,8 @@ class ActorRolloutWorker:
             )
         channels, dtype = self.stages.channels, DTYPES[self.generation.spec.rollout.dtype]
         link, owners = channels.link(request.role), channels.owners(request.role)
-        weights = named_full_tensors(self.policy.learner.model)
         # As engines round them, with no more bytes on the way than they take.
-        rounded = ((name, tensor.to(dtype)) for name, tensor in weights)
+        rounded = ((name, tensor.to(dtype)) for name, tensor in self.weights())
         send_tensors(link, range(owners + self.rank, link.size, owners), rounded)
         return Nothing()
 
@@ -201,6 +204,7 @@ class ActorRolloutWorker:
         model = self.generation.spec.model
         template = Path(model.chat_template).read_text() if model.chat_template else None
         dtype = DTYPES[model.dtype]
+        assert self.policy is not None, "a job that trains nothing exports nothing"
         trained = self.policy.learner.model
         tensors, adapters = hf_named_tensors(trained), adapters_of(trained)
         export_model(
@@ -224,7 +228,7 @@ def open_actor_rollout_worker(
     with ExitStack() as stack:
         world = stack.enter_context(open_role_world(environment, rank))
         generation = stack.enter_context(open_generation(environment, keys))
-        policy = open_policy(config.spec, world)
+        policy, weights = _open_weights(config.spec, world)
         reward_model = None
         if "rewardModel" in config.topology.living_in(environment.role):
             reward_model = stack.enter_context(open_reward_model(config.spec, world))
@@ -233,6 +237,18 @@ def open_actor_rollout_worker(
             run_folder=environment.run_folder,
             generation=generation,
             policy=policy,
+            weights=weights,
             stages=open_stages(environment, world, policy, generation.engine.sleep),
             reward_model=reward_model,
         )
+
+
+def _open_weights(
+    spec: PPOJobSpec, world: World
+) -> tuple[Policy | None, Callable[[], Iterator[tuple[str, Tensor]]]]:
+    """The policy, where it is trained, and the weights that engines get."""
+    if not spec.steps.trains:
+        dtype = DTYPES[spec.model.dtype]
+        return None, lambda: stored_weights(spec.model.path, dtype, world.device)
+    policy = open_policy(spec, world)
+    return policy, lambda: named_full_tensors(policy.learner.model)

@@ -4,23 +4,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
-from ppojob_trainer.rows.row_files import SCHEMA
+from ppojob_trainer.rows.row_files import SCHEMA, truth_cells, value_cells, with_values
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import WriteRows
-
-_TYPES: Final = {"number": pa.float64(), "text": pa.string()}
-_OF_REWARDS: Final = "reward_extra/"
-"""Before a value whose name is a column's already."""
 
 
 class Span(NamedTuple):
@@ -113,10 +108,6 @@ def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, in
 def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.Table:
     """The rows of a request as a table, in row order."""
     begin = request.first - rows.first
-    columns = {
-        name: pa.field(f"{_OF_REWARDS}{name}" if name in SCHEMA.names else name, _TYPES[kind])
-        for name, kind in request.value_kinds.items()
-    }
     records = []
     for position, data_source in enumerate(request.data_sources):
         tokens = rows.experience.prompts[begin + position]
@@ -137,7 +128,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "data_source": data_source,
                     "prompt": prompt,
                     "response": chat.decode(response, skip_special_tokens=True),
-                    "ground_truth": None if truth is None else plain_text(truth),
+                    **truth_cells(truth),
                     "score": request.scores[told],
                     "prompt_tokens": len(tokens),
                     "response_tokens": len(response),
@@ -148,10 +139,10 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "figures": rows.figures[row].decode() or None,
                     "extra_info": extra_info,
                     "reward_values": request.extras[told].decode(),
-                    **{columns[name].name: _cell(columns[name], values[name]) for name in values},
+                    **value_cells(values, request.value_kinds),
                 }
             )
-    return pa.Table.from_pylist(records, schema=pa.schema([*SCHEMA, *columns.values()]))
+    return pa.Table.from_pylist(records, schema=with_values(SCHEMA, request.value_kinds))
 
 
 def trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
@@ -178,7 +169,3 @@ def _segments(ids: list[int], logprobs: list[float], spans: list[dict[str, Any]]
         reward = span.get("reward") or 0.0
         found.append(Segment(tuple(ids[part]), drawn, span["version"], reward))
     return found
-
-
-def _cell(column: pa.Field, value: float | str) -> float | str:
-    return plain_text(value) if pa.types.is_string(column.type) else value

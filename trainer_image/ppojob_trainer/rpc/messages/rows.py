@@ -1,10 +1,9 @@
 """Which rows there are, where they are, and where they go."""
 
-from typing import Literal
-
 import msgspec
 
-ValueKind = Literal["number", "text"]
+from ppojob_trainer.rewards.records import ValueKind
+
 CHANNEL_SECONDS = 10.0
 """Limit of an operation on a channel between sides that do nothing else meanwhile."""
 

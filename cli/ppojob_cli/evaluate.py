@@ -1,0 +1,236 @@
+"""`ppojob evaluate`: responses of a run, or of verl's main_generation, scored without any model."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ppojob_api.problem import printable, shown
+from ppojob_api.run_layout import JOB_FILE
+from ppojob_api.v1alpha1.rollout import RewardSource, RewardSpec, SandboxSpec
+from ppojob_cli.figures import counted
+from ppojob_cli.input_error import InputError, told
+
+if TYPE_CHECKING:
+    from ppojob_trainer.evaluation.answers import Answer
+    from ppojob_trainer.rewards.records import RewardResult
+
+_SECONDS_BETWEEN_LINES: Final = 5.0
+_FUNCTION_FORM: Final = "FILE.py:NAME"
+_OF_FUNCTION: Final = re.compile(r"spec\.rewards\[0\](\.function|\.source\.path)?")
+_STATISTIC: Final = re.compile(r"(.+)/(([a-z]+)@([0-9]+)(?:/mean)?)")
+_WORDS: Final = ("mean", "std", "best", "worst", "maj")
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What scores the rows.
+
+    Attributes:
+        specs: as in `spec.rewards`; empty for the scorer of each row's data source.
+        sandbox: where the code of responses runs; None for the default.
+        told: which they are, for people.
+        is_function: whether they are that of `--function`.
+    """
+
+    specs: tuple[RewardSpec, ...] = ()
+    sandbox: SandboxSpec | None = None
+    told: str = "the built-in scorers of the data sources"
+    is_function: bool = False
+
+    def named(self, problem: str) -> str:
+        """A message of the pool as whoever gave the rewards knows their place."""
+        return _OF_FUNCTION.sub("--function", problem) if self.is_function else problem
+
+
+@click.command()
+@click.argument("rows", metavar="ROWS", type=click.Path(path_type=Path))
+@click.option(
+    "--job",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Manifest whose spec.rewards and spec.sandbox score; default: that of the run, where ROWS "
+    "lie in one, else the built-in scorer of each row's data source.",
+)
+@click.option("--function", metavar=_FUNCTION_FORM, help="A reward function that scores alone.")
+@click.option("--kept", is_flag=True, help="Take the scores that the rows of a run have already.")
+@click.option(
+    "--processes",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1_024),
+    help="Child processes that score at one time.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder for the numbers (evaluation.jsonl) and the scored rows (scored.parquet).",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a step instead of tables.")
+def evaluate(
+    rows: Path,
+    job: Path | None,
+    function: str | None,
+    kept: bool,
+    processes: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Score responses, and print verl's validation numbers of them.
+
+    ROWS are a file, a folder or a pattern of parquet or JSON lines: rows of a run (rollouts/,
+    validation/), or of `ppojob generate` and verl's main_generation (columns responses,
+    data_source, reward_model). Of a run folder its validations are scored. Reward functions run as
+    in a job; no model and no engine is loaded.
+
+    Exit status: 0 done, 2 the input is wrong, 3 a reward function failed; nothing is written then.
+    """
+    from ppojob_trainer.evaluation.answers import read_answers
+    from ppojob_trainer.evaluation.scoring import evaluation, write_evaluation
+
+    with told():
+        rewards = Rewards() if kept else _rewards(rows, job, function)
+        steps = read_answers(rows)
+    results = _kept(steps) if kept else _scored(steps, rewards, processes)
+    lines = []
+    for step, answers in steps.items():
+        metrics = evaluation(answers, results[step])
+        lines.append(metrics if step is None else {"step": step, **metrics})
+        if as_json:
+            click.echo(json.dumps(lines[-1]))
+        else:
+            click.echo("\n".join(_table(step, answers, metrics)))
+    if output is not None:
+        both = [pair for step in steps for pair in zip(steps[step], results[step], strict=True)]
+        with told():
+            write_evaluation(output, lines, both)
+        click.echo(f"{output}: {counted(len(both), 'scored row')}", err=True)
+
+
+def _rewards(rows: Path, job: Path | None, function: str | None) -> Rewards:
+    if function is not None:
+        if job is not None:
+            raise InputError("--function: got --job too: both say what scores; one of them")
+        file, _, name = function.rpartition(":")
+        if not file or not name:
+            raise InputError(f"--function: got {shown(function)}: no function; {_FUNCTION_FORM}")
+        source = RewardSource(path=file)
+        own = RewardSpec(function=name, source=source)
+        return Rewards((own,), told=function, is_function=True)
+    manifest = job or _job_of(rows)
+    if manifest is None:
+        return Rewards()
+    from ppojob_cli.validate import load_job
+
+    spec = load_job(manifest).spec
+    if spec.reward_model is not None:
+        raise InputError(
+            f"{manifest}: got spec.rewardModel {shown(spec.reward_model.path)}: no model is loaded "
+            "here; --kept for the scores of the run, or --function"
+        )
+    scorers = f"spec.rewards of {manifest}" if spec.rewards else Rewards.told
+    return Rewards(spec.rewards, spec.sandbox, scorers)
+
+
+def _job_of(rows: Path) -> Path | None:
+    """The manifest of the run that rows lie in; a file that only lies beside one is not of it."""
+    from ppojob_trainer.controller.row_tape import ROW_FOLDERS
+
+    within = [one.parent for one in (rows, *rows.parents) if one.name in ROW_FOLDERS.values()]
+    if any((rows / name).is_dir() for name in ROW_FOLDERS.values()):
+        within.append(rows)
+    found = (folder / JOB_FILE for folder in within)
+    return next((manifest for manifest in found if manifest.is_file()), None)
+
+
+def _kept(steps: "Mapping[int | None, list[Answer]]") -> "dict[int | None, list[RewardResult]]":
+    from ppojob_trainer.evaluation.scoring import kept
+
+    with told():
+        return {step: kept(answers) for step, answers in steps.items()}
+
+
+def _scored(
+    steps: "Mapping[int | None, list[Answer]]", rewards: Rewards, processes: int
+) -> "dict[int | None, list[RewardResult]]":
+    from ppojob_trainer.errors import ConfigError, RewardFailed
+    from ppojob_trainer.evaluation.scoring import check_answers, scored
+    from ppojob_trainer.pod_environment import variables_of_code
+    from ppojob_trainer.rewards.process import ScoringPool
+    from ppojob_trainer.rewards.row_checks import row_checks
+
+    every = [answer for answers in steps.values() for answer in answers]
+    checks = row_checks(rewards.specs)
+    if checks is not None:  # else a function may take whatever there is
+        with told():
+            check_answers(every, checks)
+    tell, variables = _progress(len(every)), variables_of_code("reward")
+    found: dict[int | None, list[RewardResult]] = {}
+    try:
+        with ScoringPool(
+            rewards.specs, sandbox=rewards.sandbox, processes=processes, variables=variables
+        ) as pool:
+            click.echo(f"{counted(len(every), 'response')}, scored by {rewards.told}", err=True)
+            for step, answers in steps.items():
+                found[step] = scored(answers, pool, tell)
+    except (ConfigError, RewardFailed) as problem:
+        for line in rewards.named(str(problem)).splitlines():
+            click.echo(printable(line), err=True)
+        raise SystemExit(problem.exit_status) from None
+    return found
+
+
+def _progress(total: int) -> Callable[[], None]:
+    """Tells a line every few seconds."""
+    done, due = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def tell() -> None:
+        nonlocal done, due
+        done += 1
+        if (now := time.monotonic()) >= due:
+            due = now + _SECONDS_BETWEEN_LINES
+            click.echo(f"{done:,} of {total:,} scored", err=True)
+
+    return tell
+
+
+def _table(
+    step: int | None, answers: "Sequence[Answer]", metrics: Mapping[str, float]
+) -> Iterator[str]:
+    """The numbers of a step: a block a data source, a line a statistic, a column a variable."""
+    where = "" if step is None else f"step {step}, "
+    for source in sorted({answer.data_source for answer in answers}):
+        own = [answer for answer in answers if answer.data_source == source]
+        prompts = len({answer.prompt for answer in own})
+        yield f"{where}{source}: {counted(prompts, 'prompt')}, {counted(len(own), 'response')}"
+        cells = _cells(source, metrics)
+        variables = sorted({variable for variable, _ in cells})
+        widths = [max(10, len(variable) + 2) for variable in variables]
+        columns = list(zip(variables, widths, strict=True))
+        yield "  " + " " * 16 + "".join(f"{variable:>{width}}" for variable, width in columns)
+        for of in dict.fromkeys(of for _, of in cells):
+            line = "".join(
+                f"{cells.get((variable, of), ''):>{width}}" for variable, width in columns
+            )
+            yield f"  {of:<16}{line}".rstrip()
+    turns = {name: value for name, value in metrics.items() if "/num_turns/" in name}
+    yield from (f"  {name} {value:.4g}" for name, value in turns.items())
+
+
+def _cells(source: str, metrics: Mapping[str, float]) -> dict[tuple[str, str], str]:
+    """Numbers as text by variable and statistic; `*` behind those of val-core."""
+    found = dict[tuple[str, str], tuple[tuple[int, int], str]]()
+    for name, value in metrics.items():
+        kind, _, behind = name.partition(f"/{source}/")
+        match = _STATISTIC.fullmatch(behind)
+        if match is not None:
+            variable, of, word, size = match.groups()
+            place = _WORDS.index(word), int(size)
+            found[variable, of] = place, f"{value:.4f}{'*' if kind == 'val-core' else ' '}"
+    return {key: text for key, (_, text) in sorted(found.items(), key=lambda cell: cell[1][0])}

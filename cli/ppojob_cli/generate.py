@@ -1,0 +1,66 @@
+"""`ppojob generate FILE`: responses to the held-out prompts of a job, by engines alone."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ppojob_api.run_layout import RESPONSES_FILE
+from ppojob_cli.overrides import set_option
+from ppojob_cli.run import run_job
+from ppojob_trainer.errors import PPOJobError
+
+_ALONE = ("spec.steps.generateOnly=true", "spec.steps.validateOnly=false", "spec.loggers=[console]")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"Run folder, in which {RESPONSES_FILE} is written; default: generated/<name of the job>. "
+    "The same command goes on.",
+)
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="PATH",
+    help="File, pattern or folder/ with prompts, in place of spec.data.validation. Repeatable.",
+)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Model folder in place of spec.model.path, such as an export of a run.",
+)
+@set_option
+@click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
+def generate(
+    file: Path,
+    output: Path | None,
+    data: tuple[str, ...],
+    model: Path | None,
+    overrides: tuple[str, ...],
+    plain: bool,
+) -> None:
+    """Answer the held-out prompts of a job, and neither score nor train.
+
+    Writes prompts and responses in the columns of verl's main_generation. The responses are those
+    of the job's own validation at step 0: settings and number of samples are those of
+    spec.rollout.validation. No optimizer, trainer, reference, critic or reward function is loaded.
+    `ppojob evaluate` scores what is written.
+
+    Exit status: as of `ppojob run`.
+    """
+    laid = list(_ALONE)
+    if data:
+        laid.append(f"spec.data.validation={json.dumps([{'path': path} for path in data])}")
+    if model is not None:
+        laid.append(f"spec.model.path={json.dumps(str(model))}")
+    try:
+        status = run_job(file, output, (*laid, *overrides), plain=plain, folder_of_runs="generated")
+    except PPOJobError as problem:
+        click.echo(str(problem), err=True)
+        status = problem.exit_status
+    sys.exit(status)

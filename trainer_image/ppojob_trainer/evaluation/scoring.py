@@ -1,0 +1,167 @@
+"""What answers are worth: scored anew, or as their rows say, and verl's numbers of that."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppojob_api.problem import ABSENT, shown
+from ppojob_trainer import durable
+from ppojob_trainer.data.problems import DataProblem, Findings
+from ppojob_trainer.errors import ConfigError, RewardFailed
+from ppojob_trainer.evaluation.answers import Answer
+from ppojob_trainer.metrics.step_metrics import RowFigures
+from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
+from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rewards.records import RewardItem, RewardResult, value_kinds
+from ppojob_trainer.rewards.row_checks import RowChecks
+from ppojob_trainer.rows.row_files import SCHEMA, truth_cells, value_cells, with_values
+
+SCORED_FILE: Final = "scored.parquet"
+METRICS_FILE: Final = "evaluation.jsonl"
+
+_LEFT_OUT: Final = frozenset({"prompt_tokens", "response_ids", "rollout_logprobs", "segments"})
+_SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name not in _LEFT_OUT])
+
+
+def check_answers(answers: Sequence[Answer], checks: RowChecks) -> None:
+    """Refuse rows that no reward can score.
+
+    Raises:
+        ConfigError: with every problem, one line each.
+    """
+    errors = Findings()
+    for answer in answers:
+        source, truth = answer.data_source, answer.ground_truth
+        column, got, why = "data_source", shown(source), "no scorer knows it"
+        allowed = checks.data_source_problem(source)
+        if allowed is not None:
+            allowed = "one that docs/rewards.md lists, or --job or --function"
+        else:
+            column, got = "ground_truth", ABSENT if truth is None else shown(truth)
+            why = f"the reward of {source} needs it"
+            allowed = checks.ground_truth_problem(source, truth)
+        if allowed is not None:
+            problem = DataProblem(f"{answer.place}:{column}", got, why, allowed)
+            errors.add(problem, file=answer.place.rpartition(":")[0], column=f"{column} {source}")
+    if errors:
+        raise ConfigError(errors.lines())
+
+
+def scored(
+    answers: Sequence[Answer], pool: ScoringPool, tell: Callable[[], object]
+) -> list[RewardResult]:
+    """What the rewards say of the answers of a step, which are told as in a job.
+
+    `tell` is called as often as there are answers, while they are scored.
+
+    Raises:
+        RewardFailed: a function gave no usable answer; the rest is not scored.
+    """
+    try:
+        return pool.score([_item(row, answer) for row, answer in enumerate(answers)], tell)
+    except RewardFailed as failure:
+        if failure.row is None:
+            raise
+        place = answers[failure.row].place
+        raise RewardFailed(f"{place}: {failure.where}", failure.reason) from None
+
+
+def _item(row: int, answer: Answer) -> RewardItem:
+    figures = msgspec.json.decode(answer.figures) if answer.figures else {}
+    return RewardItem(
+        row,
+        answer.data_source,
+        answer.response,
+        answer.ground_truth,
+        {**answer.extra_info, **figures},
+        response_tokens=answer.tokens or 0,
+        finish_reason="length" if answer.is_truncated else "stop",
+    )
+
+
+def kept(answers: Sequence[Answer]) -> list[RewardResult]:
+    """The scores that the rows of a run have already.
+
+    Raises:
+        ConfigError: a row has none.
+    """
+    results = []
+    for answer in answers:
+        if answer.kept is None:
+            raise ConfigError(
+                f"{answer.place}: got no score: --kept takes it from the rows, and nobody has "
+                "scored this one; no --kept"
+            )
+        score, values = answer.kept
+        results.append(RewardResult(score, msgspec.json.decode(values)))
+    return results
+
+
+def evaluation(answers: Sequence[Answer], results: Sequence[RewardResult]) -> dict[str, float]:
+    """The `val-core` and `val-aux` metrics of a step, as its job would have them."""
+    return validation_metrics(
+        ValidationRow(
+            data_source=answer.data_source,
+            prompt_id=answer.prompt,
+            score=result.score,
+            extras=result.extras,
+            num_turns=msgspec.json.decode(answer.figures, type=RowFigures).num_turns
+            if answer.figures
+            else None,
+        )
+        for answer, result in zip(answers, results, strict=True)
+    )
+
+
+def write_evaluation(
+    folder: Path,
+    metrics: Sequence[Mapping[str, float]],
+    rows: Sequence[tuple[Answer, RewardResult]],
+) -> None:
+    """Write the metrics, a line a step, and the rows with what was said of them.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    kinds = value_kinds(result.extras for _, result in rows)
+    records = [
+        {
+            "step": answer.step,
+            "row": row,
+            "prompt_id": answer.prompt,
+            "sample": answer.sample,
+            "data_source": answer.data_source,
+            "prompt": answer.asked,
+            "response": answer.response,
+            **truth_cells(answer.ground_truth),
+            "score": result.score,
+            "response_tokens": answer.tokens,
+            "truncated": answer.is_truncated,
+            "figures": answer.figures,
+            "extra_info": msgspec.json.encode(answer.extra_info).decode(),
+            "reward_values": msgspec.json.encode(result.extras, order="sorted").decode(),
+            **value_cells(result.extras, kinds),
+        }
+        for row, (answer, result) in enumerate(rows)
+    ]
+    table = pa.Table.from_pylist(records, schema=with_values(_SCHEMA, kinds))
+    lines = b"".join(msgspec.json.encode(line) + b"\n" for line in metrics)
+    _write(folder / SCORED_FILE, lambda aside: pq.write_table(table, aside))
+    _write(folder / METRICS_FILE, lambda aside: aside.write_bytes(lines))
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Replace a file as a whole."""
+    aside = path.with_name(f".{path.name}.aside")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(aside)
+        aside.replace(path)
+    except OSError as error:
+        durable.raise_storage_error(path, "write", error)
+    finally:
+        aside.unlink(missing_ok=True)

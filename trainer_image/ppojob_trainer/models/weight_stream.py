@@ -1,0 +1,49 @@
+"""A policy's weights out of its folder, for engines that nobody trains: no model is held."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.kinds import POLICY
+from ppojob_trainer.models.load import refuse_config
+from ppojob_trainer.models.weight_files import read_weights
+
+
+def stored_weights(
+    folder: Path | str, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of a causal language model once, as `load_model` would hold it.
+
+    Names and order are those of `state_dict.hf_named_tensors`: a model without values says them.
+    One tensor is in memory at a time unless it is kept.
+
+    Raises:
+        ConfigError: the folder holds no model of a known kind; a weight is missing, of another
+            shape, or not finite.
+    """
+    refuse_config(Path(folder), POLICY, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    files = read_weights(Path(folder)).files
+    for name, parameter in model.named_parameters():
+        if name not in files:
+            raise ConfigError(f"{POLICY.where}: got {folder}: it holds no {name}; all weights")
+        with safe_open(files[name], framework="pt") as file:
+            tensor = file.get_tensor(name)
+        if tensor.shape != parameter.shape:
+            raise ConfigError(
+                f"{POLICY.where}: got {name} of shape {tuple(tensor.shape)} in {folder}: the "
+                f"model's is {tuple(parameter.shape)}; the weights of this model"
+            )
+        if not tensor.isfinite().all():
+            raise ConfigError(
+                f"{POLICY.where}: got values that are NaN or infinite in {name} of {folder}: "
+                "nothing can be computed with them; the weights as they were trained"
+            )
+        yield name, tensor.to(device, dtype)
