@@ -142,7 +142,9 @@ critic.lr_warmup_steps_ratio | spec.critic.optimizer.warmupRatio
 fsdp_config.dtype | spec.training.autocast
 save_contents load_contents | not needed | a checkpoint always holds everything
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
-ulysses_sequence_parallel_size | not yet | sequence parallelism
+ulysses_sequence_parallel_size | spec.roles.actorRollout.parallelism.sequence
+critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
+ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence
 reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
 full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save checkpoint.strict | not yet | other ways to save
@@ -370,7 +372,7 @@ zero_stage zpg | not needed | models are sharded by FSDP2 over all ranks of thei
 packing_samples | not needed | rows are packed and nothing is padded
 adam_offload ref_reward_offload | not yet | offloading
 ds_tensor_parallel_size | spec.roles.actorRollout.parallelism.tensor
-ring_attn_size | not yet | sequence parallelism
+ring_attn_size | spec.roles.actorRollout.parallelism.sequence | by heads, without a ring
 enable_ema ema_beta | not yet | averages of weights
 actor_num_nodes | spec.roles.actorRollout.replicas
 actor_num_gpus_per_node | spec.roles.actorRollout.gpusPerReplica
