@@ -85,8 +85,8 @@ ROLE_RULES = (
     *rules(
         """
         spec | $BATCH | OutOfRange$HERE
-            each rank of roles.$ROLE takes whole prompts, those that differ in sequence or tensor
-            the same ones; at least as many as its ranks over sequence and tensor ${$PARTS}
+            each rank of roles.$ROLE, or those that share rows, take whole prompts; at least as
+            many as its ranks over sequence and tensor ${$PARTS}
         when: $WHEN
         must: self.$FIELD >= $PARTS
         """,
@@ -112,13 +112,13 @@ ROLE_RULES = (
             tensor parallel training: not in this version; 1
         must: self.parallelism.tensor == 1
 
-        $MODELS | parallelism.sequence | Conflict
+        $MODELS | parallelism.sequence | Conflict | here
             so many ranks, times tensor, have the same rows; a product that divides the ranks
             ${$OWN_RANKS}
         when: self.parallelism.sequence > 1
         must: $OWN_RANKS % $WITHIN == 0
 
-        $MODELS | parallelism.dataShard | Conflict
+        $MODELS | parallelism.dataShard | Conflict | here
             the ranks hold whole copies of the model, each cut over so many of them; a number that
             divides the ranks over sequence and tensor ${$OWN_RANKS / $WITHIN}, or remove it
         when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
