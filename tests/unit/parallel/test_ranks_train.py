@@ -194,7 +194,7 @@ def test_ranks_write_their_parts_only(folder):
         layout: dims.shard * dims.sequence for layout, dims in LAYOUTS.items()
     }
     totals = [sum(files) for files in sizes.values()]
-    assert max(totals) < 1.2 * min(totals)
+    assert max(totals) < 1.5 * min(totals)  # each file says what its parts are
 
 
 @pytest.mark.parametrize("layout", WORLDS)

@@ -51,18 +51,19 @@ class SequenceRanks:
         """
         if self.size == 1:
             return query, key, value
-        copies = lcm(key.shape[1], self.size) // key.shape[1]
+        tokens, key_heads, head_size = key.shape
+        copies = lcm(key_heads, self.size) // key_heads
         whole = (query, *(x.repeat_interleave(copies, dim=1) for x in (key, value)))
-        shares = [x.unflatten(1, (self.size, -1)) for x in whole]
+        shares = [x.reshape(tokens, self.size, -1, head_size) for x in whole]
         sent = torch.cat(shares, dim=2).transpose(0, 1)
         arrived = _exchange(sent, self.group).flatten(0, 1)
-        return arrived.split([share.shape[2] for share in shares], dim=1)
+        return torch.split(arrived, [share.shape[2] for share in shares], dim=1)
 
     def to_tokens(self, output: Tensor) -> Tensor:
         """(T, H / S, D) to (t, H, D), the way back."""
         if self.size == 1:
             return output
-        arrived = _exchange(output.unflatten(0, (self.size, -1)), self.group)
+        arrived = _exchange(output.reshape(self.size, -1, *output.shape[1:]), self.group)
         return arrived.transpose(0, 1).flatten(1, 2)
 
     def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
