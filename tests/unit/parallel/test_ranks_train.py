@@ -138,8 +138,9 @@ def test_the_same_layout_gives_the_same_bits(folder, layout):
     assert_equal(results(folder, layout, "again"), results(folder, layout, "small_micro_batches"))
 
 
-def test_autocast_stays_close(folder):
-    expected, found = alone(folder, "bfloat16"), results(folder, "2", "bfloat16")
+@pytest.mark.parametrize("layout", WORLDS)
+def test_autocast_stays_close(folder, layout):
+    expected, found = alone(folder, "bfloat16"), results(folder, layout, "bfloat16")
     torch.testing.assert_close(
         found["stats/actor/grad_norm"], expected["stats/actor/grad_norm"], rtol=0.05, atol=0
     )
