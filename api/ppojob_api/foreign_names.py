@@ -174,7 +174,9 @@ actor.engine ref.engine critic.engine | not yet | other trainers than FSDP2
 moe_aux_loss_coeff moe_z_loss_coeff | not yet | mixtures of experts
 fp8_recipe override_transformer_config.fp8 | not yet | float8
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
-ulysses_sequence_parallel_size | not yet | sequence parallelism
+ulysses_sequence_parallel_size | spec.roles.actorRollout.parallelism.sequence
+critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
+ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence
 reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
 full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save checkpoint.strict | not yet | other ways to save
@@ -423,7 +425,7 @@ zero_stage zpg | not needed | models are sharded by FSDP2 over all ranks of thei
 packing_samples | not needed | rows are packed and nothing is padded
 adam_offload ref_reward_offload | not yet | offloading
 ds_tensor_parallel_size | spec.roles.actorRollout.parallelism.tensor
-ring_attn_size | not yet | sequence parallelism
+ring_attn_size | spec.roles.actorRollout.parallelism.sequence | by heads, without a ring
 enable_ema ema_beta | not yet | averages of weights
 actor_num_nodes | spec.roles.actorRollout.replicas
 actor_num_gpus_per_node | spec.roles.actorRollout.gpusPerReplica

@@ -144,6 +144,7 @@ def _resolved_pods(pods: DevicePods) -> DevicePods:
     }
     if isinstance(pods, RolePods):
         layout = pods.parallelism
-        shards = layout.data_shard or pods.replicas * ranks // layout.tensor
+        within = layout.sequence * layout.tensor
+        shards = layout.data_shard or pods.replicas * ranks // within
         update["parallelism"] = _with(layout, data_shard=shards)
     return _with(pods, **update)

@@ -83,8 +83,10 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
         part, epochs = critic.mini_batch_prompts or prompts, critic.epochs or algorithm.epochs
         yield f"critic: {_updates(prompts, part, epochs)}"
     prompt_and_response = data.max_prompt_tokens + data.max_response_tokens
+    ranks = spec.roles.actor_rollout.parallelism.sequence
+    shared = f", {spec.training.micro_batch_tokens} for each of {ranks} ranks" if ranks > 1 else ""
     yield (
-        f"micro-batches of {spec.training.micro_batch_tokens} tokens; "
+        f"micro-batches of {ranks * spec.training.micro_batch_tokens} tokens{shared}; "
         f"the longest prompt and response take {prompt_and_response}"
     )
 

@@ -128,6 +128,9 @@ CASES: dict[str, Spoil] = {
     "adapters of no layer": lambda wrong: wrong.set(
         "spec.model.lora", {"rank": 4, "targetModules": ["q_proj", "v_prj", "lm_head"]}
     ),
+    "more ranks share heads than there are": lambda wrong: wrong.set(
+        "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"sequence": 3}}
+    ),
     "context too short": lambda wrong: wrong.set("spec.data.maxResponseTokens", 400),
 }
 

@@ -9,27 +9,36 @@ import multiprocessing
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from tiny_models import NAMES, TEMPLATE, TWO_LAYERS, make_model, save_model, save_tokenizer
 from torch import Tensor
-from transformers import LlamaForSequenceClassification, PreTrainedModel
+from transformers import (
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.tensors import read_parts, write_shard, write_tensors
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.full_kl import HeadWithKl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.head import PolicyHead, ValueHead
+from ppojob_trainer.engine.objective import Aggregation
 from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
-from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.engine.train_engine import HeadOf, TrainEngine
+from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.load import load_model, load_reward_model, load_value_model
@@ -40,16 +49,18 @@ from ppojob_trainer.models.state_dict import (
     named_full_tensors,
     trained_tensors,
 )
-from ppojob_trainer.parallel.boxes import box_of, whole
+from ppojob_trainer.parallel.boxes import box_of, local_part, whole
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.fsdp import fill
+from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 
 VOCABULARY = 97  # not a multiple of any number of ranks
 GROUPS, SAMPLES = 5, 3
 WHOLE_BUDGET = 10_000
+HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,14 @@ class Case:
     recompute: bool = False
     broken: bool = False
     lora: LoraSpec | None = None
+    full_kl: bool = False
+    long: int | None = None  # tokens of the first response; None for as few as the others have
+
+    @property
+    def alone(self) -> "Case":
+        """The same on one rank, as plainly as can be."""
+        plain = {"budget": WHOLE_BUDGET, "recompute": False}
+        return replace(self, owners=(0,) * GROUPS, **plain)
 
 
 CASES = {
@@ -80,6 +99,12 @@ CASES = {
         recompute=True,
         lora=LoraSpec(rank=2, target_modules=("q_proj", "down_proj")),  # fewer rows than ranks
     ),
+    "long_rows": Case((0, 1, 0, 1, 1), long=1200),
+    "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
+    "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
+    "qwen3": Case((1, 1, 1, 1, 1), budget=40, model="qwen3"),
+    "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
+    "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
     "a_gradient_that_is_not_finite": Case((0, 1, 0, 1, 0), broken=True),
 }
@@ -89,6 +114,10 @@ LAYOUTS = {
     "3": ParallelDims(shard=3),
     "2x1": ParallelDims(replicate=2),
     "2x2": ParallelDims(replicate=2, shard=2),
+    "s2": ParallelDims(sequence=2),
+    "s4": ParallelDims(sequence=4),
+    "2s2": ParallelDims(shard=2, sequence=2),
+    "2x1s2": ParallelDims(replicate=2, sequence=2),
 }
 """Each takes up a checkpoint of the one before."""
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -98,6 +127,14 @@ def save_models(folder: Path) -> None:
     for name, tied in (("tied", True), ("untied", False)):
         options = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied}
         save_model(folder / name, seed=3, **TWO_LAYERS, **options)
+    families = {"qwen2": (Qwen2ForCausalLM, 2), "qwen3": (Qwen3ForCausalLM, 1)}
+    for name, (family, key_heads) in families.items():
+        options = {**TWO_LAYERS, "head_dim": 8, "num_key_value_heads": key_heads}
+        tied = name == "qwen2"
+        save_model(
+            folder / name, family, **options, vocab_size=VOCABULARY, tie_word_embeddings=tied
+        )
+    save_model(folder / "dropout", **TWO_LAYERS, vocab_size=VOCABULARY, attention_dropout=0.3)
     bad = make_model(seed=3, **TWO_LAYERS, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0
@@ -108,9 +145,11 @@ def save_models(folder: Path) -> None:
     save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
 
 
-def rows_of_step(*, broken: bool = False) -> Experience:
+def rows_of_step(*, broken: bool = False, long: int | None = None) -> Experience:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 10, (GROUPS * SAMPLES,), generator=generator)
+    if long is not None:
+        lengths[0] = long
     tokens = int(lengths.sum())
     advantages = torch.randn(tokens, generator=generator)
     if broken:
@@ -129,9 +168,11 @@ def rows_of_step(*, broken: bool = False) -> Experience:
     )
 
 
-def rows_of_rank(owners: Sequence[int], rank: int, size: int) -> Tensor:
+def rows_of_rank(owners: Sequence[int], rank: int, dims: ParallelDims) -> Tensor:
+    """Rows of the rank's data-parallel coordinate, those owners counted around."""
+    mine, size = dims.data_coordinate(rank), dims.data_size
     return torch.tensor(
-        [row for row in range(GROUPS * SAMPLES) if owners[row // SAMPLES] % size == rank],
+        [row for row in range(GROUPS * SAMPLES) if owners[row // SAMPLES] % size == mine],
         dtype=torch.int64,
     )
 
@@ -146,32 +187,42 @@ def make_engine(model: PreTrainedModel, case: Case, world: World) -> TrainEngine
         micro_batch_tokens=case.budget,
         activation_checkpointing=case.recompute,
     )
-    head = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
     optimizer = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
-    return TrainEngine(model, head, training, optimizer, 10, world)
+    return TrainEngine(model, HEAD, training, optimizer, 10, world)
 
 
 def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
     return load_model(folder / case.model, world=world, lora=case.lora, seed=3)
 
 
-def objective() -> PolicyObjective:
+def objective(*, full_kl: bool = False) -> PolicyObjective:
+    kl = KlSpec(in_="loss", estimator="full", coefficient=0.3) if full_kl else KlSpec()
     return PolicyObjective.of(
-        AlgorithmSpec(type="grpo", prompts_per_step=GROUPS, samples_per_prompt=SAMPLES)
+        AlgorithmSpec(type="grpo", prompts_per_step=GROUPS, samples_per_prompt=SAMPLES, kl=kl)
     )
+
+
+def head_with_kl(engine: TrainEngine, folder: Path, world: World) -> HeadOf:
+    """The KL to another model."""
+    other = load_model(folder / "tied", world=world)
+    reference = ForwardEngine(other, HEAD, engine._training, world)
+    return lambda rows: HeadWithKl(HEAD, reference.last_states(rows))
 
 
 def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     """Log-probabilities of the rank's rows, the first gradient, the weights after two updates."""
     model = load(case, folder, world)
     engine = make_engine(model, case, world)
-    everything = rows_of_step(broken=case.broken)
-    rows = everything.select(rows_of_rank(case.owners, world.rank, world.size))
+    everything = rows_of_step(broken=case.broken, long=case.long)
+    rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
     results = {"logprobs": engine.predict(rows)[0]}
-    engine.update(rows, objective())
+    head_of = head_with_kl(engine, folder, world) if case.full_kl else None
+    goal = objective(full_kl=case.full_kl)
+    torch.manual_seed(world.dims.data_coordinate(world.rank))
+    engine.update(rows, goal, head_of)
     trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     results |= {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
-    stats = step_statistics([engine.update(rows, objective())])
+    stats = step_statistics([engine.update(rows, goal, head_of)])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
     results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
     return results
@@ -226,7 +277,7 @@ def run_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, 
     """Checkpoint after an update, go on; the restored engine goes on too, to compare."""
     case = CASES[name]
     engine = make_engine(load(case, folder, world), case, world)
-    rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.size))
+    rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.dims))
     engine.update(rows, objective())
     checkpoint = folder / f"checkpoint-of-{name_of(world.dims)}-{name}"
     checkpoint.mkdir(exist_ok=True)
@@ -268,8 +319,73 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
 
 
 def run_value_model(folder: Path, world: World) -> dict[str, Tensor]:
+    """A critic as it begins, and its values behind two updates."""
     model = load_value_model(folder / "tied", world=world)
-    return {name: tensor.clone() for name, tensor in named_full_tensors(model)}
+    beginning = {f"model/{name}": tensor.clone() for name, tensor in named_full_tensors(model)}
+    rows = rows_of_step()
+    rows.values, rows.returns = torch.zeros(rows.num_tokens), rows.advantages
+    mine = rows.select(rows_of_rank(CASES["even"].owners, world.rank, world.dims))
+    training = TrainingSpec(autocast="none", micro_batch_tokens=30)
+    optimizer = OptimizerSpec(learning_rate=1e-2)
+    engine = TrainEngine(model, ValueHead(), training, optimizer, 10, world)
+    goal = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
+    norms = [engine.update(mine, goal).values["critic/grad_norm"] for _ in range(2)]
+    return {**beginning, "norms": torch.tensor(norms), "values": engine.predict(rows)[0]}
+
+
+def run_memory(folder: Path, world: World) -> dict[str, Tensor]:
+    """What an update of one micro-batch keeps for its backward pass, weights apart."""
+    engine = make_engine(load(CASES["even"], folder, world), CASES["even"], world)
+    own = {local_part(w).untyped_storage().data_ptr() for w in engine.model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    rows = rows_of_step(long=1200)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        engine.update(rows, objective())
+    # Weights that were put together for the passes have been given back, and hold nothing now.
+    return {"kept": torch.tensor(sum(storage.nbytes() for storage in kept.values()))}
+
+
+def run_exchange(_folder: Path, world: World) -> dict[str, Tensor]:
+    """What reaches each rank of all tokens and its heads, and gradients of the way there and back.
+
+    Six tokens a rank, two query heads; two key heads in all, which is no multiple of three ranks.
+    """
+    ranks = SequenceRanks(world.rank, world.size, world.group)
+    generator = torch.Generator().manual_seed(5)
+    whole = [
+        torch.randn(6 * world.size, heads, 4, generator=generator, requires_grad=True)
+        for heads in (2 * world.size, 2, 2)
+    ]
+    query, key, value = ranks.to_heads(*(x.chunk(world.size)[world.rank] for x in whole))
+    mixed = query.unflatten(1, (key.shape[1], -1)) * key[:, :, None] + value[:, :, None].square()
+    back = ranks.to_tokens(mixed.flatten(1, 2))
+    weight = torch.randn(6 * world.size, 2 * world.size, 4, generator=generator)
+    (back * weight.chunk(world.size)[world.rank]).sum().backward()
+    grads = {}
+    for name, x in zip(("query", "key", "value"), whole, strict=True):
+        assert x.grad is not None
+        grads[name] = x.grad.clone()
+    query, key, value = (x.detach().requires_grad_() for x in whole)
+    each = world.size  # query heads of a key head
+    key_of, value_of = (x.repeat_interleave(each, dim=1) for x in (key, value))
+    expected = query * key_of + value_of.square()
+    (expected * weight).sum().backward()
+    own = slice(6 * world.rank, 6 * world.rank + 6)
+    return {
+        "back": back.detach(),
+        "expected/back": expected.detach()[own],
+        **{name: grad[own] for name, grad in grads.items()},
+        "expected/query": query.grad[own],
+        "expected/key": key.grad[own],
+        "expected/value": value.grad[own],
+    }
 
 
 def run_refusal(folder: Path, world: World) -> dict[str, Tensor]:
@@ -312,6 +428,8 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "foreign_checkpoint-adapters": partial(run_foreign_checkpoint, name="adapters"),
     "export": run_export,
     "value_model": run_value_model,
+    "memory": run_memory,
+    "exchange": run_exchange,
     "refusal": run_refusal,
     "bad_values": run_bad_values,
     "collectives": run_collectives,

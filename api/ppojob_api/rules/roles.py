@@ -18,23 +18,33 @@ def _ranks(role: str) -> str:
     return f"self.roles.{role}.replicas * {_ranks_of_pod(f'roles.{role}.')}"
 
 
+def _coordinates(role: str) -> str:
+    """CEL for how many of these have rows that the others do not have."""
+    layout = f"self.roles.{role}.parallelism"
+    return f"{_ranks(role)} / ({layout}.sequence * {layout}.tensor)"
+
+
 def _in_own_pods(role: str) -> str:
     return f"has(self.roles.{role}) && self.roles.{role}.colocateWith == 'none'"
 
 
 # A group is whole on one rank, so a batch of fewer prompts would leave ranks idle. The batches: the
-# field, the role that it is dealt to, when, and whether an API server looks at it.
+# field, the role that it is dealt to, when, and whether an API server looks at it. First those that
+# engines and reward models get; those of training go to ranks that share rows as to one.
 _PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
 _ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
 _HAS_CRITIC_PART = present(_CRITIC_PART)
 _BATCHES = (
     (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS})", ""),
-    *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED),
+    (_PROMPTS, "rewardModel", _in_own_pods("rewardModel"), ""),
     (_PROMPTS, "rollout", f"has(self.roles.rollout) && has(self.{_PROMPTS})", ""),
-    (_PART, "actorRollout", f"has(self.{_PART})", ""),
     (_ROUND, "actorRollout", present(_ROUND), " | here"),
     (_ROUND, "rollout", f"has(self.roles.rollout) && {present(_ROUND)}", " | here"),
+)
+_TRAINED = (
+    *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED[:2]),
+    (_PART, "actorRollout", f"has(self.{_PART})", ""),
     (
         _PART,
         "critic",
@@ -74,6 +84,19 @@ ROLE_RULES = (
     ),
     *rules(
         """
+        spec | $BATCH | OutOfRange$HERE
+            each rank of roles.$ROLE, or those that share rows, take whole prompts; at least as
+            many as its ranks over sequence and tensor ${$PARTS}
+        when: $WHEN
+        must: self.$FIELD >= $PARTS
+        """,
+        each=(
+            {"BATCH": field, "ROLE": role, "PARTS": _coordinates(role), "WHEN": when, "HERE": here}
+            for field, role, when, here in _TRAINED
+        ),
+    ),
+    *rules(
+        """
         $DEVICES | cpu | Conflict | here
             threads would share cores; at least the ranks of a pod times threadsPerRank
             ${$THREADS}, or fewer threadsPerRank
@@ -89,11 +112,17 @@ ROLE_RULES = (
             tensor parallel training: not in this version; 1
         must: self.parallelism.tensor == 1
 
-        $MODELS | parallelism.dataShard | Conflict
+        $MODELS | parallelism.sequence | Conflict | here
+            so many ranks, times tensor, have the same rows; a product that divides the ranks
+            ${$OWN_RANKS}
+        when: self.parallelism.sequence > 1
+        must: $OWN_RANKS % $WITHIN == 0
+
+        $MODELS | parallelism.dataShard | Conflict | here
             the ranks hold whole copies of the model, each cut over so many of them; a number that
-            divides the ranks ${$OWN_RANKS}, or remove it
-        when: has(self.parallelism.dataShard)
-        must: $OWN_RANKS % self.parallelism.dataShard == 0
+            divides the ranks over sequence and tensor ${$OWN_RANKS / $WITHIN}, or remove it
+        when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
+        must: $OWN_RANKS / $WITHIN % self.parallelism.dataShard == 0
 
         $HOSTED | | NoEffect
             settings of pods have no effect in the pods of another role; remove them, or
@@ -123,6 +152,7 @@ ROLE_RULES = (
         MODELS=" ".join(f"spec.roles.{role}" for role in MODEL_ROLES),
         HOSTED=" ".join(f"spec.roles.{role}" for role in _HOSTED),
         OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",
+        WITHIN="(self.parallelism.sequence * self.parallelism.tensor)",
         THREADS=f"{_ranks_of_pod()} * {either('threadsPerRank', '1')}",
         POD_FIELDS=" ".join(members(RolePods)),
         RANKS=_ranks("actorRollout"),

@@ -16,8 +16,12 @@ class TrainingParallelism(Section):
     """Layout of a trained model over the ranks of its role."""
 
     data_shard: Count | None = None
-    """FSDP shards; absent: what the ranks and `tensor` leave. Fewer: the ranks hold copies of the
-    model, each cut over so many neighbours (HSDP). verl: fsdp_config.fsdp_size, -1."""
+    """FSDP shards, each cut over `sequence` ranks; absent: what the ranks, `sequence` and `tensor`
+    leave. Fewer: the ranks hold copies of the model (HSDP). verl: fsdp_config.fsdp_size, -1."""
+
+    sequence: Count = 1
+    """Ranks that share the tokens of a micro-batch (Ulysses); a divisor of the query heads.
+    verl: ulysses_sequence_parallel_size, 1."""
 
     tensor: Count = 1
     """Tensor parallel ranks."""

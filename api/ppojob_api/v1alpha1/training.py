@@ -209,7 +209,8 @@ class TrainingSpec(Section):
     verl: fsdp_config.dtype, bfloat16."""
 
     micro_batch_tokens: Tokens = 16_384
-    """Tokens of one forward and backward; a longer group goes alone.
+    """Tokens of one forward and backward; a longer group goes alone. Ranks that share tokens
+    (`parallelism.sequence`) have so many each.
     verl: ppo_max_token_len_per_gpu, 16384."""
 
     logprob_chunk_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 256

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from ppojob_trainer.engine.attention import TILE_SCORES, attend_packed, plan_attention
 from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.parallel.sequence import SequenceRanks
 
 HEADS, KEY_HEADS, SIZE, SCALE = 6, 2, 8, 0.3
 SPANS = (
@@ -104,6 +105,17 @@ def test_dropout_drops_that_share_and_its_gradient_is_that_of_what_was_kept(tile
         return packed(SPANS, *tensors, **options)
 
     assert torch.autograd.gradcheck(dropped, (query, key, value), fast_mode=True)
+
+
+@pytest.mark.parametrize("tile_scores", [1, TILE_SCORES])
+def test_ranks_that_draw_the_same_drop_other_weights_of_their_heads(tile_scores):
+    tensors, outs = inputs(SPANS), []
+    for number in (0, 1, 1):
+        torch.manual_seed(2)
+        own = {"dropout": 0.5, "sequence_ranks": SequenceRanks(number)}
+        outs.append(packed(SPANS, *tensors, tile_scores=tile_scores, **own))
+    assert torch.equal(outs[1], outs[2])
+    assert not torch.allclose(outs[0], outs[1])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

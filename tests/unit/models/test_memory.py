@@ -81,6 +81,12 @@ def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
     assert held(config, "critic") == {"critic": 8 * CRITIC}
 
 
+def test_ranks_that_share_tokens_hold_parts_of_a_shard(tmp_path):
+    layout = {"dataShard": 1, "sequence": 2}
+    roles = {"actorRollout": {"ranksPerReplica": 4, "parallelism": layout}}
+    assert held(config_of(tmp_path, roles=roles), "actorRollout")["policy"] == 8 * POLICY
+
+
 def test_a_job_that_only_validates_holds_engines_alone(tmp_path):
     config = config_of(tmp_path, steps={"validateOnly": True}, model={"path": "/m"})
     assert held(config, "actorRollout") == {"rollout engine": 4 * POLICY}

@@ -49,13 +49,23 @@ def test_groups_part_the_ranks_and_differ_in_their_dimensions_alone(dims, names)
         ({"data_shard": 1}, 2, ParallelDims(replicate=2)),
         ({"tensor": 2}, 4, ParallelDims(shard=2, tensor=2)),
         ({"tensor": 2, "data_shard": 2}, 8, ParallelDims(replicate=2, shard=2, tensor=2)),
+        ({"sequence": 2}, 2, ParallelDims(sequence=2)),
+        ({"sequence": 2}, 6, ParallelDims(shard=3, sequence=2)),
+        (
+            {"sequence": 2, "tensor": 2, "data_shard": 1},
+            8,
+            ParallelDims(replicate=2, sequence=2, tensor=2),
+        ),
     ],
 )
-def test_what_shards_and_tensor_ranks_leave_are_copies(layout, ranks, expected):
+def test_what_shards_sequence_and_tensor_ranks_leave_are_copies(layout, ranks, expected):
     assert ParallelDims.of(TrainingParallelism(**layout), ranks) == expected
 
 
-@pytest.mark.parametrize(("layout", "ranks"), [({"data_shard": 3}, 4), ({"data_shard": 4}, 2)])
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [({"data_shard": 3}, 4), ({"data_shard": 4}, 2), ({"sequence": 2}, 3), ({"sequence": 2}, 1)],
+)
 def test_ranks_that_do_not_fill_a_layout_are_refused(layout, ranks):
     with pytest.raises(ValueError, match=f"dims: got {ranks} ranks: .*; as many ranks as places"):
         ParallelDims.of(TrainingParallelism(**layout), ranks)

@@ -1,6 +1,7 @@
 """Worlds of several real processes against one rank: the same updates, checkpoints, exports.
 
-A layout is named by its ranks, or by its copies of the model and the ranks of each.
+A layout is named by its shards, or by its copies of the model and the shards of each; behind `s`
+stand the ranks that share tokens.
 """
 
 import functools
@@ -30,7 +31,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200
 
 WORLDS = [layout for layout in LAYOUTS if layout != "1"]
 SAVED = ["even", "adapters"]
-EXACT = [name for name, case in CASES.items() if case.autocast == "none" and not case.broken]
+EXACT = [
+    name
+    for name, case in CASES.items()
+    if case.autocast == "none" and not case.broken and case.model != "dropout"
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +63,7 @@ def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 @functools.cache
 def alone(folder: Path, name: str) -> dict[str, Tensor]:
-    case = CASES[name]
-    one = training_ranks.Case(
-        (0,) * training_ranks.GROUPS,
-        model=case.model,
-        autocast=case.autocast,
-        broken=case.broken,
-        lora=case.lora,
-    )
-    return run_case(one, folder, World.alone())
+    return run_case(CASES[name].alone, folder, World.alone())
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -84,7 +81,8 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
         assert (gradient - gradients[key]).norm() <= 1e-5 * gradients[key].norm(), key
     weights = under(expected, "weight/")
     for key, weight in under(found, "weight/").items():
-        torch.testing.assert_close(weight, weights[key], rtol=0, atol=1e-4)
+        # AdamW makes whole steps of a gradient that is all but zero.
+        assert (weight - weights[key]).norm() <= 1e-4 * weights[key].norm(), key
     statistics = under(expected, "stats/")
     for key, value in under(found, "stats/").items():
         torch.testing.assert_close(value, statistics[key], rtol=1e-4, atol=1e-6)
@@ -94,9 +92,10 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
 @pytest.mark.parametrize("name", EXACT)
 def test_every_rank_predicts_its_rows(folder, name, layout):
     expected = alone(folder, name)["logprobs"]
+    everything = rows_of_step(long=CASES[name].long)
     for rank in range(LAYOUTS[layout].size):
-        rows = rows_of_rank(CASES[name].owners, rank, LAYOUTS[layout].size)
-        place = rows_of_step().token_index(rows)
+        rows = rows_of_rank(CASES[name].owners, rank, LAYOUTS[layout])
+        place = everything.token_index(rows)
         found = results(folder, layout, name, rank)["logprobs"]
         torch.testing.assert_close(found, expected[place], rtol=0, atol=1e-5)
 
@@ -112,12 +111,36 @@ def test_ranks_agree_on_statistics_and_weights(folder, layout):
 
 
 @pytest.mark.parametrize("layout", WORLDS)
+def test_dropout_is_drawn_again_where_a_layer_is_computed_again(folder, layout):
+    found, again = (results(folder, layout, name) for name in ("dropout", "dropout_recomputed"))
+    assert_equal(again, found)
+    plain = alone(folder, "dropout")["gradient/model.norm.weight"]
+    assert not torch.allclose(found["gradient/model.norm.weight"], plain, rtol=1e-3)
+
+
+@pytest.mark.parametrize("layout", WORLDS)
+def test_heads_and_tokens_change_places_and_gradients_go_back(folder, layout):
+    for rank in range(LAYOUTS[layout].size):
+        found = results(folder, layout, "exchange", rank)
+        for name in ("back", "query", "key", "value"):
+            torch.testing.assert_close(found[name], found[f"expected/{name}"])
+
+
+@pytest.mark.parametrize(("layout", "share"), [("s2", 0.55), ("s4", 0.3)])
+def test_ranks_that_share_tokens_share_what_is_kept_of_them(folder, layout, share):
+    (whole,) = training_ranks.run_memory(folder, World.alone()).values()
+    for rank in range(LAYOUTS[layout].size):
+        assert results(folder, layout, "memory", rank)["kept"] < share * whole
+
+
+@pytest.mark.parametrize("layout", WORLDS)
 def test_the_same_layout_gives_the_same_bits(folder, layout):
     assert_equal(results(folder, layout, "again"), results(folder, layout, "small_micro_batches"))
 
 
-def test_autocast_stays_close(folder):
-    expected, found = alone(folder, "bfloat16"), results(folder, "2", "bfloat16")
+@pytest.mark.parametrize("layout", WORLDS)
+def test_autocast_stays_close(folder, layout):
+    expected, found = alone(folder, "bfloat16"), results(folder, layout, "bfloat16")
     torch.testing.assert_close(
         found["stats/actor/grad_norm"], expected["stats/actor/grad_norm"], rtol=0.05, atol=0
     )
@@ -169,10 +192,10 @@ def test_ranks_write_their_parts_only(folder):
         for layout in LAYOUTS
     }
     assert {layout: len(files) for layout, files in sizes.items()} == {
-        layout: dims.shard for layout, dims in LAYOUTS.items()
+        layout: dims.shard * dims.sequence for layout, dims in LAYOUTS.items()
     }
     totals = [sum(files) for files in sizes.values()]
-    assert max(totals) < 1.2 * min(totals)
+    assert max(totals) < 1.5 * min(totals)  # each file says what its parts are
 
 
 @pytest.mark.parametrize("layout", WORLDS)
@@ -191,7 +214,16 @@ def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout):
 def test_a_new_value_head_is_the_same_under_any_layout(folder, layout):
     expected = dict(hf_named_tensors(load_value_model(folder / "tied")))
     assert expected["model.embed_tokens.weight"].shape[0] == VOCABULARY
-    assert_equal(results(folder, layout, "value_model", 1), expected)
+    assert_equal(under(results(folder, layout, "value_model", 1), "model/"), expected)
+
+
+@pytest.mark.parametrize("layout", WORLDS)
+def test_a_critic_is_updated_as_by_one_rank(folder, layout):
+    expected = training_ranks.run_value_model(folder, World.alone())
+    found = results(folder, layout, "value_model", 1)
+    torch.testing.assert_close(found["norms"], expected["norms"], rtol=1e-5, atol=0)
+    torch.testing.assert_close(found["values"], expected["values"], rtol=0, atol=1e-4)
+    assert expected["values"].std() > 0.1
 
 
 @pytest.mark.parametrize("layout", WORLDS)
@@ -201,8 +233,9 @@ def test_what_one_rank_is_refused_reaches_all(folder, layout):
         told = bytes(found["told"].tolist()).decode()
         assert "got 'no tools' from the chat template" in told
         # They still meet: nobody was left in a collective that others had skipped.
-        assert found["scores"].isfinite().all()
         assert len(found["scores"]) == rank + 1
+        expected = results(folder, "2x2", "refusal", rank)["scores"]
+        torch.testing.assert_close(found["scores"], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", WORLDS)

@@ -5,7 +5,7 @@ import torch
 
 from ppojob_trainer.errors import WorldNotOpen
 from ppojob_trainer.parallel.channel import listening
-from ppojob_trainer.parallel.dims import ParallelDims
+from ppojob_trainer.parallel.dims import HOLDERS, ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, find_store, open_world
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ def test_one_rank_hosts_a_store_where_other_roles_find_it(meeting):
 def test_a_rank_listens_at_the_address_of_its_pod_alone(meeting):
     before = listening()
     with open_world(0, 1, CPU, address="127.0.1.7", meeting=meeting) as world:
-        assert world.along("shard") is world.group
+        assert world.along(*HOLDERS) is world.group
         assert {address for address, _ in listening() - before} == {"127.0.1.7"}
 
 

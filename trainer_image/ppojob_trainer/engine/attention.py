@@ -9,8 +9,8 @@ fused kernel of `scaled_dot_product_attention` in bfloat16 at the lengths of the
 the one place to swap for a variable-length kernel: `PackedRows.spans` holds all that such a kernel
 needs.
 
-Legend: T packed tokens, H query heads, K key heads, G = H / K, D head size; a tile has R rows of
-Q queries and S keys.
+Legend: T packed tokens, t of them in a rank's run, H query heads, K key heads, G = H / K, D head
+size; a tile has R rows of Q queries and S keys.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ppojob_trainer.engine.long_rows import (
     draw_seed,
     scaled_bmm,
 )
+from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 PACKED_ATTENTION = "ppojob_packed"
 """Name under which transformers knows this attention."""
@@ -172,10 +173,12 @@ class _PackedAttention(torch.autograd.Function):
         plan: AttentionPlan,
         scale: float,
         share: float,
+        number: int,
     ) -> Tensor:
         """(T, H, D), (T, K, D), (T, K, D) to (T, H, D)."""
         ctx.plan, ctx.scale = plan, scale
-        ctx.dropout = share, draw_seed() if share > 0.0 else 0, query.device
+        # Ranks that share heads draw the same seed, and drop other weights.
+        ctx.dropout = share, draw_seed() + number if share > 0.0 else 0, query.device
         dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
         outputs = []
@@ -222,7 +225,7 @@ class _PackedAttention(torch.autograd.Function):
             scale=ctx.scale,
             dropout=dropout,
         )
-        return total.query, total.key, total.value, None, None, None
+        return total.query, total.key, total.value, None, None, None, None
 
 
 def _padded_rows(x: Tensor) -> Tensor:
@@ -269,6 +272,7 @@ def attend_packed(
     attention_mask: Tensor | None,
     *,
     attention_plan: AttentionPlan,
+    sequence_ranks: SequenceRanks = ALONE,
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -276,8 +280,9 @@ def attend_packed(
 ) -> tuple[Tensor, None]:
     """Attention function in the form transformers calls it; there is no mask.
 
-    Queries are (1, H, T, D), keys and values (1, K, T, D), positions applied. The plan is given to
-    the model's forward as a keyword, which hands it down. Returns (1, T, H, D), and no weights.
+    Queries are (1, H, t, D), keys and values (1, K, t, D), positions applied, of this rank's run of
+    the tokens; the plan is for all tokens and this rank's share of the heads. Both keywords are
+    given to the model's forward, which hands them down. Returns (1, t, H, D), and no weights.
 
     Raises:
         ValueError: if the layer has a sliding window.
@@ -291,9 +296,13 @@ def attend_packed(
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         output = _PackedAttention.apply(  # type: ignore[no-untyped-call]
-            *packed, attention_plan, scaling, dropout
+            *sequence_ranks.to_heads(*packed),
+            attention_plan,
+            scaling,
+            dropout,
+            sequence_ranks.number,
         )
-    return output.unsqueeze(0), None
+        return sequence_ranks.to_tokens(output).unsqueeze(0), None
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:

@@ -14,6 +14,7 @@ from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
 from ppojob_trainer.parallel.fsdp import as_forward, release_root
+from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
@@ -35,12 +36,14 @@ class ForwardEngine:
         """Take over a model: its attention becomes the packed one.
 
         The ranks of the world compute together, None for this one alone; the model is sharded over
-        them. The head is computed at each trained token.
+        them. Ranks that share tokens have the same rows, and are told the same of them. The head is
+        computed at each trained token.
         """
         self.model = model
         self._head = head
         self._training = training
         self._world = world or World.alone(model.device)
+        self._sequence = SequenceRanks.of(self._world)
         use_packed_attention(model)
 
     def predict(self, experience: Experience, head: Head | None = None) -> TokenOutputs:
@@ -65,6 +68,8 @@ class ForwardEngine:
 
     def last_states(self, rows: Experience) -> LastStates:
         """What a head is given of a micro-batch, without gradient; all ranks do so together.
+
+        Of ranks that share tokens each has the states in its run.
 
         Returns:
             Tensors on the model's device; the weight is whole until `release`.
@@ -105,7 +110,7 @@ class ForwardEngine:
             experience.prompt_lengths.tolist(),
             experience.row_groups[rows].tolist(),
             experience.lengths[rows].tolist(),
-            budget=self._training.micro_batch_tokens,
+            budget=self._training.micro_batch_tokens * self._sequence.size,
             share_prompts=self._training.share_prompts,
         )
         count = largest_over_ranks(self._world, max(at_least, len(plan)))
@@ -116,37 +121,47 @@ class ForwardEngine:
         device = self.model.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._training.autocast == "bfloat16"):
             return packed_outputs(
-                self.model, head or self._head, rows, share_prompts=self._training.share_prompts
+                self.model,
+                head or self._head,
+                rows,
+                share_prompts=self._training.share_prompts,
+                ranks=self._sequence,
             )
 
 
 def packed_outputs(
-    model: PreTrainedModel, head: Head, rows: Experience, *, share_prompts: bool = True
+    model: PreTrainedModel,
+    head: Head,
+    rows: Experience,
+    *,
+    share_prompts: bool = True,
+    ranks: SequenceRanks = ALONE,
 ) -> TokenOutputs:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
-    Only hidden states that predict a trained token meet the head. The model is under
-    `use_packed_attention`. There is at least one row; rows and outputs, tensors (tokens,) float32
-    in row order, are in host memory.
+    Only hidden states that predict a trained token meet the head, each on the rank in whose run of
+    the tokens it lies. The model is under `use_packed_attention`. There is at least one row; rows
+    and outputs, tensors (tokens,) float32 in row order, are in host memory.
     """
     config = model.config
-    packed = pack_rows(rows, share_prompts=share_prompts).to(model.device)
-    plan = plan_attention(
-        packed.spans,
-        heads=config.num_attention_heads,
-        key_heads=config.num_key_value_heads,
-    ).to(model.device)
+    packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size).to(model.device)
+    heads, key_heads = ranks.share(config.num_attention_heads, config.num_key_value_heads)
+    plan = plan_attention(packed.spans, heads=heads, key_heads=key_heads).to(model.device)
+    own = packed.run(ranks.number, ranks.size)
 
     def compute() -> TokenOutputs:
         hidden = model.base_model(
-            input_ids=packed.input_ids[None],
-            position_ids=packed.position_ids[None],
+            input_ids=own.input_ids[None],
+            position_ids=own.position_ids[None],
             use_cache=False,
             attention_plan=plan,
+            sequence_ranks=ranks,
         ).last_hidden_state[0]
-        return head(model, hidden.index_select(0, packed.predictors), packed.targets)
+        return head(model, hidden.index_select(0, own.predictors), own.targets)
 
-    return tuple(_spread(output.cpu(), rows.mask) for output in as_forward(model, compute))
+    outputs = as_forward(model, compute)
+    whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
+    return tuple(_spread(output.cpu(), rows.mask) for output in whole)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -36,6 +36,26 @@ class PackedRows:
     # (trained,) int64, the packed token from which each trained token is predicted
     predictors: Tensor
     targets: Tensor  # (trained,) int64, the trained tokens themselves, in row order
+    places: Tensor  # (trained,) int64, which of all trained tokens these are
+
+    def run(self, number: int, runs: int) -> PackedRows:
+        """One of so many equal runs of the packed tokens, with the trained tokens it predicts.
+
+        Spans are those of all tokens; predictors count from the beginning of the run.
+        """
+        if runs == 1:
+            return self
+        length = len(self.input_ids) // runs
+        first = number * length
+        is_own = (self.predictors >= first) & (self.predictors < first + length)
+        return replace(
+            self,
+            input_ids=self.input_ids[first : first + length],
+            position_ids=self.position_ids[first : first + length],
+            predictors=self.predictors[is_own] - first,
+            targets=self.targets[is_own],
+            places=self.places[is_own],
+        )
 
     def to(self, device: torch.device) -> PackedRows:
         """The same on a device."""
@@ -45,6 +65,7 @@ class PackedRows:
             position_ids=self.position_ids.to(device),
             predictors=self.predictors.to(device),
             targets=self.targets.to(device),
+            places=self.places.to(device),
         )
 
 
@@ -69,8 +90,13 @@ class _Packer:
         return span
 
 
-def pack_rows(experience: Experience, *, share_prompts: bool = True) -> PackedRows:
-    """Lay out all rows of an experience, at least one; each prompt once a group, or once a row."""
+def pack_rows(
+    experience: Experience, *, share_prompts: bool = True, multiple: int = 1
+) -> PackedRows:
+    """Lay out all rows of an experience, at least one; each prompt once a group, or once a row.
+
+    Tokens that nobody reads fill the packed sequence up to a multiple of some number.
+    """
     packer = _Packer()
     lengths = experience.lengths.tolist()
     responses = torch.split(experience.response_tokens, lengths)
@@ -92,10 +118,13 @@ def pack_rows(experience: Experience, *, share_prompts: bool = True) -> PackedRo
             last = packer.add(torch.cat([prompt, read])).start + prompt.numel() - 1
             first = last + 1
         predictors[row] = torch.where(places == 0, last, first + places - 1)
+    packer.add(torch.zeros(-packer.end % multiple, dtype=torch.int64))
+    targets = experience.response_tokens[experience.mask]
     return PackedRows(
         input_ids=torch.cat(packer.ids),
         position_ids=torch.cat(packer.positions),
         spans=tuple(packer.spans),
         predictors=torch.cat(predictors),
-        targets=experience.response_tokens[experience.mask],
+        targets=targets,
+        places=torch.arange(len(targets)),
     )

@@ -20,6 +20,9 @@ Dimension = Literal["pipeline", "replicate", "shard", "sequence", "tensor"]
 WITHIN: tuple[Dimension, ...] = ("pipeline", "sequence", "tensor")
 """Dimensions in which the ranks of one data-parallel coordinate differ."""
 
+HOLDERS: tuple[Dimension, ...] = ("shard", "sequence")
+"""Dimensions in which the ranks differ over which FSDP cuts each weight of a copy."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelDims:
@@ -31,19 +34,20 @@ class ParallelDims:
     pipeline: int = 1  # runs of the model's layers
     replicate: int = 1  # copies of the model
     shard: int = 1  # parts of each weight of a copy
-    sequence: int = 1  # parts of each row
+    sequence: int = 1  # runs of the tokens of a micro-batch, and as many parts of each shard
     tensor: int = 1  # parts of each matrix product
 
     @classmethod
     def of(cls, layout: TrainingParallelism, ranks: int) -> ParallelDims:
-        """The layout of a role: what its shards and tensor ranks leave are copies.
+        """The layout of a role: what its shards, sequence and tensor ranks leave are copies.
 
         Raises:
             ValueError: the ranks do not fill the layout of the spec.
         """
-        shard = layout.data_shard or ranks // layout.tensor
-        copies = max(1, ranks // (shard * layout.tensor))
-        dims = cls(replicate=copies, shard=shard, tensor=layout.tensor)
+        within = layout.sequence * layout.tensor
+        shard = layout.data_shard or max(1, ranks // within)
+        copies = max(1, ranks // (shard * within))
+        dims = cls(replicate=copies, shard=shard, sequence=layout.sequence, tensor=layout.tensor)
         dims.check_size(ranks)
         return dims
 

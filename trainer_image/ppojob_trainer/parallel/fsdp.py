@@ -1,10 +1,10 @@
 """A model's weights, gradients and moments cut over the ranks of a world (FSDP2).
 
-Every weight is cut along its first dimension into equal runs, and a layer's are put together just
-while it computes. Where the layout has copies of the model, each is cut so, and gradients are added
-up within a copy and then over copies. They are added up, never averaged: losses have been divided
-by the counts of all ranks. A model of a world of one stays a plain module, and everything here
-leaves it alone.
+Every weight is cut along its first dimension into equal runs, one for each rank of `HOLDERS`, and a
+layer's are put together just while it computes. Where the layout has copies of the model, each is
+cut so, and gradients are added up within a copy and then over copies. They are added up, never
+averaged: losses have been divided by the counts of all ranks. A model of a world of one stays a
+plain module, and everything here leaves it alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from ppojob_trainer.parallel.boxes import box_of, local_part
-from ppojob_trainer.parallel.dims import Dimension
+from ppojob_trainer.parallel.dims import HOLDERS
 from ppojob_trainer.parallel.world import World
 
 Result = TypeVar("Result")
@@ -76,15 +76,14 @@ def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
 
 def _mesh(world: World) -> DeviceMesh:
     """The ranks that hold a part of the model, each copy of it in a row."""
-    shards, copies = world.along("shard"), world.along("replicate")
-    assert shards is not None, "a world of several ranks has a group of shards"
+    holders, copies = world.along(*HOLDERS), world.along("replicate")
+    assert holders is not None, "a world of several ranks has a group of those that hold a copy"
     if copies is None:
-        return DeviceMesh.from_group(shards, world.device.type)
-    names: tuple[Dimension, ...] = ("replicate", "shard")
-    ranks = torch.tensor(world.dims.along(world.rank, *names))
+        return DeviceMesh.from_group(holders, world.device.type)
+    ranks = torch.tensor(world.dims.along(world.rank, "replicate", *HOLDERS))
     return DeviceMesh.from_group(
-        [copies, shards],
+        [copies, holders],
         world.device.type,
-        mesh=ranks.view(world.dims.replicate, world.dims.shard),
-        mesh_dim_names=names,
+        mesh=ranks.view(world.dims.replicate, -1),
+        mesh_dim_names=("replicate", "shard"),
     )

@@ -20,14 +20,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ppojob_trainer.errors import WorldNotOpen
-from ppojob_trainer.parallel.dims import WITHIN, Dimension, ParallelDims
+from ppojob_trainer.parallel.dims import HOLDERS, WITHIN, Dimension, ParallelDims
 
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
-_DIVISIONS: tuple[tuple[Dimension, ...], ...] = (("shard",), ("replicate",), WITHIN)
+_DIVISIONS: tuple[tuple[Dimension, ...], ...] = (HOLDERS, ("replicate",), ("sequence",), WITHIN)
 """Dimensions whose ranks have groups of their own, where they are not all ranks."""
-
 
 POD_GLOO = "pod_gloo"
 """A backend of gloo groups that listen where they are told to.
@@ -81,8 +80,8 @@ class World:
     def along(self, *names: Dimension) -> dist.ProcessGroup | None:
         """The group of the ranks that differ from this one in some dimensions alone.
 
-        They are `shard`, `replicate` or all of `WITHIN`. None where this rank is the only one; of
-        shards there is a group then too, for a mesh.
+        They are all of `HOLDERS`, `replicate`, `sequence` or all of `WITHIN`. None where this rank
+        is the only one; of holders there is a group then too, for a mesh.
         """
         return self._groups.get(names)
 
@@ -167,7 +166,7 @@ def _open_groups(
         if len(division) == 1:
             found[names] = everybody
             continue
-        if len(division[0]) == 1 and names != ("shard",):
+        if len(division[0]) == 1 and names != HOLDERS:
             continue
         for ranks in division:
             own = options() if rank in ranks else None

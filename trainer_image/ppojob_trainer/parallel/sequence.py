@@ -1,0 +1,128 @@
+"""Ulysses (Jacobs et al. 2023, arXiv:2309.14509): one packed sequence over several ranks.
+
+Each rank has a run of the tokens for all that looks at one token at a time, and a share of the
+heads for attention, which looks at whole rows but at one head at a time. What each of them says of
+the tokens is gathered. Gradients are right without any factor: each is of what its rank computed,
+and FSDP adds them up.
+
+Legend: S ranks, T packed tokens, t = T / S, H query heads, K key heads, K' the least multiple of
+both K and S, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ppojob_trainer.parallel.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRanks:
+    """The ranks of a data-parallel coordinate that share its tokens; by itself a rank has all.
+
+    All of them call each method, in the same order. K' heads are key heads, each as often as ranks
+    need it, so that a rank's query heads find theirs at the same rank.
+    """
+
+    number: int = 0  # of this rank among them
+    size: int = 1
+    group: dist.ProcessGroup | None = None  # None where there is one
+
+    @classmethod
+    def of(cls, world: World) -> SequenceRanks:
+        """Those of this rank."""
+        group = world.along("sequence")
+        return cls() if group is None else cls(group.rank(), group.size(), group)
+
+    def share(self, heads: int, key_heads: int) -> tuple[int, int]:
+        """Query and key heads of each rank, of H, which S divides, and K."""
+        return heads // self.size, lcm(key_heads, self.size) // self.size
+
+    def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """(t, H, D), (t, K, D) and (t, K, D) to (T, H / S, D) and twice (T, K' / S, D).
+
+        They are of one type.
+        """
+        if self.size == 1:
+            return query, key, value
+        tokens, key_heads, head_size = key.shape
+        copies = lcm(key_heads, self.size) // key_heads
+        whole = (query, *(x.repeat_interleave(copies, dim=1) for x in (key, value)))
+        shares = [x.reshape(tokens, self.size, -1, head_size) for x in whole]
+        sent = torch.cat(shares, dim=2).transpose(0, 1)
+        arrived = _exchange(sent, self.group).flatten(0, 1)
+        return torch.split(arrived, [share.shape[2] for share in shares], dim=1)
+
+    def to_tokens(self, output: Tensor) -> Tensor:
+        """(T, H / S, D) to (t, H, D), the way back."""
+        if self.size == 1:
+            return output
+        arrived = _exchange(output.reshape(self.size, -1, *output.shape[1:]), self.group)
+        return arrived.transpose(0, 1).flatten(1, 2)
+
+    def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
+        """Put the values of all ranks together, (n,) at their places of so many: (total,).
+
+        Each place is one rank's. Its gradient is that of the same place at its rank, so all ranks
+        compute the same of the result.
+        """
+        if self.size == 1:
+            return values
+        whole: Tensor = _Gathered.apply(  # type: ignore[no-untyped-call]
+            values, places, total, self.group
+        )
+        return whole
+
+
+ALONE: Final = SequenceRanks()
+"""A rank that shares its tokens with nobody."""
+
+
+class _Exchange(torch.autograd.Function):
+    """(S, ...): part i goes to rank i. Its gradient takes the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_to_all(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _all_to_all(grads[0], ctx.group), None
+
+
+def _exchange(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    arrived: Tensor = _Exchange.apply(parts, group)  # type: ignore[no-untyped-call]
+    return arrived
+
+
+def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    sent = parts.contiguous()
+    arrived = torch.empty_like(sent)
+    dist.all_to_all_single(arrived, sent, group=group)
+    return arrived
+
+
+class _Gathered(torch.autograd.Function):
+    """See `SequenceRanks.gathered`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, places: Tensor, total: int, group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.save_for_backward(places)
+        whole = values.new_zeros(total)
+        whole[places] = values
+        dist.all_reduce(whole, group=group)  # a number and zeros: nothing is rounded
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        return grads[0][places], None, None, None
