@@ -19,6 +19,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.train_files,
         surroundings.validation_files,
         surroundings.own_code,
+        surroundings.pictures,
         surroundings.overlong_prompts,
         surroundings.template_arguments,
         surroundings.chat_template,

@@ -40,6 +40,14 @@ def own_code(verl: Verl, job: Draft) -> None:
         job.leave_out("spec.data.curriculum orders rows, not code", f"data.sampler.{name}")
 
 
+def pictures(verl: Verl, job: Draft) -> None:
+    """Columns of pictures and sound; a whole configuration names all three for text too."""
+    keys = ("data.image_key", "data.video_key", "data.audio_key")
+    given = [key for key in keys if verl.is_given(key)]
+    if len(given) < len(keys):
+        job.leave_out("rows with pictures or sound: not in this version", *given)
+
+
 def overlong_prompts(verl: Verl, job: Draft) -> None:
     """Filtered, cut, or an error."""
     keys = ("data.filter_overlong_prompts", "data.truncation")

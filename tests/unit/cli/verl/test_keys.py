@@ -236,6 +236,7 @@ FATES = [
     ("critic.optim.lr=1", Fate.IDLE),
     ("distillation.distillation_loss.topk=3", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
+    ("data.image_key=images", Fate.LOST),
     ("trainer.v1.trainer_mode=separate_async", Fate.LOST),
     ("reward.reward_manager.name=remote", Fate.LOST),
     ("actor_rollout_ref.actor.clip_ratio=0.3", Fate.NOTED),
