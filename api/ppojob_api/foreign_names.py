@@ -142,6 +142,7 @@ critic.lr_warmup_steps_ratio | spec.critic.optimizer.warmupRatio
 fsdp_config.dtype | spec.training.autocast
 save_contents load_contents | not needed | a checkpoint always holds everything
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
+megatron.tensor_model_parallel_size | spec.roles.actorRollout.parallelism.tensor
 ulysses_sequence_parallel_size | not yet | sequence parallelism
 reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
 full_determinism | not needed | a step is a function of weights, data and seed

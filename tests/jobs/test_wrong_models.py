@@ -128,6 +128,9 @@ CASES: dict[str, Spoil] = {
     "adapters of no layer": lambda wrong: wrong.set(
         "spec.model.lora", {"rank": 4, "targetModules": ["q_proj", "v_prj", "lm_head"]}
     ),
+    "heads that ranks cannot share": lambda wrong: wrong.set(
+        "spec.roles.actorRollout", {"ranksPerReplica": 2, "parallelism": {"tensor": 2}}
+    ),
     "context too short": lambda wrong: wrong.set("spec.data.maxResponseTokens", 400),
 }
 

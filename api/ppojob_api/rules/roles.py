@@ -18,23 +18,32 @@ def _ranks(role: str) -> str:
     return f"self.roles.{role}.replicas * {_ranks_of_pod(f'roles.{role}.')}"
 
 
+def _coordinates(role: str) -> str:
+    """CEL for how many of these have rows that the others do not have."""
+    return f"{_ranks(role)} / self.roles.{role}.parallelism.tensor"
+
+
 def _in_own_pods(role: str) -> str:
     return f"has(self.roles.{role}) && self.roles.{role}.colocateWith == 'none'"
 
 
-# A group is whole on one rank, so a batch of fewer prompts would leave ranks idle. The batches: the
-# field, the role that it is dealt to, when, and whether an API server looks at it.
+# A group is whole on one rank, so a batch of fewer prompts would leave ranks idle; where ranks share
+# rows it is whole on those. The batches: the field, the role that it is dealt to, when, and whether
+# an API server looks at it. Those that engines or reward models get, and then those of training.
 _PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
 _ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
 _HAS_CRITIC_PART = present(_CRITIC_PART)
 _BATCHES = (
     (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS})", ""),
-    *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED),
+    (_PROMPTS, "rewardModel", _in_own_pods("rewardModel"), ""),
     (_PROMPTS, "rollout", f"has(self.roles.rollout) && has(self.{_PROMPTS})", ""),
-    (_PART, "actorRollout", f"has(self.{_PART})", ""),
     (_ROUND, "actorRollout", present(_ROUND), " | here"),
     (_ROUND, "rollout", f"has(self.roles.rollout) && {present(_ROUND)}", " | here"),
+)
+_TRAINED = (
+    *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED[:2]),
+    (_PART, "actorRollout", f"has(self.{_PART})", ""),
     (
         _PART,
         "critic",
@@ -74,6 +83,19 @@ ROLE_RULES = (
     ),
     *rules(
         """
+        spec | $BATCH | OutOfRange$HERE
+            each rank of roles.$ROLE takes whole prompts, or all together that share rows by
+            parallelism.tensor; at least as many as there are of them ${$PARTS}
+        when: $WHEN
+        must: self.$FIELD >= $PARTS
+        """,
+        each=(
+            {"BATCH": field, "ROLE": role, "PARTS": _coordinates(role), "WHEN": when, "HERE": here}
+            for field, role, when, here in _TRAINED
+        ),
+    ),
+    *rules(
+        """
         $DEVICES | cpu | Conflict | here
             threads would share cores; at least the ranks of a pod times threadsPerRank
             ${$THREADS}, or fewer threadsPerRank
@@ -85,15 +107,15 @@ ROLE_RULES = (
         when: self.gpusPerReplica > 0 && has(self.ranksPerReplica)
         must: self.ranksPerReplica == self.gpusPerReplica
 
-        $MODELS | parallelism.tensor | NotInThisVersion
-            tensor parallel training: not in this version; 1
-        must: self.parallelism.tensor == 1
+        $MODELS | parallelism.tensor | Conflict
+            so many ranks share each matrix product; a number that divides the ranks ${$OWN_RANKS}
+        must: $OWN_RANKS % $WITHIN == 0
 
         $MODELS | parallelism.dataShard | Conflict
             the ranks hold whole copies of the model, each cut over so many of them; a number that
-            divides the ranks ${$OWN_RANKS}, or remove it
-        when: has(self.parallelism.dataShard)
-        must: $OWN_RANKS % self.parallelism.dataShard == 0
+            divides the ranks over tensor ${$OWN_RANKS / $WITHIN}, or remove it
+        when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
+        must: $OWN_RANKS / $WITHIN % self.parallelism.dataShard == 0
 
         $HOSTED | | NoEffect
             settings of pods have no effect in the pods of another role; remove them, or
@@ -123,6 +145,7 @@ ROLE_RULES = (
         MODELS=" ".join(f"spec.roles.{role}" for role in MODEL_ROLES),
         HOSTED=" ".join(f"spec.roles.{role}" for role in _HOSTED),
         OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",
+        WITHIN="self.parallelism.tensor",
         THREADS=f"{_ranks_of_pod()} * {either('threadsPerRank', '1')}",
         POD_FIELDS=" ".join(members(RolePods)),
         RANKS=_ranks("actorRollout"),

@@ -20,7 +20,8 @@ class TrainingParallelism(Section):
     model, each cut over so many neighbours (HSDP). verl: fsdp_config.fsdp_size, -1."""
 
     tensor: Count = 1
-    """Tensor parallel ranks."""
+    """Ranks that share each matrix product, the heads and the vocabulary of a model; a divisor of
+    its key heads."""
 
 
 class DevicePods(Section):

@@ -81,6 +81,12 @@ def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
     assert held(config, "critic") == {"critic": 8 * CRITIC}
 
 
+def test_tensor_ranks_share_what_a_shard_holds(tmp_path):
+    pods = {"ranksPerReplica": 4, "parallelism": {"tensor": 2}}
+    found = held(config_of(tmp_path, roles={"actorRollout": pods}), "actorRollout")
+    assert found == {"policy": 4 * POLICY, "rollout engine": 4 * POLICY}
+
+
 def test_a_job_that_only_validates_trains_nothing(tmp_path):
     config = config_of(tmp_path, steps={"validateOnly": True}, model={"path": "/m"})
     assert held(config, "actorRollout")["policy"] == 4 * POLICY

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
-from ppojob_trainer.engine.attention import plan_attention, use_packed_attention
+from ppojob_trainer.engine.attention import HEAD_STREAM, plan_attention, use_packed_attention
 from ppojob_trainer.engine.head import Head, LastStates, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
@@ -116,25 +116,36 @@ class ForwardEngine:
         device = self.model.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._training.autocast == "bfloat16"):
             return packed_outputs(
-                self.model, head or self._head, rows, share_prompts=self._training.share_prompts
+                self.model,
+                head or self._head,
+                rows,
+                share_prompts=self._training.share_prompts,
+                tensor_place=self._world.dims.place(self._world.rank, "tensor"),
             )
 
 
 def packed_outputs(
-    model: PreTrainedModel, head: Head, rows: Experience, *, share_prompts: bool = True
+    model: PreTrainedModel,
+    head: Head,
+    rows: Experience,
+    *,
+    share_prompts: bool = True,
+    tensor_place: tuple[int, int] = (0, 1),
 ) -> TokenOutputs:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
     Only hidden states that predict a trained token meet the head. The model is under
     `use_packed_attention`. There is at least one row; rows and outputs, tensors (tokens,) float32
-    in row order, are in host memory.
+    in row order, are in host memory. The place is this rank's among the tensor ranks, each of which
+    has its heads of attention.
     """
-    config = model.config
+    config, (number, ranks) = model.config, tensor_place
     packed = pack_rows(rows, share_prompts=share_prompts).to(model.device)
     plan = plan_attention(
         packed.spans,
-        heads=config.num_attention_heads,
-        key_heads=config.num_key_value_heads,
+        heads=config.num_attention_heads // ranks,
+        key_heads=config.num_key_value_heads // ranks,
+        stream=number * HEAD_STREAM,
     ).to(model.device)
 
     def compute() -> TokenOutputs:

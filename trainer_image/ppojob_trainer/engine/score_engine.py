@@ -13,7 +13,7 @@ from ppojob_trainer.engine.head import ValueHead
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
 from ppojob_trainer.models.folder_checks import context_tokens
 from ppojob_trainer.models.tokenizer_fit import check_score_fit
-from ppojob_trainer.parallel.collectives import refused_together
+from ppojob_trainer.parallel.collectives import refused_together, shared_within
 from ppojob_trainer.parallel.world import World
 
 
@@ -69,6 +69,8 @@ class ScoreEngine:
     def scores(self, answers: Sequence[Answer]) -> list[float]:
         """Score every answer; all ranks do so together, each its own.
 
+        Those of a data-parallel coordinate compute the answers of all of them.
+
         A score is the classifier's logit at the last token of the conversation, whose last message
         is the response, in the reward model's own template; a prompt that is text is followed by
         the response as it is. Tokens of padding at the end are not the last one, as in
@@ -81,7 +83,8 @@ class ScoreEngine:
         """
         with refused_together(self._world):
             texts = [self._trimmed(number, ids) for number, ids in enumerate(self._encode(answers))]
-        (values,) = self._engine.predict(as_prompts(texts))
+        shared, mine = shared_within(self._world, texts)
+        values = self._engine.predict(as_prompts(shared))[0][mine]
         for number in (~values.isfinite()).nonzero()[:, 0].tolist():
             raise NonFiniteReward(f"rewardModel: answer {number}", values[number].item())
         scores: list[float] = values.tolist()

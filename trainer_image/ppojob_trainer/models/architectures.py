@@ -7,12 +7,16 @@ that no error would tell (windows, biases, scaled embeddings), so it is refused 
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.suggestions import NEAR
+from ppojob_api.topology import model_pods
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.problems import ModelReason, read_object
 
@@ -149,9 +153,39 @@ def _count(value: Json) -> int | None:
     return value if is_count and isinstance(value, int) else None
 
 
+def check_tensor_ranks(spec: PPOJobSpec) -> Iterator[Problem]:
+    """Models that cannot be dealt to their tensor ranks; nothing of a folder that is wrong.
+
+    Ranks have whole heads. They need not have equally many tokens of the vocabulary.
+    """
+    pods = model_pods(spec.roles)
+    folders: dict[RoleName, str | None] = {
+        "actorRollout": spec.model.path,
+        "reference": spec.model.path,
+        "critic": spec.critic and spec.critic.path,
+        "rewardModel": spec.reward_model and spec.reward_model.path,
+    }
+    # A role without pods of its own lives in those of the policy.
+    hosted = {(role if role in pods else "actorRollout", folder) for role, folder in folders.items()}
+    for host, folder in sorted((host, folder) for host, folder in hosted if folder):
+        ranks, sizes = pods[host].parallelism.tensor, _sizes(folder)
+        if sizes is None:
+            continue
+        most = gcd(sizes.heads, sizes.key_heads, sizes.inner)
+        if most % ranks:
+            yield Problem(
+                f"spec.roles.{host}.parallelism.tensor",
+                shown(ranks),
+                f"so many ranks share {sizes.heads} query heads, {sizes.key_heads} key heads and "
+                f"{sizes.inner} inner features of {folder}",
+                f"a divisor of {most}",
+                ReasonCode.OUT_OF_RANGE,
+            )
+
+
 def check_targets(model: ModelSpec) -> Iterator[Problem]:
     """Targets that no layer of the model is called; nothing where its folder is wrong."""
-    if model.lora is None or (sizes := _sizes(model)) is None:
+    if model.lora is None or (sizes := _sizes(model.path)) is None:
         return
     names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
     for index, target in enumerate(model.lora.target_modules or ()):
@@ -170,7 +204,7 @@ def check_targets(model: ModelSpec) -> Iterator[Problem]:
 def count_adapters(model: ModelSpec) -> int:
     """Numbers in all adapters of a model; 0 without, or where its config.json cannot be read."""
     lora = model.lora
-    if lora is None or (sizes := _sizes(model)) is None:
+    if lora is None or (sizes := _sizes(model.path)) is None:
         return 0
     of_a_layer = sum(
         lora.rank * sum(shape)
@@ -180,8 +214,8 @@ def count_adapters(model: ModelSpec) -> int:
     return sizes.layers * of_a_layer
 
 
-def _sizes(model: ModelSpec) -> Sizes | None:
-    path = Path(model.path) / "config.json"
+def _sizes(folder: str) -> Sizes | None:
+    path = Path(folder) / "config.json"
     config = read_object(path, ModelReason.BAD_CONFIG)
     if isinstance(config, Problem) or config.get("model_type") not in ARCHITECTURES:
         return None

@@ -59,8 +59,9 @@ def held_by_rank(
     if pods is None:
         return engine
     # Copies of a model are whole, so what counts is over how many ranks each of them is cut.
-    ranks = pods.parallelism.data_shard
-    assert ranks is not None, "a resolved configuration says how many shards"
+    shards = pods.parallelism.data_shard
+    assert shards is not None, "a resolved configuration says how many shards"
+    ranks = shards * pods.parallelism.tensor
     weight = _WEIGHT_BYTES[spec.model.dtype]
     trained = weight * (1 if spec.steps.validate_only else _TRAINED)
     policy = parameters.get(spec.model.path, 0)

@@ -5,13 +5,17 @@ Every function is a collective: all ranks call it, or none. A world of one talks
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ppojob_trainer.errors import JobFailed, PPOJobError
+from ppojob_trainer.parallel.dims import WITHIN
 from ppojob_trainer.parallel.world import World
+
+Item = TypeVar("Item")
 
 
 def sum_over_ranks(
@@ -41,6 +45,20 @@ def largest_over_ranks(world: World, value: int) -> int:
     if world.size == 1:
         return value
     return int(_gather(world, torch.tensor([value])).max())
+
+
+def shared_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice]:
+    """What the ranks of this data-parallel coordinate have, and which of it is this rank's.
+
+    Lists, one behind the other in the order of ranks.
+    """
+    group = world.along(*WITHIN)
+    if group is None:
+        return list(mine), slice(0, len(mine))
+    told: list[list[Item]] = [[] for _ in range(group.size())]
+    dist.all_gather_object(told, list(mine), group=group)
+    first = sum(map(len, told[: group.rank()]))
+    return [item for items in told for item in items], slice(first, first + len(mine))
 
 
 @contextmanager

@@ -25,7 +25,12 @@ from ppojob_trainer.parallel.dims import WITHIN, Dimension, ParallelDims
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
-_DIVISIONS: tuple[tuple[Dimension, ...], ...] = (("shard",), ("replicate",), WITHIN)
+_DIVISIONS: tuple[tuple[Dimension, ...], ...] = (
+    ("shard",),
+    ("replicate",),
+    ("tensor",),
+    WITHIN,
+)
 """Dimensions whose ranks have groups of their own, where they are not all ranks."""
 
 
@@ -81,8 +86,8 @@ class World:
     def along(self, *names: Dimension) -> dist.ProcessGroup | None:
         """The group of the ranks that differ from this one in some dimensions alone.
 
-        They are `shard`, `replicate` or all of `WITHIN`. None where this rank is the only one; of
-        shards there is a group then too, for a mesh.
+        They are `shard`, `replicate`, `tensor` or all of `WITHIN`. None where this rank is the only
+        one; of shards there is a group then too, for a mesh.
         """
         return self._groups.get(names)
 

@@ -15,7 +15,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import model_pods, world_size
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.architectures import Sizes, read_sizes
+from ppojob_trainer.models.architectures import Sizes, check_tensor_ranks, read_sizes
 from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
@@ -36,10 +36,13 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     """Prepare the process and join the world of its role, which ends with the block.
 
     Raises:
-        ConfigError: the device cannot hold the models, or lacks a type of number.
+        ConfigError: the device cannot hold the models, or lacks a type of number, or a layout does
+            not fit its models.
     """
     config = environment.config
     timeouts = config.spec.timeouts
+    if problems := list(check_tensor_ranks(config.spec)):
+        raise ConfigError(map(str, problems))
     role = config.topology.role(environment.role)
     # A rank sees one GPU, its own (`PodPlan.rank_environment`).
     device = torch.device("cuda", 0) if role.device == "cuda" else torch.device("cpu")
