@@ -2,7 +2,8 @@
 
 Run: `python training_ranks.py FOLDER LAYOUT...`. The folder holds what `save_models` writes and a
 checkpoint of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`. When all worlds have
-been, each comes again and takes up the checkpoints of all others. Ranks are forked: PyTorch is imported once for all of them.
+been, each comes again and takes up the checkpoints of all others. Ranks are forked: PyTorch is
+imported once for all of them.
 """
 
 import multiprocessing
@@ -16,8 +17,6 @@ from pathlib import Path
 import torch
 from tiny_models import NAMES, TEMPLATE, TWO_LAYERS, make_model, save_model, save_tokenizer
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -52,7 +51,7 @@ from ppojob_trainer.models.state_dict import (
 from ppojob_trainer.parallel.boxes import box_of, local_part, whole
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.dims import ParallelDims
-from ppojob_trainer.parallel.fsdp import fill
+from ppojob_trainer.parallel.fsdp import as_forward, fill
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 
@@ -124,7 +123,7 @@ def save_models(folder: Path) -> None:
         sizes = {**TWO_LAYERS, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
         model = make_model(model_class, seed=3, **sizes)
         with torch.no_grad():  # nothing is 0 or 1 throughout
-            for key, weight in model.named_parameters():
+            for weight in model.parameters():
                 if weight.ndim == 1:
                     weight.add_(0.3 * torch.randn(weight.shape))
         model.save_pretrained(folder / name)
@@ -338,39 +337,39 @@ def run_refusal(folder: Path, world: World) -> dict[str, Tensor]:
         }
 
 
-def run_heads(_folder: Path, world: World) -> dict[str, Tensor]:
-    """What an output layer says and its gradients, whole and cut; `same`: next to itself."""
-    group = world.along("tensor")
-    if group is None:
-        return {}
-    torch.manual_seed(5)
-    states, ref_states = torch.randn(2, 7, 16)
-    layers = torch.randn(2, VOCABULARY, 16)
+def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
+    """What an output layer says and its gradients, whole and as ranks hold it; `same`: the KL of a
+    model to itself.
+    """
+    generator = torch.Generator().manual_seed(5)
+    states, ref_states = torch.randn(2, 7, 32, generator=generator)
     targets = torch.tensor([0, 48, 49, 96, 3, 60, 50])
-    mesh = DeviceMesh.from_group(group, "cpu")
     settings = LogprobSettings(0.7, chunk_tokens=2, entropy="gradient", squares=True)
+    model, reference = (load_model(folder / name, world=world) for name in ("untied", "biased"))
+    layer, ref_layer = (whole(one.lm_head.weight.detach()) for one in (model, reference))
+    ref_weight = as_forward(reference, lambda: reference.lm_head.weight.detach())
+
+    def told(hidden: Tensor, weight: Tensor, ref_weight: Tensor) -> dict[str, Tensor]:
+        values = fused_logprobs(hidden, weight, targets, settings)
+        kl = full_kl(hidden, weight, LastStates(ref_states, ref_weight), settings)
+        return dict(zip(("logprobs", "entropy", "squares", "kl"), (*values, kl), strict=True))
+
     results = {}
     for name in ("whole", "cut"):
-        hidden = states.clone().requires_grad_()
-        weight, ref_weight = (
-            layer if name == "whole" else distribute_tensor(layer, mesh, [Shard(0)])
-            for layer in layers
-        )
-        weight = weight.clone().requires_grad_()
-        told = dict(
-            zip(
-                ("logprobs", "entropy", "squares"),
-                fused_logprobs(hidden, weight, targets, settings),
-                strict=True,
-            )
-        )
-        told["kl"] = full_kl(hidden, weight, LastStates(ref_states, ref_weight), settings)
+        hidden, parameter = states.clone().requires_grad_(), model.lm_head.weight
+        if name == "whole":
+            parameter = layer.requires_grad_()
+            values = told(hidden, layer, ref_layer)
+        else:
+            values = as_forward(model, lambda: told(hidden, model.lm_head.weight, ref_weight))  # noqa: B023
         shares = torch.linspace(-1.0, 1.0, len(targets))
-        ((told["logprobs"] + 0.3 * told["entropy"] + 0.2 * told["kl"]) * shares).sum().backward()
-        gradients = {"hidden": hidden.grad, "weight": whole(weight.grad)}
-        results |= {f"{name}/{key}": value.detach() for key, value in (told | gradients).items()}
-    same = full_kl(hidden, weight, LastStates(states, weight.detach()), settings)
-    return results | {"same/kl": same.detach()}
+        loss = values["logprobs"] + 0.3 * values["entropy"] + 0.2 * values["kl"]
+        (loss * shares).sum().backward()
+        copies = 1 if name == "whole" else world.dims.data_size
+        values |= {"hidden": hidden.grad, "weight": whole(parameter.grad) / copies}
+        results |= {f"{name}/{key}": value.detach().clone() for key, value in values.items()}
+    same = LastStates(ref_states, ref_weight)
+    return results | {"same/kl": full_kl(ref_states, ref_weight, same, settings)}
 
 
 def run_bad_values(folder: Path, world: World) -> dict[str, Tensor]:

@@ -27,9 +27,9 @@ def _in_own_pods(role: str) -> str:
     return f"has(self.roles.{role}) && self.roles.{role}.colocateWith == 'none'"
 
 
-# A group is whole on one rank, so a batch of fewer prompts would leave ranks idle; where ranks share
-# rows it is whole on those. The batches: the field, the role that it is dealt to, when, and whether
-# an API server looks at it. Those that engines or reward models get, and then those of training.
+# A group is whole on one rank, so a batch of fewer prompts would leave ranks idle; where ranks
+# share rows it is whole on those. The batches: the field, the role that it is dealt to, when, and
+# whether an API server looks at it. First those of engines and judges, then those of training.
 _PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
 _ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")

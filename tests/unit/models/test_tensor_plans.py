@@ -76,7 +76,7 @@ def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, all
     ppo = {**tiny_jobs.PPO, "critic": {"path": str(tmp_path / "critic")}}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **ppo, roles={"critic": pods})
     found = list(check_tensor_ranks(resolve(load_job(manifest)).spec))
-    assert [(p.where, p.allowed, p.reason) for p in found] == (
+    assert [(p.where, p.allowed, p.reason_code) for p in found] == (
         [("spec.roles.critic.parallelism.tensor", allowed, ReasonCode.OUT_OF_RANGE)]
         if allowed
         else []

@@ -174,7 +174,7 @@ def test_ranks_write_their_parts_only(folder):
         layout: dims.shard * dims.tensor for layout, dims in LAYOUTS.items()
     }
     totals = [sum(files) for files in sizes.values()]
-    assert max(totals) < 1.2 * min(totals)
+    assert max(totals) < 1.3 * min(totals)
 
 
 @pytest.mark.parametrize("layout", WORLDS)
@@ -187,7 +187,7 @@ def test_a_rank_holds_its_share(folder, layout):
         assert held / whole <= 1.04 / (dims.shard * dims.tensor)
 
 
-@pytest.mark.parametrize("layout", [layout for layout in WORLDS if LAYOUTS[layout].tensor > 1])
+@pytest.mark.parametrize("layout", WORLDS)
 def test_a_cut_output_layer_says_what_the_whole_one_does(folder, layout):
     found = results(folder, layout, "heads", LAYOUTS[layout].size - 1)
     whole, cut = under(found, "whole/"), under(found, "cut/")

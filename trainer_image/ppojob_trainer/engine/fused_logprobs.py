@@ -102,7 +102,9 @@ class _FusedLogprobs(torch.autograd.Function):
             matrix = weight[vocab].to(states.dtype)
             z = tile_logits(states[tokens], matrix, settings.temperature)
             log_p = z.sub_(normalizer[tokens, None])
-            grad_z = _logit_gradient(log_p, places[tokens] - vocab.start, grads[0][tokens], settings)
+            grad_z = _logit_gradient(
+                log_p, places[tokens] - vocab.start, grads[0][tokens], settings
+            )
             if settings.entropy == "gradient":
                 grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
             scaled = grad_z.div_(settings.temperature).to(states.dtype)

@@ -166,7 +166,9 @@ def check_tensor_ranks(spec: PPOJobSpec) -> Iterator[Problem]:
         "rewardModel": spec.reward_model and spec.reward_model.path,
     }
     # A role without pods of its own lives in those of the policy.
-    hosted = {(role if role in pods else "actorRollout", folder) for role, folder in folders.items()}
+    hosted = {
+        (role if role in pods else "actorRollout", folder) for role, folder in folders.items()
+    }
     for host, folder in sorted((host, folder) for host, folder in hosted if folder):
         ranks, sizes = pods[host].parallelism.tensor, _sizes(folder)
         if sizes is None:

@@ -5,11 +5,10 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torch import nn
-from torch.distributed.tensor import Partial, Shard
 
 from ppojob_trainer.models.lora import A, B
 from ppojob_trainer.parallel.tensor_styles import (
@@ -20,14 +19,12 @@ from ppojob_trainer.parallel.tensor_styles import (
     Vocabulary,
 )
 
-ROWS: Final = Style(
-    TensorLayer, {"weight": Shard(0), "bias": Shard(0), A: Partial(), B: Shard(0)}
-)
-COLUMNS: Final = Style(Columns, {"weight": Shard(1), A: Shard(1), B: Partial()})
-VOCABULARY: Final = Style(Vocabulary, {"weight": Shard(0)})
+ROWS: Final = Style(TensorLayer, {"weight": "rows", "bias": "rows", A: "summands", B: "rows"})
+COLUMNS: Final = Style(Columns, {"weight": "columns", A: "columns", B: "summands"})
+VOCABULARY: Final = Style(Vocabulary, {"weight": "rows"})
 WHOLE: Final = Style(TensorLayer)
 BEFORE_ROWS: Final = Style(BeforeRows)
-IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": Partial()})
+IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
 """Weights that all heads share, of which each rank has some."""
 
 _LLAMA: Final[Mapping[str, Style]] = {

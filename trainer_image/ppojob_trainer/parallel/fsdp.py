@@ -1,10 +1,10 @@
 """A model's weights, gradients and moments cut over the ranks of a world (FSDP2).
 
 Every weight, or a tensor rank's part of it, is cut along its first dimension into equal runs, and a
-layer's are put together just while it computes. Where the layout has copies of the model, each is cut so, and gradients are added
-up within a copy and then over copies. They are added up, never averaged: losses have been divided
-by the counts of all ranks. A model of a world of one stays a plain module, and everything here
-leaves it alone.
+layer's are put together just while it computes. Where the layout has copies of the model, each is
+cut so, and gradients are added up within a copy and then over copies. They are added up, never
+averaged: losses have been divided by the counts of all ranks. A model of a world of one stays a
+plain module, and everything here leaves it alone.
 """
 
 from __future__ import annotations

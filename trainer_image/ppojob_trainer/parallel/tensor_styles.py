@@ -13,29 +13,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.nn import functional
 
 from ppojob_trainer.parallel.boxes import box_of
 
+Cut = Literal["rows", "columns", "summands"]
+"""What a rank has of a parameter: some rows or columns, or all of it and a summand of its gradient.
+
+A parameter that is not cut is whole on every rank, and so is its gradient there.
+"""
+
+_PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {"rows": Shard(0), "columns": Shard(1)}
+
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a layer of a model is cut, and what is summed over the ranks around it.
-
-    `cuts` says of its parameters, by name, along which dimension they are cut. One that is not
-    named is whole on every rank and so is its gradient there; with `Partial` it is whole, and each
-    rank has a summand of its gradient.
-    """
+    """How a layer of a model is cut, and what is summed over the ranks around it."""
 
     layer: type[TensorLayer]
-    cuts: Mapping[str, Shard | Partial] = field(default_factory=dict)
+    cuts: Mapping[str, Cut] = field(default_factory=dict)  # by names of its parameters
 
 
 class TensorLayer(nn.Module):
@@ -65,7 +75,7 @@ class TensorLayer(nn.Module):
         if parameter is None:
             return None
         assert isinstance(parameter, DTensor), "cut_layers has made it one"
-        return parameter.to_local(grad_placements=[cut] if isinstance(cut, Partial) else None)
+        return parameter.to_local(grad_placements=[Partial()] if cut == "summands" else None)
 
 
 class BeforeRows(TensorLayer):
@@ -115,14 +125,15 @@ def cut_layers(model: nn.Module, styles: Mapping[str, Style], ranks: DeviceMesh)
     for name, layer in model.named_modules():
         for key, parameter in dict(layer.named_parameters(recurse=False)).items():
             if parameter not in cut:
-                placement = styles[name].cuts.get(key)
-                placed = placement if isinstance(placement, Shard) else Replicate()
-                part = distribute_tensor(parameter.detach(), ranks, [placed], src_data_rank=None)
+                placement = _PLACEMENTS.get(styles[name].cuts.get(key), Replicate())
+                part = distribute_tensor(parameter.detach(), ranks, [placement], src_data_rank=None)
                 cut[parameter] = nn.Parameter(part, requires_grad=parameter.requires_grad)
             setattr(layer, key, cut[parameter])
         if name in styles:
             kind = styles[name].layer
-            layer.__class__ = type(f"{kind.__name__}{type(layer).__name__}", (kind, type(layer)), {})
+            layer.__class__ = type(
+                f"{kind.__name__}{type(layer).__name__}", (kind, type(layer)), {}
+            )
             layer.style, layer.ranks = styles[name], ranks  # type: ignore[assignment]
 
 

@@ -1,4 +1,4 @@
-"""The vocabulary of an output layer that is cut over tensor ranks, each of which has a run of it."""
+"""The run of the vocabulary that a tensor rank has of an output layer."""
 
 from __future__ import annotations
 
