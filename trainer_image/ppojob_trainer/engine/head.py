@@ -81,10 +81,8 @@ class ValueHead:
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """`(values,)`, (tokens,), in float32 also under autocast: bfloat16 keeps three digits."""
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        weight, bias = (
-            None if held is None else local_part(held).to(wide)
-            for held in (model.score.weight, model.score.bias)
-        )
+        weight, bias = local_part(model.score.weight).to(wide), model.score.bias
+        bias = None if bias is None else local_part(bias).to(wide)
         with torch.autocast(hidden.device.type, enabled=False):
             values = F.linear(hidden.to(wide), weight, bias)
         return (values.squeeze(-1),)

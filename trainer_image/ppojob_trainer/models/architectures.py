@@ -162,8 +162,8 @@ def check_tensor_ranks(spec: PPOJobSpec) -> Iterator[Problem]:
     folders: dict[RoleName, str | None] = {
         "actorRollout": spec.model.path,
         "reference": spec.model.path,
-        "critic": spec.critic and spec.critic.path,
-        "rewardModel": spec.reward_model and spec.reward_model.path,
+        "critic": spec.critic.path if spec.critic else None,
+        "rewardModel": spec.reward_model.path if spec.reward_model else None,
     }
     # A role without pods of its own lives in those of the policy.
     hosted = {

@@ -27,7 +27,7 @@ BEFORE_ROWS: Final = Style(BeforeRows)
 IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
 """Weights that all heads share, of which each rank has some."""
 
-_LLAMA: Final[Mapping[str, Style]] = {
+_LLAMA: Final = {
     "model.embed_tokens": VOCABULARY,
     "model.layers.*.input_layernorm": BEFORE_ROWS,
     "model.layers.*.self_attn.q_proj": ROWS,
@@ -46,7 +46,11 @@ _QWEN3: Final = {
     "model.layers.*.self_attn.q_norm": IN_EACH_HEAD,
     "model.layers.*.self_attn.k_norm": IN_EACH_HEAD,
 }
-TENSOR_PLANS: Final = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA | _QWEN3}
+TENSOR_PLANS: Final[Mapping[str, Mapping[str, Style]]] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA | _QWEN3,
+}
 """By `model_type`; keys are modules that have parameters of their own."""
 
 

@@ -100,6 +100,7 @@ class Columns(TensorLayer):
 class Vocabulary(TensorLayer):
     """An embedding that is cut by rows: each rank knows some tokens, and says 0 of the others."""
 
+    weight: nn.Parameter
     padding_idx: int | None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
