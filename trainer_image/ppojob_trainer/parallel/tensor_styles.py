@@ -135,7 +135,7 @@ def cut_layers(model: nn.Module, styles: Mapping[str, Style], ranks: DeviceMesh)
             layer.__class__ = type(
                 f"{kind.__name__}{type(layer).__name__}", (kind, type(layer)), {}
             )
-            layer.style, layer.ranks = styles[name], ranks  # type: ignore[assignment]
+            layer.style, layer.ranks = styles[name], ranks
 
 
 class _Sum(torch.autograd.Function):
