@@ -365,7 +365,7 @@ def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
         shares = torch.linspace(-1.0, 1.0, len(targets))
         loss = values["logprobs"] + 0.3 * values["entropy"] + 0.2 * values["kl"]
         (loss * shares).sum().backward()
-        copies = 1 if name == "whole" else world.dims.data_size
+        copies = 1 if name == "whole" else world.size // world.dims.tensor
         values |= {"hidden": hidden.grad, "weight": whole(parameter.grad) / copies}
         results |= {f"{name}/{key}": value.detach().clone() for key, value in values.items()}
     same = LastStates(ref_states, ref_weight)
