@@ -94,7 +94,8 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
         torch.testing.assert_close(weight, weights[key], rtol=0, atol=1e-4)
     statistics = under(expected, "stats/")
     for key, value in under(found, "stats/").items():
-        torch.testing.assert_close(value, statistics[key], rtol=1e-4, atol=1e-6)
+        limit = 1e-5 if key == "actor/grad_norm" else 1e-4
+        torch.testing.assert_close(value, statistics[key], rtol=limit, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", WORLDS)
