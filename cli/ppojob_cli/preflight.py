@@ -26,7 +26,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
-from ppojob_trainer.models.architectures import check_heads, check_targets
+from ppojob_trainer.models.architectures import check_layouts, check_targets
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, REWARD
 from ppojob_trainer.models.problems import ModelReason
@@ -82,7 +82,7 @@ def check_inputs(config: RunConfig) -> Preflight:
         Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
     )
     found.parameters = model.parameters
-    misfits = (*_context(spec, model), *check_targets(spec.model), *check_heads(spec))
+    misfits = (*_context(spec, model), *check_targets(spec.model), *check_layouts(spec))
     found.add([*model.errors, *misfits], model.warnings)
     largest_token_id = _check_data(config, model, found)
     if not spec.steps.generate_only:

@@ -131,6 +131,9 @@ CASES: dict[str, Spoil] = {
     "more ranks share heads than there are": lambda wrong: wrong.set(
         "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"sequence": 3}}
     ),
+    "heads that ranks cannot share": lambda wrong: wrong.set(
+        "spec.roles.actorRollout", {"ranksPerReplica": 2, "parallelism": {"tensor": 2}}
+    ),
     "context too short": lambda wrong: wrong.set("spec.data.maxResponseTokens", 400),
 }
 

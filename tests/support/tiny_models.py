@@ -1,8 +1,8 @@
 """Tiny models and tokenizers in Hugging Face form, made in milliseconds.
 
 Run for a model as a process that starts jobs wants it, without loading torch itself:
-`python tiny_models.py policy FOLDER DROPOUT`, the same with `talker` or `searcher`, or
-`classifier POLICY FOLDER`.
+`python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `talker` or
+`searcher`, or `classifier POLICY FOLDER`.
 """
 
 import sys
@@ -92,7 +92,9 @@ def save_tokenizer(
     fast.save_pretrained(folder)
 
 
-def save_policy(folder: Path, dropout: float, names: Sequence[str] = NAMES) -> None:
+def save_policy(
+    folder: Path, dropout: float, names: Sequence[str] = NAMES, *, key_heads: int = 1
+) -> None:
     """Write a model that a tiny job trains, with its tokenizer.
 
     Attention dropout draws random numbers in every update, so that a checkpoint without the random
@@ -105,6 +107,7 @@ def save_policy(folder: Path, dropout: float, names: Sequence[str] = NAMES) -> N
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
+        num_key_value_heads=key_heads,
         max_position_embeddings=256,
         tie_word_embeddings=True,
         attention_dropout=dropout,
@@ -129,6 +132,8 @@ def main() -> None:
     kind, first, second = sys.argv[1:]
     if kind == "policy":
         save_policy(Path(first), float(second))
+    elif kind == "pair":
+        save_policy(Path(first), float(second), key_heads=2)
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
     elif kind == "searcher":

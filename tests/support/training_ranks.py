@@ -1,14 +1,15 @@
 """The ranks of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
 
 Run: `python training_ranks.py FOLDER LAYOUT...`. The folder holds what `save_models` writes and a
-checkpoint of the layout before the first; results go into `<LAYOUT>/<case>-<rank>.safetensors`.
-Ranks are forked: PyTorch is imported once for all of them.
+checkpoint of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`. When all worlds have
+been, each comes again and takes up the checkpoints of all others. Ranks are forked: PyTorch is
+imported once for all of them.
 """
 
 import multiprocessing
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from tiny_models import NAMES, TEMPLATE, TWO_LAYERS, make_model, save_model, save_tokenizer
 from torch import Tensor
 from transformers import (
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedModel,
     Qwen2ForCausalLM,
@@ -30,9 +32,9 @@ from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.tensors import read_parts, write_shard, write_tensors
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.forward_engine import ForwardEngine
-from ppojob_trainer.engine.full_kl import HeadWithKl
-from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead, ValueHead
+from ppojob_trainer.engine.full_kl import HeadWithKl, full_kl
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
+from ppojob_trainer.engine.head import LastStates, PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Aggregation
 from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.policy_objective import PolicyObjective
@@ -52,7 +54,7 @@ from ppojob_trainer.models.state_dict import (
 from ppojob_trainer.parallel.boxes import box_of, local_part, whole
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.dims import ParallelDims
-from ppojob_trainer.parallel.fsdp import fill
+from ppojob_trainer.parallel.fsdp import as_forward, fill
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
@@ -67,7 +69,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 class Case:
     """One way of computing the same two updates."""
 
-    owners: tuple[int, ...]  # the rank of each group, of as many as there are
+    owners: tuple[int, ...]  # the coordinate of each group, of as many as there are
     budget: int = WHOLE_BUDGET  # tokens of a micro-batch
     model: str = "tied"
     autocast: str = "none"
@@ -92,7 +94,12 @@ CASES = {
     "other_micro_batches": Case((1, 0, 0, 1, 1), budget=45, model="untied"),
     "a_rank_without_rows": Case((1, 1, 1, 1, 1), budget=40),
     "recomputed": Case((0, 1, 0, 1, 1), budget=40, recompute=True),
+    "biases": Case((0, 1, 0, 1, 0), model="biased"),
+    "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
+    "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
+    "qwen3_recomputed": Case((0, 1, 1, 1, 0), model="qwen3_tied", recompute=True),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
+    "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(
         (1, 1, 1, 1, 1),
         model="untied",
@@ -101,8 +108,6 @@ CASES = {
     ),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
-    "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
-    "qwen3": Case((1, 1, 1, 1, 1), budget=40, model="qwen3"),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
     "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
@@ -116,25 +121,33 @@ LAYOUTS = {
     "2x2": ParallelDims(replicate=2, shard=2),
     "s2": ParallelDims(sequence=2),
     "s4": ParallelDims(sequence=4),
-    "2s2": ParallelDims(shard=2, sequence=2),
     "2x1s2": ParallelDims(replicate=2, sequence=2),
+    "t2": ParallelDims(tensor=2),
+    "2x1t2": ParallelDims(replicate=2, tensor=2),
+    "s2t2": ParallelDims(sequence=2, tensor=2),
 }
-"""Each takes up a checkpoint of the one before."""
+MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
+    "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
+    "untied": (LlamaForCausalLM, {}),
+    "biased": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
+    "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
+    "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
+}
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
 
 def save_models(folder: Path) -> None:
-    for name, tied in (("tied", True), ("untied", False)):
-        options = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied}
-        save_model(folder / name, seed=3, **TWO_LAYERS, **options)
-    families = {"qwen2": (Qwen2ForCausalLM, 2), "qwen3": (Qwen3ForCausalLM, 1)}
-    for name, (family, key_heads) in families.items():
-        options = {**TWO_LAYERS, "head_dim": 8, "num_key_value_heads": key_heads}
-        tied = name == "qwen2"
-        save_model(
-            folder / name, family, **options, vocab_size=VOCABULARY, tie_word_embeddings=tied
-        )
-    save_model(folder / "dropout", **TWO_LAYERS, vocab_size=VOCABULARY, attention_dropout=0.3)
+    for name, (model_class, options) in MODELS.items():
+        untied = {"tie_word_embeddings": False}
+        sizes = {**TWO_LAYERS, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
+        model = make_model(model_class, seed=3, **sizes)
+        with torch.no_grad():  # nothing is 0 or 1 throughout
+            for weight in model.parameters():
+                if weight.ndim == 1:
+                    weight.add_(0.3 * torch.randn(weight.shape))
+        model.save_pretrained(folder / name)
     bad = make_model(seed=3, **TWO_LAYERS, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0
@@ -287,19 +300,23 @@ def run_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, 
     restored = restored_engine(checkpoint, folder, world, case)
     engine.update(rows, objective())
     restored.update(rows, objective())
+    held = [*engine.model.parameters(), *engine.state_tensors().values()]
     return {
+        "held/bytes": torch.tensor([sum(local_part(tensor).nbytes for tensor in held)]),
         **{f"checkpoint/{name}": tensor for name, tensor in at_checkpoint.items()},
         **{f"went_on/{name}": tensor for name, tensor in state_of(engine).items()},
         **{f"restored/{name}": tensor for name, tensor in state_of(restored).items()},
     }
 
 
-def run_foreign_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
-    """Restore what the layout before has saved."""
-    names = list(LAYOUTS)
-    before = names[names.index(name_of(world.dims)) - 1]
-    checkpoint = folder / f"checkpoint-of-{before}-{name}"
-    return state_of(restored_engine(checkpoint, folder, world, CASES[name]))
+def run_foreign_checkpoints(folder: Path, world: World) -> dict[str, Tensor]:
+    """Restore what every layout has saved."""
+    found = {}
+    for checkpoint in sorted(folder.glob("checkpoint-of-*")):
+        case = CASES[checkpoint.name.rpartition("-")[2]]
+        state = state_of(restored_engine(checkpoint, folder, world, case))
+        found |= {f"{checkpoint.name}/{name}": tensor for name, tensor in state.items()}
+    return found
 
 
 def run_export(folder: Path, world: World) -> dict[str, Tensor]:
@@ -388,21 +405,69 @@ def run_exchange(_folder: Path, world: World) -> dict[str, Tensor]:
     }
 
 
+def taken(rank: int) -> list[Answer]:
+    """What a rank has to score."""
+    return [Answer([{"role": "user", "content": "1+1"}], str(rank))] * (rank + 1)
+
+
+def scores_alone(folder: Path, ranks: int) -> list[list[float]]:
+    """What one rank says of what each of several has to score."""
+    model = load_reward_model(folder / "judge", torch.float32)
+    with ChatTokenizer(folder / "judge") as chat:
+        engine = ScoreEngine(model, chat, TrainingSpec())
+        return [engine.scores(taken(rank)) for rank in range(ranks)]
+
+
 def run_refusal(folder: Path, world: World) -> dict[str, Tensor]:
     """Score what the template refuses on the last rank, then what it takes on all of them."""
     model = load_reward_model(folder / "judge", torch.float32, world=world)
-    taken = [Answer([{"role": "user", "content": "1+1"}], str(world.rank))] * (world.rank + 1)
+    answers = taken(world.rank)
     refused = [Answer([{"role": "tool", "content": "5"}], "6")]
     with ChatTokenizer(folder / "judge") as chat:
         engine = ScoreEngine(model, chat, TrainingSpec(), world)
         try:
-            engine.scores(refused if world.rank == world.size - 1 else taken)
+            engine.scores(refused if world.rank == world.size - 1 else answers)
         except PPOJobError as problem:
             told = str(problem)
         return {
             "told": torch.tensor(list(told.encode()), dtype=torch.uint8),
-            "scores": torch.tensor(engine.scores(taken)),
+            "scores": torch.tensor(engine.scores(answers)),
         }
+
+
+def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
+    """What an output layer says and its gradients, whole and as ranks hold it; `same`: the KL of a
+    model to itself.
+    """
+    generator = torch.Generator().manual_seed(5)
+    states, ref_states = torch.randn(2, 7, 32, generator=generator)
+    targets = torch.tensor([0, 48, 49, 96, 3, 60, 50])
+    settings = LogprobSettings(0.7, chunk_tokens=2, entropy="gradient", squares=True)
+    model, reference = (load_model(folder / name, world=world) for name in ("untied", "biased"))
+    layer, ref_layer = (whole(one.lm_head.weight.detach()) for one in (model, reference))
+    ref_weight = as_forward(reference, lambda: reference.lm_head.weight.detach())
+
+    def told(hidden: Tensor, weight: Tensor, ref_weight: Tensor) -> dict[str, Tensor]:
+        values = fused_logprobs(hidden, weight, targets, settings)
+        kl = full_kl(hidden, weight, LastStates(ref_states, ref_weight), settings)
+        return dict(zip(("logprobs", "entropy", "squares", "kl"), (*values, kl), strict=True))
+
+    results = {}
+    for name in ("whole", "cut"):
+        hidden, parameter = states.clone().requires_grad_(), model.lm_head.weight
+        if name == "whole":
+            parameter = layer.requires_grad_()
+            values = told(hidden, layer, ref_layer)
+        else:
+            values = as_forward(model, lambda: told(hidden, model.lm_head.weight, ref_weight))  # noqa: B023
+        shares = torch.linspace(-1.0, 1.0, len(targets))
+        loss = values["logprobs"] + 0.3 * values["entropy"] + 0.2 * values["kl"]
+        (loss * shares).sum().backward()
+        copies = 1 if name == "whole" else world.size // world.dims.tensor
+        values |= {"hidden": hidden.grad, "weight": whole(parameter.grad) / copies}
+        results |= {f"{name}/{key}": value.detach().clone() for key, value in values.items()}
+    same = LastStates(ref_states, ref_weight)
+    return results | {"same/kl": full_kl(ref_states, ref_weight, same, settings)}
 
 
 def run_bad_values(folder: Path, world: World) -> dict[str, Tensor]:
@@ -424,19 +489,18 @@ def run_collectives(_folder: Path, world: World) -> dict[str, Tensor]:
 SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "checkpoint-even": run_checkpoint,
     "checkpoint-adapters": partial(run_checkpoint, name="adapters"),
-    "foreign_checkpoint-even": run_foreign_checkpoint,
-    "foreign_checkpoint-adapters": partial(run_foreign_checkpoint, name="adapters"),
     "export": run_export,
     "value_model": run_value_model,
     "memory": run_memory,
     "exchange": run_exchange,
+    "heads": run_heads,
     "refusal": run_refusal,
     "bad_values": run_bad_values,
     "collectives": run_collectives,
 }
 
 
-def run_rank(rank: int, layout: str, port: int, root: Path) -> None:
+def run_rank(rank: int, layout: str, port: int, root: Path, *, again: bool) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     results = root / layout
@@ -444,23 +508,30 @@ def run_rank(rank: int, layout: str, port: int, root: Path) -> None:
     address = f"127.0.1.{rank + 1}"
     dims, cpu = LAYOUTS[layout], torch.device("cpu")
     with open_world(rank, dims.size, cpu, dims=dims, address=address, meeting=meeting) as world:
+        if again:
+            path = results / f"foreign_checkpoints-{rank}.safetensors"
+            write_tensors(path, run_foreign_checkpoints(root, world))
+            return
         for name, scenario in SCENARIOS.items():
             write_tensors(results / f"{name}-{rank}.safetensors", scenario(root, world))
         for name, case in CASES.items():
             write_tensors(results / f"{name}-{rank}.safetensors", run_case(case, root, world))
-        again = run_case(CASES["small_micro_batches"], root, world)
-        write_tensors(results / f"again-{rank}.safetensors", again)
+        repeated = run_case(CASES["small_micro_batches"], root, world)
+        write_tensors(results / f"again-{rank}.safetensors", repeated)
 
 
-def run_world(layout: str, root: Path) -> bool:
+def run_world(layout: str, root: Path, *, again: bool = False) -> bool:
     """Run all ranks of a layout, each a fork; answers whether all went well."""
-    (root / layout).mkdir()
+    (root / layout).mkdir(exist_ok=again)
     with socket.create_server(("127.0.1.1", 0)) as server:
         port = server.getsockname()[1]
     # The last rank first: whoever comes early waits for rank 0.
     ranks = [
         multiprocessing.get_context("fork").Process(
-            target=run_rank, args=(rank, layout, port, root), daemon=True
+            target=run_rank,
+            args=(rank, layout, port, root),
+            kwargs={"again": again},
+            daemon=True,
         )
         for rank in reversed(range(LAYOUTS[layout].size))
     ]
@@ -473,4 +544,5 @@ def run_world(layout: str, root: Path) -> bool:
 
 if __name__ == "__main__":
     folder, layouts = Path(sys.argv[1]), sys.argv[2:]
-    sys.exit(0 if all(run_world(layout, folder) for layout in layouts) else 1)
+    runs = [(layout, again) for again in (False, True) for layout in layouts]
+    sys.exit(0 if all(run_world(layout, folder, again=again) for layout, again in runs) else 1)

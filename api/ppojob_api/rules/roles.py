@@ -108,14 +108,14 @@ ROLE_RULES = (
         when: self.gpusPerReplica > 0 && has(self.ranksPerReplica)
         must: self.ranksPerReplica == self.gpusPerReplica
 
-        $MODELS | parallelism.tensor | NotInThisVersion
-            tensor parallel training: not in this version; 1
-        must: self.parallelism.tensor == 1
+        $MODELS | parallelism.tensor | Conflict
+            so many ranks share each matrix product; a number that divides the ranks ${$OWN_RANKS}
+        must: $OWN_RANKS % self.parallelism.tensor == 0
 
         $MODELS | parallelism.sequence | Conflict | here
             so many ranks, times tensor, have the same rows; a product that divides the ranks
             ${$OWN_RANKS}
-        when: self.parallelism.sequence > 1
+        when: self.parallelism.sequence > 1 && $OWN_RANKS % self.parallelism.tensor == 0
         must: $OWN_RANKS % $WITHIN == 0
 
         $MODELS | parallelism.dataShard | Conflict | here

@@ -24,7 +24,8 @@ class TrainingParallelism(Section):
     verl: ulysses_sequence_parallel_size, 1."""
 
     tensor: Count = 1
-    """Tensor parallel ranks."""
+    """Ranks that share each matrix product, the heads and the vocabulary of a model; a divisor of
+    its key heads."""
 
 
 class DevicePods(Section):

@@ -94,6 +94,11 @@ def test_engines_refuse_temperatures_in_the_same_words(temperature: float) -> No
             "spec.roles.actorRollout.parallelism: {dataShard: 2, sequence: 2}",
             "spec.algorithm.miniBatchPrompts: 4",
         ],
+        ["spec.roles.actorRollout: {ranksPerReplica: 4, parallelism: {dataShard: 2, tensor: 2}}"],
+        [
+            "spec.roles.actorRollout: {ranksPerReplica: 8, parallelism: {tensor: 4}}",
+            "spec.algorithm.miniBatchPrompts: 2",
+        ],
     ],
 )
 def test_near_to_wrong_and_right(changes: list[str]) -> None:

@@ -23,8 +23,7 @@ CANNOT_BE_SET = {
         "spec.sandbox.url",
     ),
     *("spec.algorithm.kl.referenceRefresh", "spec.algorithm.resampling.power"),
-    *(f"spec.roles.{role}.parallelism.tensor" for role in ("actorRollout", "reference", "critic")),
-    *("spec.roles.rewardModel.parallelism.tensor", "spec.rollout.parallelism.tensor"),
+    "spec.rollout.parallelism.tensor",
     # Beside another choice that the job makes.
     *(f"spec.algorithm.policyLoss.{name}" for name in ("clipLow", "clipHigh", "dualClip")),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("dppoKl", "gspo", "sapo", "clipCov")),

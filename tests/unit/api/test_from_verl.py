@@ -30,7 +30,6 @@ OURS = {
     "spec.roles.actorRollout.ranksPerReplica",
     "spec.roles.actorRollout.threadsPerRank",
     "spec.roles.actorRollout.cpu",
-    "spec.roles.actorRollout.parallelism.tensor",
     "spec.roles.reward.replicas",
     *(
         f"spec.roles.{role}.{name}"

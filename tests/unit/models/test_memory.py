@@ -87,6 +87,12 @@ def test_ranks_that_share_tokens_hold_parts_of_a_shard(tmp_path):
     assert held(config_of(tmp_path, roles=roles), "actorRollout")["policy"] == 8 * POLICY
 
 
+def test_tensor_ranks_share_what_a_shard_holds(tmp_path):
+    pods = {"ranksPerReplica": 4, "parallelism": {"tensor": 2}}
+    found = held(config_of(tmp_path, roles={"actorRollout": pods}), "actorRollout")
+    assert found == {"policy": 4 * POLICY, "rollout engine": 4 * POLICY}
+
+
 def test_a_job_that_only_validates_holds_engines_alone(tmp_path):
     config = config_of(tmp_path, steps={"validateOnly": True}, model={"path": "/m"})
     assert held(config, "actorRollout") == {"rollout engine": 4 * POLICY}

@@ -43,6 +43,9 @@ PACKED_ATTENTION = "ppojob_packed"
 TILE_SCORES = 2**20
 """Scores of a tile or block at most (heads x queries x keys over its rows): they stay in cache."""
 
+HEAD_STREAM = 2**20
+"""Between the seeds of dropout of ranks that have other heads of the same rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -72,6 +75,7 @@ class AttentionPlan:
     # flat int64, where the copies of each key lie in the tiles one after the other
     key_slots: Tensor
     key_offsets: Tensor  # (T * K,) int64, where the copies of each key begin in `key_slots`
+    stream: int = 0  # added to the seeds of dropout
 
     def to(self, device: torch.device) -> AttentionPlan:
         """The same on a device."""
@@ -81,16 +85,23 @@ class AttentionPlan:
             self.query_slots.to(device),
             self.key_slots.to(device),
             self.key_offsets.to(device),
+            self.stream,
         )
 
 
 def plan_attention(
-    spans: Sequence[Span], *, heads: int, key_heads: int, tile_scores: int = TILE_SCORES
+    spans: Sequence[Span],
+    *,
+    heads: int,
+    key_heads: int,
+    tile_scores: int = TILE_SCORES,
+    stream: int = 0,
 ) -> AttentionPlan:
     """Cut the attention of packed rows into tiles and long rows.
 
     Rows of a tile have prefixes and lengths within a factor of two of each other, which bounds what
-    padding to the longest of them costs. A tile or block has `tile_scores` scores at most.
+    padding to the longest of them costs. A tile or block has `tile_scores` scores at most. Plans of
+    other streams drop other weights.
     """
     total = sum(span.length for span in spans)
     short, long_rows = _cut(spans, heads, tile_scores)
@@ -108,6 +119,7 @@ def plan_attention(
         query_slots=query_slots[:-1],
         key_slots=key_slots[: int(copies.sum())],
         key_offsets=copies.cumsum(0) - copies,
+        stream=stream,
     )
 
 
@@ -173,12 +185,11 @@ class _PackedAttention(torch.autograd.Function):
         plan: AttentionPlan,
         scale: float,
         share: float,
-        number: int,
     ) -> Tensor:
         """(T, H, D), (T, K, D), (T, K, D) to (T, H, D)."""
         ctx.plan, ctx.scale = plan, scale
         # Ranks that share heads draw the same seed, and drop other weights.
-        ctx.dropout = share, draw_seed() + number if share > 0.0 else 0, query.device
+        ctx.dropout = share, draw_seed() + plan.stream if share > 0.0 else 0, query.device
         dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
         outputs = []
@@ -225,7 +236,7 @@ class _PackedAttention(torch.autograd.Function):
             scale=ctx.scale,
             dropout=dropout,
         )
-        return total.query, total.key, total.value, None, None, None, None
+        return total.query, total.key, total.value, None, None, None
 
 
 def _padded_rows(x: Tensor) -> Tensor:
@@ -300,7 +311,6 @@ def attend_packed(
             attention_plan,
             scaling,
             dropout,
-            sequence_ranks.number,
         )
         return sequence_ranks.to_tokens(output).unsqueeze(0), None
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
-from ppojob_trainer.engine.attention import plan_attention, use_packed_attention
+from ppojob_trainer.engine.attention import HEAD_STREAM, plan_attention, use_packed_attention
 from ppojob_trainer.engine.head import Head, LastStates, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
@@ -126,6 +126,7 @@ class ForwardEngine:
                 rows,
                 share_prompts=self._training.share_prompts,
                 ranks=self._sequence,
+                tensor_place=self._world.dims.place(self._world.rank, "tensor"),
             )
 
 
@@ -136,17 +137,26 @@ def packed_outputs(
     *,
     share_prompts: bool = True,
     ranks: SequenceRanks = ALONE,
+    tensor_place: tuple[int, int] = (0, 1),
 ) -> TokenOutputs:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
     Only hidden states that predict a trained token meet the head, each on the rank in whose run of
     the tokens it lies. The model is under `use_packed_attention`. There is at least one row; rows
-    and outputs, tensors (tokens,) float32 in row order, are in host memory.
+    and outputs, tensors (tokens,) float32 in row order, are in host memory. The place is this
+    rank's among the tensor ranks: each has its heads of attention, of which its ranks share again.
     """
-    config = model.config
+    config, (number, tensor) = model.config, tensor_place
     packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size).to(model.device)
-    heads, key_heads = ranks.share(config.num_attention_heads, config.num_key_value_heads)
-    plan = plan_attention(packed.spans, heads=heads, key_heads=key_heads).to(model.device)
+    heads, key_heads = ranks.share(
+        config.num_attention_heads // tensor, config.num_key_value_heads // tensor
+    )
+    plan = plan_attention(
+        packed.spans,
+        heads=heads,
+        key_heads=key_heads,
+        stream=(number * ranks.size + ranks.number) * HEAD_STREAM,
+    ).to(model.device)
     own = packed.run(ranks.number, ranks.size)
 
     def compute() -> TokenOutputs:

@@ -21,6 +21,8 @@ from ppojob_trainer.engine.fused_logprobs import (
     wide,
 )
 from ppojob_trainer.engine.head import LastStates, PolicyHead, TokenOutputs
+from ppojob_trainer.parallel.boxes import local_part
+from ppojob_trainer.parallel.vocabulary import VocabularyRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,21 @@ def full_kl(
 
     Args:
         hidden: (N, h) of the policy, with gradient.
-        weight: (V, h) of its output layer, with gradient.
-        reference: (N, h') and (V, h') of the reference, without.
+        weight: (V, h) of its output layer, with gradient; may be cut as in `fused_logprobs`.
+        reference: (N, h') and (V, h') of the reference, without; cut alike.
         settings: temperature and tile size; a tile has two tensors of logits.
 
     Returns:
         (N,), at least 0 but for rounding; 0 where both are the same.
     """
     kl: Tensor = _FullKl.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, reference.hidden, reference.weight, settings, product_dtype(hidden)
+        hidden,
+        local_part(weight),
+        reference.hidden,
+        local_part(reference.weight),
+        settings,
+        product_dtype(hidden),
+        VocabularyRun.of(weight),
     )
     return kl
 
@@ -72,12 +80,17 @@ class _FullKl(torch.autograd.Function):
         ref_weight: Tensor,
         settings: LogprobSettings,
         dtype: torch.dtype,
+        run: VocabularyRun,
     ) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             both = hidden.to(dtype), weight, ref_hidden.to(dtype), ref_weight
-            kl, normalizers = _reduce(*both, settings)
-        ctx.save_for_backward(*both, kl, *normalizers)
-        ctx.settings, ctx.hidden_dtype = settings, hidden.dtype
+            folded = _fold(*both, settings)
+            if run.ranks is not None:
+                folded = _joined(run.gathered(torch.stack(folded)))
+        normalizer, ref_normalizer, mean = folded
+        kl = mean - normalizer + ref_normalizer
+        ctx.save_for_backward(*both, kl, normalizer, ref_normalizer)
+        ctx.settings, ctx.hidden_dtype, ctx.run = settings, hidden.dtype, run
         return kl
 
     @staticmethod
@@ -100,20 +113,22 @@ class _FullKl(torch.autograd.Function):
             grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
-        return grad_hidden.to(ctx.hidden_dtype), grad_weight, None, None, None, None
+        grad_hidden = ctx.run.summed(grad_hidden).to(ctx.hidden_dtype)
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _reduce(
+Folded = tuple[Tensor, Tensor, Tensor]
+"""log Σ exp z, log Σ exp y, and Σ p (z - y) under the first; (N,) each."""
+
+
+def _fold(
     states: Tensor,
     weight: Tensor,
     ref_states: Tensor,
     ref_weight: Tensor,
     settings: LogprobSettings,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Fold tiles into the KL, and log Σ exp of z and of y; (N,) each.
-
-    Running values a token: both normalizers so far, and Σ p (z - y) under them.
-    """
+) -> Folded:
+    """Fold tile after tile, each under the normalizers so far."""
     count, dtype, device = states.shape[0], wide(states.dtype), states.device
     normalizer = torch.full((count,), -torch.inf, dtype=dtype, device=device)
     ref_normalizer, mean = normalizer.clone(), torch.zeros_like(normalizer)
@@ -128,4 +143,12 @@ def _reduce(
         share = z.sub_(after[:, None]).exp_().mul_(distance).sum(1)
         mean[tokens] = mean[tokens] * (before - after).exp() + share
         normalizer[tokens] = after
-    return mean - normalizer + ref_normalizer, (normalizer, ref_normalizer)
+    return normalizer, ref_normalizer, mean
+
+
+def _joined(parts: Tensor) -> Folded:
+    """What runs of the vocabulary come to together, of (ranks, 3, N)."""
+    normalizers, ref_normalizers, means = parts.unbind(1)
+    normalizer = normalizers.logsumexp(0)
+    mean = ((normalizers - normalizer).exp() * means).sum(0)
+    return normalizer, ref_normalizers.logsumexp(0), mean

@@ -3,17 +3,21 @@
 Logits are made tile by tile, some tokens by some of the vocabulary, folded into a running
 log-sum-exp (Milakov and Gimelshein, arXiv:1805.02867) and dropped; the backward pass makes them
 again. Tiles run over the vocabulary inside a block of tokens, so each row of the output matrix is
-cast, and gets its gradient written, once a block.
+cast, and gets its gradient written, once a block. Of an output layer that is cut over tensor ranks
+each folds its own rows, and what they have found of each token is put together.
 
 Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature, p = softmax(z).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ppojob_trainer.parallel.boxes import local_part
+from ppojob_trainer.parallel.vocabulary import VocabularyRun
 
 TOKEN_BLOCK = 4096
 """Tokens of a tile at most; more tokens make wider passes over the output matrix rarer."""
@@ -43,7 +47,8 @@ def fused_logprobs(
 
     Args:
         hidden: (N, h), with gradient.
-        weight: (V, h) of the output layer, with gradient; may be tied to the embedding.
+        weight: (V, h) of the output layer, with gradient; may be tied to the embedding, and cut by
+            rows over tensor ranks, which have the same hidden states and get the same outputs.
         targets: (N,) int64.
         settings: temperature, tile size, entropy.
 
@@ -52,7 +57,7 @@ def fused_logprobs(
     """
     dtype = product_dtype(hidden)
     logprobs, entropy, squares = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, settings, dtype
+        hidden, local_part(weight), targets, settings, dtype, VocabularyRun.of(weight)
     )
     further = ((entropy, settings.entropy != "none"), (squares, settings.squares))
     return (logprobs, *(values for values, is_asked in further if is_asked))
@@ -69,19 +74,27 @@ class _FusedLogprobs(torch.autograd.Function):
         targets: Tensor,
         settings: LogprobSettings,
         dtype: torch.dtype,
+        run: VocabularyRun,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        places = targets - run.first
         with torch.autocast(hidden.device.type, enabled=False):
             states = hidden.to(dtype)
-            target_logits, normalizer, entropy, squares = _reduce(states, weight, targets, settings)
-        ctx.save_for_backward(states, weight, targets, normalizer, entropy)
-        ctx.settings, ctx.hidden_dtype = settings, hidden.dtype
+            folded = _fold(states, weight, places, settings)
+            if run.ranks is not None:
+                folded = _joined(run.gathered(torch.stack(folded)))
+        target_logits, m, s, u, q = folded
+        log_s = s.log()
+        normalizer, squares = m + log_s, q / s.square()
+        entropy = torch.zeros_like(m) if settings.entropy == "none" else log_s - u / s
+        ctx.save_for_backward(states, weight, places, normalizer, entropy)
+        ctx.settings, ctx.hidden_dtype, ctx.run = settings, hidden.dtype, run
         fixed = (squares,) if settings.entropy == "gradient" else (squares, entropy)
         ctx.mark_non_differentiable(*fixed)
         return target_logits - normalizer, entropy, squares
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, targets, normalizer, entropy = ctx.saved_tensors
+        states, weight, places, normalizer, entropy = ctx.saved_tensors
         settings: LogprobSettings = ctx.settings
         grad_hidden = torch.zeros_like(states, dtype=wide(states.dtype))
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
@@ -90,7 +103,7 @@ class _FusedLogprobs(torch.autograd.Function):
             z = tile_logits(states[tokens], matrix, settings.temperature)
             log_p = z.sub_(normalizer[tokens, None])
             grad_z = _logit_gradient(
-                log_p, targets[tokens] - vocab.start, grads[0][tokens], settings
+                log_p, places[tokens] - vocab.start, grads[0][tokens], settings
             )
             if settings.entropy == "gradient":
                 grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
@@ -98,7 +111,8 @@ class _FusedLogprobs(torch.autograd.Function):
             grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
-        return grad_hidden.to(ctx.hidden_dtype), grad_weight, None, None, None
+        grad_hidden = ctx.run.summed(grad_hidden).to(ctx.hidden_dtype)
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
@@ -131,21 +145,28 @@ def tile_logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
     return z if temperature == 1.0 else z.div_(temperature)
 
 
-def _reduce(
-    states: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fold tiles into z of the targets, log Σ exp z, entropy, Σ p² (zeros if unasked); (N,) each.
+class _Folded(NamedTuple):
+    """What logits come to, (N,) each: log Σ exp z is m + log s, entropy log s - u / s, Σ p² q / s².
 
-    Running values a token: m the largest z so far, s = Σ exp(z - m), u = Σ exp(z - m) (z - m),
-    q = Σ exp(2 (z - m)). Entropy is log s - u / s, Σ p² is q / s².
+    u and q are zeros where nobody asks for them.
     """
+
+    target_logits: Tensor  # z of the target, 0 where that is no row of the matrix
+    m: Tensor  # the largest z
+    s: Tensor  # Σ exp(z - m)
+    u: Tensor  # Σ exp(z - m) (z - m)
+    q: Tensor  # Σ exp(2 (z - m))
+
+
+def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSettings) -> _Folded:
+    """Fold tile after tile, each under the largest z so far; targets are rows of the matrix."""
     count, dtype = states.shape[0], wide(states.dtype)
     target_logits = torch.zeros(count, dtype=dtype, device=states.device)
     m = torch.full_like(target_logits, -torch.inf)
     s, u, q = torch.zeros_like(m), torch.zeros_like(m), torch.zeros_like(m)
     for tokens, vocab in tiles(count, weight.shape[0], settings.chunk_tokens):
         z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings.temperature)
-        place = targets[tokens] - vocab.start
+        place = places[tokens] - vocab.start
         inside = (place >= 0) & (place < z.shape[1])
         found = z.gather(1, place.clamp(0, z.shape[1] - 1)[:, None])[:, 0]
         target_logits[tokens] += torch.where(inside, found, 0.0)
@@ -163,9 +184,22 @@ def _reduce(
             u[tokens] = (u[tokens] + drop * s[tokens]) * drop.exp() + z.mul_(weights).sum(dim=1)
             s[tokens] = s[tokens] * drop.exp() + weights.sum(dim=1)
         m[tokens] = largest
-    log_s = s.log()
-    entropy = torch.zeros_like(m) if settings.entropy == "none" else log_s - u / s
-    return target_logits, m + log_s, entropy, q / s.square()
+    return _Folded(target_logits, m, s, u, q)
+
+
+def _joined(parts: Tensor) -> _Folded:
+    """What runs of the vocabulary come to together, of (ranks, 5, N)."""
+    target_logits, m, s, u, q = parts.unbind(1)
+    largest = m.amax(0)
+    fall = m - largest
+    weights = fall.exp()
+    return _Folded(
+        target_logits.sum(0),
+        largest,
+        (s * weights).sum(0),
+        ((u + fall * s) * weights).sum(0),
+        (q * weights.square()).sum(0),
+    )
 
 
 def _logit_gradient(

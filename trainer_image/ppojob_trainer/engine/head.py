@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.fused_logprobs import Entropy, LogprobSettings, fused_logprobs
+from ppojob_trainer.parallel.boxes import local_part
 
 TokenOutputs = tuple[Tensor, ...]
 """The outputs of a head: one or more tensors (tokens,), float32."""
@@ -80,7 +81,8 @@ class ValueHead:
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """`(values,)`, (tokens,), in float32 also under autocast: bfloat16 keeps three digits."""
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        weight, bias = model.score.weight.to(wide), model.score.bias
+        weight, bias = local_part(model.score.weight).to(wide), model.score.bias
+        bias = None if bias is None else local_part(bias).to(wide)
         with torch.autocast(hidden.device.type, enabled=False):
-            values = F.linear(hidden.to(wide), weight, None if bias is None else bias.to(wide))
+            values = F.linear(hidden.to(wide), weight, bias)
         return (values.squeeze(-1),)

@@ -7,6 +7,7 @@ that no error would tell (windows, biases, scaled embeddings), so it is refused 
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Final
 
@@ -152,8 +153,11 @@ def _count(value: Json) -> int | None:
     return value if is_count and isinstance(value, int) else None
 
 
-def check_heads(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Models whose heads cannot be dealt to ranks; nothing of a folder that is wrong."""
+def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
+    """Models that cannot be dealt to ranks as their layout says; nothing of a folder that is wrong.
+
+    Ranks have whole heads. They need not have equally many tokens of the vocabulary.
+    """
     pods = model_pods(spec.roles)
     folders: dict[RoleName, str | None] = {
         "actorRollout": spec.model.path,
@@ -166,13 +170,27 @@ def check_heads(spec: PPOJobSpec) -> Iterator[Problem]:
         (role if role in pods else "actorRollout", folder) for role, folder in folders.items()
     }
     for host, folder in sorted((host, folder) for host, folder in hosted if folder):
-        ranks, sizes = pods[host].parallelism.sequence, _sizes(folder)
-        if sizes is not None and sizes.heads % ranks:
+        layout, sizes = pods[host].parallelism, _sizes(folder)
+        if sizes is None:
+            continue
+        heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner)
+        if most % layout.tensor:
+            yield Problem(
+                f"spec.roles.{host}.parallelism.tensor",
+                shown(layout.tensor),
+                f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
+                f"{sizes.inner} inner features of {folder}",
+                f"a divisor of {most}",
+                ReasonCode.OUT_OF_RANGE,
+            )
+        else:
+            heads //= layout.tensor
+        if heads % layout.sequence:
             yield Problem(
                 f"spec.roles.{host}.parallelism.sequence",
-                shown(ranks),
+                shown(layout.sequence),
                 f"the query heads of {folder} are dealt to so many ranks",
-                f"a divisor of {sizes.heads}",
+                f"a divisor of {heads}",
                 ReasonCode.OUT_OF_RANGE,
             )
 

@@ -22,6 +22,7 @@ from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.problems import ModelReason, read_object
+from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
@@ -232,7 +233,7 @@ def _load_sharded(
         model = auto_class.from_config(**options)
     if lora is not None:
         add_adapters(model, lora)
-    shard_model(model, world)
+    shard_model(model, world, styles_of(model))
     weights = read_weights(folder)
     if weights.problems:
         raise ValueError("; ".join(str(problem) for problem in weights.problems))
@@ -258,7 +259,7 @@ def _read_part(path: Path, name: str, box: Box) -> Tensor:
         if box.numel == 0:
             return torch.empty(box.local_shape)
         part: Tensor = stored[box.slices]
-        return part
+        return part.contiguous()
 
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:

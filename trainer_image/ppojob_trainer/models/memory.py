@@ -61,7 +61,7 @@ def held_by_rank(
     # Copies of a model are whole, so what counts is over how many ranks each of them is cut.
     shards = pods.parallelism.data_shard
     assert shards is not None, "a resolved configuration says how many shards"
-    ranks = shards * pods.parallelism.sequence
+    ranks = shards * pods.parallelism.sequence * pods.parallelism.tensor
     weight = _WEIGHT_BYTES[spec.model.dtype]
     trained = weight * _TRAINED
     policy = parameters.get(spec.model.path, 0)

@@ -91,7 +91,15 @@ def local_part(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor put together; a collective where it is cut."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    placements = list(tensor.placements)
+    # By one dimension of the mesh after the other: of a part that was cut twice along the same
+    # dimension torch's `full_tensor` does the same, with a warning.
+    for dimension in range(len(placements)):
+        placements[dimension] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
 
 
 def cut_like(tensor: Tensor, part: Tensor) -> Tensor:

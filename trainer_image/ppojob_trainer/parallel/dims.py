@@ -85,6 +85,11 @@ class ParallelDims:
         """Which rows a rank computes: the number of its data-parallel coordinate."""
         return self.leaders.index(self.leader_of(rank))
 
+    def place(self, rank: int, name: Dimension) -> tuple[int, int]:
+        """Where a rank stands in a dimension: its number, and how many there are."""
+        ranks = self.along(rank, name)
+        return ranks.index(rank), len(ranks)
+
     def in_first_copy(self, rank: int) -> int:
         """The rank that holds the same part of the first copy of the model."""
         return self.along(rank, "replicate")[0]

@@ -1,15 +1,15 @@
 """A model's weights, gradients and moments cut over the ranks of a world (FSDP2).
 
-Every weight is cut along its first dimension into equal runs, one for each rank of `HOLDERS`, and a
-layer's are put together just while it computes. Where the layout has copies of the model, each is
-cut so, and gradients are added up within a copy and then over copies. They are added up, never
-averaged: losses have been divided by the counts of all ranks. A model of a world of one stays a
-plain module, and everything here leaves it alone.
+Every weight, or a tensor rank's part of it, is cut along its first dimension into equal runs, one
+for each rank of `HOLDERS`, and a layer's are put together just while it computes. Where the layout
+has copies of the model, each is cut so, and gradients are added up within a copy and then over
+copies. They are added up, never averaged: losses have been divided by the counts of all ranks. A
+model of a world of one stays a plain module, and everything here leaves it alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from ppojob_trainer.parallel.boxes import box_of, local_part
-from ppojob_trainer.parallel.dims import HOLDERS
+from ppojob_trainer.parallel.dims import HOLDERS, Dimension
+from ppojob_trainer.parallel.tensor_styles import Style, cut_layers
 from ppojob_trainer.parallel.world import World
 
 Result = TypeVar("Result")
@@ -33,12 +34,17 @@ def fill(tensor: Tensor, values: Tensor) -> None:
         local_part(tensor).copy_(values[box_of(tensor).slices])
 
 
-def shard_model(model: nn.Module, world: World) -> None:
+def shard_model(model: nn.Module, world: World, styles: Mapping[str, Style]) -> None:
     """Cut a model of transformers over the ranks, which are several, layer by layer.
 
-    Where it is on the meta device it has no weights yet.
+    Where it is on the meta device it has no weights yet. Where there are tensor ranks its layers
+    are cut over those by their styles, which are by names of modules.
     """
     mesh = _mesh(world)
+    if world.dims.tensor > 1:
+        *data, tensor = mesh.mesh_dim_names or ()
+        cut_layers(model, styles, mesh[tensor])
+        mesh = mesh[tuple(data)]
     base: Any = model.base_model
     for module in (*base.layers, model):
         fully_shard(module, mesh=mesh)
@@ -75,15 +81,17 @@ def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
 
 
 def _mesh(world: World) -> DeviceMesh:
-    """The ranks that hold a part of the model, each copy of it in a row."""
-    holders, copies = world.along(*HOLDERS), world.along("replicate")
-    assert holders is not None, "a world of several ranks has a group of those that hold a copy"
-    if copies is None:
-        return DeviceMesh.from_group(holders, world.device.type)
-    ranks = torch.tensor(world.dims.along(world.rank, "replicate", *HOLDERS))
+    """The ranks that hold a model, by the dimensions in which they differ, and always by shards."""
+    names: dict[str, tuple[Dimension, ...]] = {
+        "replicate": ("replicate",),
+        "shard": HOLDERS,
+        "tensor": ("tensor",),
+    }
+    groups = {name: group for name, of in names.items() if (group := world.along(*of)) is not None}
+    ranks = torch.tensor(world.dims.along(world.rank, "replicate", *HOLDERS, "tensor"))
     return DeviceMesh.from_group(
-        [copies, holders],
+        list(groups.values()),
         world.device.type,
-        mesh=ranks.view(world.dims.replicate, -1),
-        mesh_dim_names=("replicate", "shard"),
+        mesh=ranks.view([group.size() for group in groups.values()]),
+        mesh_dim_names=tuple(groups),
     )

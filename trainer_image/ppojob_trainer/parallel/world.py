@@ -25,7 +25,13 @@ from ppojob_trainer.parallel.dims import HOLDERS, WITHIN, Dimension, ParallelDim
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
-_DIVISIONS: tuple[tuple[Dimension, ...], ...] = (HOLDERS, ("replicate",), ("sequence",), WITHIN)
+_DIVISIONS: tuple[tuple[Dimension, ...], ...] = (
+    HOLDERS,
+    ("replicate",),
+    ("sequence",),
+    ("tensor",),
+    WITHIN,
+)
 """Dimensions whose ranks have groups of their own, where they are not all ranks."""
 
 POD_GLOO = "pod_gloo"
@@ -80,8 +86,8 @@ class World:
     def along(self, *names: Dimension) -> dist.ProcessGroup | None:
         """The group of the ranks that differ from this one in some dimensions alone.
 
-        They are all of `HOLDERS`, `replicate`, `sequence` or all of `WITHIN`. None where this rank
-        is the only one; of holders there is a group then too, for a mesh.
+        They are all of `HOLDERS`, `replicate`, `sequence`, `tensor` or all of `WITHIN`. None where
+        this rank is the only one; of holders there is a group then too, for a mesh.
         """
         return self._groups.get(names)
 

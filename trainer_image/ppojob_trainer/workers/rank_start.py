@@ -15,7 +15,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import model_pods, world_size
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.architectures import Sizes, check_heads, read_sizes
+from ppojob_trainer.models.architectures import Sizes, check_layouts, read_sizes
 from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
@@ -41,7 +41,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     """
     config = environment.config
     timeouts = config.spec.timeouts
-    if problems := list(check_heads(config.spec)):
+    if problems := list(check_layouts(config.spec)):
         raise ConfigError(map(str, problems))
     role = config.topology.role(environment.role)
     # A rank sees one GPU, its own (`PodPlan.rank_environment`).

@@ -1,0 +1,83 @@
+"""Which layers tensor ranks cut, against the plans of transformers, and which models fit them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_jobs
+from tiny_models import SIZES, make_model
+from transformers import (
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+
+from ppojob_api.problem import ReasonCode
+from ppojob_api.run_config import resolve
+from ppojob_cli.validate import load_job
+from ppojob_trainer.models.architectures import ARCHITECTURES, check_layouts
+from ppojob_trainer.models.tensor_plans import (
+    COLUMNS,
+    IN_EACH_HEAD,
+    ROWS,
+    TENSOR_PLANS,
+    styles_of,
+)
+
+FAMILIES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
+THEIRS = {
+    "colwise": ROWS,  # of torch's transposed matrices
+    "rowwise": COLUMNS,
+    "replicated_with_grad_allreduce": IN_EACH_HEAD,
+}
+
+
+def test_every_family_has_a_plan() -> None:
+    assert set(ARCHITECTURES) == FAMILIES.keys() == TENSOR_PLANS.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
+    theirs = FAMILIES[family].config_class.base_model_tp_plan
+    cut = {f"model.{name}": THEIRS[kind] for name, kind in theirs.items()}
+    ours = TENSOR_PLANS[family]
+    assert {name: ours[name] for name in cut} == cut
+    assert {name for name, style in ours.items() if style in THEIRS.values()} == {*cut, "lm_head"}
+
+
+@pytest.mark.parametrize(
+    "model_class",
+    [*FAMILIES.values(), LlamaForSequenceClassification, LlamaForTokenClassification],
+)
+def test_every_weight_has_a_style(model_class) -> None:
+    model = make_model(model_class)
+    owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+    assert styles_of(model).keys() == owners
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "allowed"),
+    [
+        (2, {}, None),
+        (4, {}, "a divisor of 2"),  # key heads
+        (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "a divisor of 3"),
+        (2, {"intermediate_size": 23}, "a divisor of 1"),
+    ],
+)
+def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, allowed) -> None:
+    sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, **changes}
+    for name in ("model", "critic"):
+        (tmp_path / name).mkdir()
+        text = json.dumps({"model_type": "llama", **(sizes if name == "critic" else SIZES)})
+        (tmp_path / name / "config.json").write_text(text)
+    pods = {"ranksPerReplica": 4, "parallelism": {"tensor": ranks}, "colocateWith": "none"}
+    ppo = {**tiny_jobs.PPO, "critic": {"path": str(tmp_path / "critic")}}
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **ppo, roles={"critic": pods})
+    found = list(check_layouts(resolve(load_job(manifest)).spec))
+    assert [(p.where, p.allowed, p.reason_code) for p in found] == (
+        [("spec.roles.critic.parallelism.tensor", allowed, ReasonCode.OUT_OF_RANGE)]
+        if allowed
+        else []
+    )

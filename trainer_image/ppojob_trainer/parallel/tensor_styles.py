@@ -1,0 +1,170 @@
+"""Layers whose weights are cut over tensor ranks (Shoeybi et al. 2019, arXiv:1909.08053).
+
+All tensor ranks compute the same rows. A matrix that is cut by rows gives each rank some of its
+outputs; one that is cut by columns takes these and gives each rank a summand of all its outputs.
+Sums over the ranks make whole, and everywhere the same, what lies between such pairs.
+
+Layers stay the modules that they were, under their names. Their weights become DTensors, which FSDP
+cuts further, and while a layer computes it sees this rank's parts as plain tensors: nothing between
+two layers knows of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.nn import functional
+
+from ppojob_trainer.parallel.boxes import box_of
+
+Cut = Literal["rows", "columns", "summands"]
+"""What a rank has of a parameter: some rows or columns, or all of it and a summand of its gradient.
+
+A parameter that is not cut is whole on every rank, and so is its gradient there.
+"""
+
+_PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {"rows": Shard(0), "columns": Shard(1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a layer of a model is cut, and what is summed over the ranks around it."""
+
+    layer: type[TensorLayer]
+    cuts: Mapping[str, Cut] = field(default_factory=dict)  # by names of its parameters
+
+
+class TensorLayer(nn.Module):
+    """What a layer becomes, in front of its own class: its weights are whole, or cut by rows."""
+
+    style: Style
+    ranks: DeviceMesh  # the tensor ranks
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """As the layer's own class, of this rank's parts of its weights."""
+        return self._compute(input)
+
+    def _compute(self, input: Tensor, *, absent: str = "") -> Tensor:  # noqa: A002
+        """Let parts stand in for parameters, as torch's `functional_call` does, and compute."""
+        held = dict(self._parameters)
+        for name in held:
+            self._parameters[name] = None if name == absent else self._part(name)
+        try:
+            output: Tensor = super().forward(input)
+        finally:
+            self._parameters.update(held)
+        return output
+
+    def _part(self, name: str) -> Any:
+        """This rank's part of a parameter; None where the layer has none of that name."""
+        parameter, cut = self._parameters[name], self.style.cuts.get(name)
+        if parameter is None:
+            return None
+        assert isinstance(parameter, DTensor), "cut_layers has made it one"
+        return parameter.to_local(grad_placements=[Partial()] if cut == "summands" else None)
+
+
+class BeforeRows(TensorLayer):
+    """A layer that is whole, and whose outputs go into matrices that are cut by rows."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """The gradients of its outputs, a summand from each rank, are added up once."""
+        output: Tensor = _SumOfGradients.apply(self._compute(input), self.ranks)  # type: ignore[no-untyped-call]
+        return output
+
+
+class Columns(TensorLayer):
+    """A linear layer that is cut by columns."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """The bias is added once, to the sum."""
+        summand, bias = self._compute(input, absent="bias"), self._part("bias")
+        output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        return output if bias is None else output + bias.to(output.dtype)
+
+
+class Vocabulary(TensorLayer):
+    """An embedding that is cut by rows: each rank knows some tokens, and says 0 of the others."""
+
+    weight: nn.Parameter
+    padding_idx: int | None
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """(...) token ids to (..., hidden)."""
+        weight, first = self._part("weight"), box_of(self.weight).start[0]
+        places, padding = input - first, self.padding_idx
+        if padding is not None:  # its row has no gradient
+            padding = padding - first if 0 <= padding - first < len(weight) else None
+        is_here = (places >= 0) & (places < len(weight))
+        rows = functional.embedding(places.where(is_here, 0), weight, padding)
+        summand = rows.masked_fill(~is_here[..., None], 0.0)
+        output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        return output
+
+
+def cut_layers(model: nn.Module, styles: Mapping[str, Style], ranks: DeviceMesh) -> None:
+    """Cut the layers of a model, which may be on the meta device, each by its style.
+
+    Styles are by names of modules; all that have parameters of their own are named. A parameter
+    that two of them share stays shared.
+    """
+    cut: dict[nn.Parameter, nn.Parameter] = {}
+    for name, layer in model.named_modules():
+        for key, parameter in dict(layer.named_parameters(recurse=False)).items():
+            if parameter not in cut:
+                placement = _PLACEMENTS.get(styles[name].cuts.get(key), Replicate())
+                part = distribute_tensor(parameter.detach(), ranks, [placement], src_data_rank=None)
+                cut[parameter] = nn.Parameter(part, requires_grad=parameter.requires_grad)
+            setattr(layer, key, cut[parameter])
+        if name in styles:
+            kind = styles[name].layer
+            layer.__class__ = type(
+                f"{kind.__name__}{type(layer).__name__}", (kind, type(layer)), {}
+            )
+            layer.style, layer.ranks = styles[name], ranks
+
+
+class _Sum(torch.autograd.Function):
+    """A summand of each rank to the sum; the gradient of the sum is the same on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, summand: Tensor, ranks: DeviceMesh) -> Tensor:
+        return summed(summand, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None
+
+
+class _SumOfGradients(torch.autograd.Function):
+    """The same tensor on every rank, of whose gradient each has a summand."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: DeviceMesh) -> Tensor:
+        ctx.ranks = ranks
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return summed(grads[0], ctx.ranks), None
+
+
+def summed(summand: Tensor, ranks: DeviceMesh) -> Tensor:
+    """The sum of a tensor of each rank, with the same bits on all of them; a collective."""
+    total = summand.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=ranks.get_group())
+    return total

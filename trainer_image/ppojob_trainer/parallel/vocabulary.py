@@ -1,0 +1,41 @@
+"""The run of the vocabulary that a tensor rank has of an output layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from ppojob_trainer.parallel.boxes import box_of
+from ppojob_trainer.parallel.tensor_styles import summed
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyRun:
+    """The tokens of this rank's part of an output layer; all of them where it is not cut."""
+
+    first: int = 0  # token
+    ranks: DeviceMesh | None = None  # that have the others; None where there are none
+
+    @classmethod
+    def of(cls, weight: Tensor) -> VocabularyRun:
+        """Of a matrix (V, h), cut by rows or not."""
+        if not isinstance(weight, DTensor):
+            return cls()
+        return cls(box_of(weight).start[0], weight.device_mesh)
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """(...) of each rank, in the order of ranks: (ranks, ...)."""
+        if self.ranks is None:
+            return values[None]
+        parts = [torch.empty_like(values) for _ in range(self.ranks.size())]
+        dist.all_gather(parts, values, group=self.ranks.get_group())
+        return torch.stack(parts)
+
+    def summed(self, values: Tensor) -> Tensor:
+        """(...) of each rank to their sum."""
+        return values if self.ranks is None else summed(values, self.ranks)
