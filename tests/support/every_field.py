@@ -53,11 +53,11 @@ START: dict[str, Any] = {
             "agents": [{"name": "x", "tools": ["search"]}],
         },
         "roles": {
-            "actorRollout": {"replicas": 2, "gpusPerReplica": 1},
+            "actorRollout": {"replicas": 2, "gpusPerReplica": 4},
             "rollout": {"replicas": 2, "gpusPerReplica": 1},
-            "reference": {"colocateWith": "none", "gpusPerReplica": 1},
-            "critic": {"colocateWith": "none", "gpusPerReplica": 1},
-            "rewardModel": {"colocateWith": "none"},
+            "reference": {"colocateWith": "none", "gpusPerReplica": 4},
+            "critic": {"colocateWith": "none", "gpusPerReplica": 4},
+            "rewardModel": {"colocateWith": "none", "gpusPerReplica": 4},
         },
         "pods": [
             {
