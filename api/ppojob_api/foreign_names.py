@@ -165,7 +165,10 @@ calculate_log_probs logprobs_mode | not needed | always, after temperature
 free_cache_engine | not needed | engine and trainer take turns with a GPU
 load_format enforce_eager | not needed | the engine gets its weights from the trainer
 max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
-rollout.mode | not yet | asynchronous rollouts
+rollout.mode | not needed | the engine is in the rank that drives it
+hybrid_engine | spec.roles.rollout | for false; none for true
+staleness_threshold | spec.rollout.maxStaleness | in versions; 1 is one step off-policy
+async_training partial_rollout trigger_parameter_sync_step require_batches | not yet | streaming
 rollout.agent | spec.agent
 checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
 norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd \
@@ -217,7 +220,7 @@ rollout_data_dir validation_data_dir | not needed | the run folder always has th
 balance_batch | not needed | work is always balanced
 critic_warmup | spec.critic.warmupSteps | one less than in verl
 resume_from_path default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
-use_v1 v1 | not yet | asynchronous training
+use_v1 v1 | spec.rollout.maxStaleness | 1 is one step off-policy; no streaming yet
 ray_kwargs | not needed | there is no Ray
 distillation transfer_queue global_profiler skip | not yet
 """)
@@ -289,6 +292,7 @@ off_policy_mask_threshold | spec.algorithm.offPolicyThreshold
 multi_objective_aggregation | spec.algorithm.type | where normalize_then_sum is gdpo
 use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm
+max_staleness | spec.rollout.maxStaleness | in versions; 1 is one step off-policy
 vllm_mode | spec.roles.rollout | for server; none for colocate
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
 vllm_max_model_length | spec.rollout.maxModelTokens
@@ -364,7 +368,8 @@ overlong_buffer_len | spec.algorithm.overlongPenalty.bufferTokens
 overlong_penalty_factor | spec.algorithm.overlongPenalty.factor
 dynamic_filtering dynamic_filtering_reward_range | not yet | filtering of groups by a range
 enable_vllm_is_correction | not yet | correction of the rollout's policy
-async_train | not yet | asynchronous training
+async_train | spec.rollout.maxStaleness | where true is 1
+async_queue_size | spec.rollout.maxStaleness | 1 alone
 bf16 | spec.training.autocast | where true is bfloat16
 zero_stage zpg | not needed | models are sharded by FSDP2 over all ranks of their role
 packing_samples | not needed | rows are packed and nothing is padded

@@ -229,7 +229,7 @@ class Recovery:
             ],
             total_updates=self.total_updates,
         )
-        for group in self.roles.stateful:
+        for group in self.roles.saved:
             self.roles.ask_all(group, RESTORE, request, RequestId(0, progress.step, "restore"))
         self.roles.ask_all(
             self.roles.group("actorRollout"),
