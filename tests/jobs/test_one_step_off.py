@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 STEPS = 5
 AHEAD = {"engine": "huggingface", "dtype": "float32", "maxStaleness": 1}
 AT_ONCE = {**AHEAD, "maxStaleness": 0}
-STILL = {"learningRate": 0.0}
+STILL = {"learningRate": 1e-30}
+"""Too little to change a weight."""
 JOB = {
     "timeouts": {"livenessSeconds": 60},
     "recovery": {"restartsWithoutProgress": 1000},

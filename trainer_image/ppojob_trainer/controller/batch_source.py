@@ -149,8 +149,10 @@ class OneStepOff:
         for rows in [batch] if greedy is None else [batch, greedy]:
             path, count = f"{AHEAD_FOLDER}/{rows.purpose}", rows.num_rows
             unscored = replace(rows, scores=[math.nan] * count, extras=[b"{}"] * count)
-            written = stages.write_rows(unscored, step, f"{folder}/{path}", act)
-            files += [msgspec.structs.replace(file, path=f"{path}/{file.path}") for file in written]
+            files += [
+                msgspec.structs.replace(file, path=f"{path}/{file.path}", role="rollout")
+                for file in stages.write_rows(unscored, step, f"{folder}/{path}", act)
+            ]
         return files
 
 

@@ -225,7 +225,7 @@ class Recovery:
             files=[
                 SavedFile(entry.path, entry.size_bytes, entry.sha256)
                 for entry in (checkpoint.manifest.files if checkpoint else ())
-                if entry.role != "controller"
+                if entry.role not in ("controller", "rollout")  # rows, which are no model's
             ],
             total_updates=self.total_updates,
         )
