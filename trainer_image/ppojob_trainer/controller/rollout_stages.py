@@ -165,11 +165,13 @@ class RolloutStages:
         """Put rows and scores on the disk, unless they are there."""
         if not self.tape.has(batch, step):
             folder = batch_key(batch, step).folder
-            self.tape.keep(batch, step, self.write_rows(batch, step, folder, "write_rows"))
+            self.tape.keep(batch, step, self.write_rows(batch, step, folder))
         elif self.tape.recording is not None:
             self.tape.keep(batch, step, self.tape.copy(batch, step))
 
-    def write_rows(self, batch: Batch, step: int, folder: str, act: str) -> list[FileEntry]:
+    def write_rows(
+        self, batch: Batch, step: int, folder: str, act: str = "write_rows"
+    ) -> list[FileEntry]:
         """Have the owners write their rows as parts of a parquet folder, of one part each.
 
         An owner whose rows one request cannot describe writes several. `act` names what for.
