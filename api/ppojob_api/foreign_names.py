@@ -167,7 +167,7 @@ load_format enforce_eager | not needed | the engine gets its weights from the tr
 max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
 rollout.mode | not needed | the engine is in the rank that drives it
 hybrid_engine | spec.roles.rollout | for false; none for true
-async_training.staleness_threshold | spec.rollout.maxStaleness | in versions; 1 is one step off-policy
+async_training.staleness_threshold | spec.rollout.maxStaleness | 1 is one step off-policy
 async_training partial_rollout trigger_parameter_sync_step require_batches | not yet | streaming
 rollout.agent | spec.agent
 checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
