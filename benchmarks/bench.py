@@ -165,6 +165,11 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
                 ),
             ),
         ),
+        Benchmark(
+            "one_step_off",
+            (script("one_step_off"),),
+            (Claim("a step drawn ahead over its longer half", "over_longer", 1.1, "x"),),
+        ),
         long_tail(),
         step_speed(run),
     )

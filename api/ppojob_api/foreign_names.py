@@ -207,7 +207,10 @@ multi_stage_wake_up layered_summon cudagraph_capture_sizes | not needed | the en
 disable_log_stats skip_tokenizer_init scheduling_policy | not needed | the engine's own choice
 moe_load_balance_metrics_interval | not needed | there is no such metric
 use_legacy_worker_impl | not needed | there is one trainer
-rollout.mode total_rollout_steps | not yet | asynchronous rollouts
+rollout.mode | not needed | the engine is in the rank that drives it
+total_rollout_steps | not yet | streaming
+async_training.staleness_threshold | spec.rollout.maxStaleness | 1 is one step off-policy
+async_training partial_rollout trigger_parameter_sync_step require_batches | not yet | streaming
 rollout.agent | spec.agent
 checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
 norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd \
@@ -267,7 +270,7 @@ rollout_data_dir validation_data_dir | not needed | the run folder always has th
 balance_batch | not needed | work is always balanced
 critic_warmup | spec.critic.warmupSteps | one less than in verl
 resume_from_path default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
-use_v1 v1 | not yet | asynchronous training
+use_v1 v1 | not yet | streaming; one step off-policy is spec.rollout.maxStaleness
 ray_kwargs | not needed | there is no Ray
 hydra defaults | not needed | there is no Hydra
 skip.rollout.enable | spec.rollout.replay
@@ -345,6 +348,7 @@ off_policy_mask_threshold | spec.algorithm.offPolicyThreshold
 multi_objective_aggregation | spec.algorithm.type | where normalize_then_sum is gdpo
 use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm
+max_staleness | spec.rollout.maxStaleness | in versions; 1 is one step off-policy
 vllm_mode | spec.roles.rollout | for server; none for colocate
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
 vllm_max_model_length | spec.rollout.maxModelTokens
@@ -420,7 +424,8 @@ overlong_buffer_len | spec.algorithm.overlongPenalty.bufferTokens
 overlong_penalty_factor | spec.algorithm.overlongPenalty.factor
 dynamic_filtering dynamic_filtering_reward_range | not yet | filtering of groups by a range
 enable_vllm_is_correction | not yet | correction of the rollout's policy
-async_train | not yet | asynchronous training
+async_train | spec.rollout.maxStaleness | where true is 1
+async_queue_size | spec.rollout.maxStaleness | 1 alone
 bf16 | spec.training.autocast | where true is bfloat16
 zero_stage zpg | not needed | models are sharded by FSDP2 over all ranks of their role
 packing_samples | not needed | rows are packed and nothing is padded

@@ -112,13 +112,13 @@ ROLE_RULES = (
             so many ranks share each matrix product; a number that divides the ranks ${$OWN_RANKS}
         must: $OWN_RANKS % self.parallelism.tensor == 0
 
-        $MODELS | parallelism.sequence | Conflict | here
+        $MODELS | parallelism.sequence | Conflict
             so many ranks, times tensor, have the same rows; a product that divides the ranks
             ${$OWN_RANKS}
         when: self.parallelism.sequence > 1 && $OWN_RANKS % self.parallelism.tensor == 0
         must: $OWN_RANKS % $WITHIN == 0
 
-        $MODELS | parallelism.dataShard | Conflict | here
+        $MODELS | parallelism.dataShard | Conflict
             the ranks hold whole copies of the model, each cut over so many of them; a number that
             divides the ranks over sequence and tensor ${$OWN_RANKS / $WITHIN}, or remove it
         when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
@@ -141,6 +141,12 @@ ROLE_RULES = (
             remove it
         when: has(self.roles.rollout) && has(self.rollout.parallelism.data)
         must: self.rollout.parallelism.data == $ENGINES
+
+        spec | rollout.maxStaleness | Conflict
+            engines in the ranks that train take turns with the training; 0, or roles.rollout for
+            engines in pods of their own
+        when: self.rollout.maxStaleness > 0
+        must: has(self.roles.rollout)
 
         spec | roles.rewardModel | NoEffect
             it has no effect without rewardModel; remove it, or give rewardModel

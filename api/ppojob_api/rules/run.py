@@ -196,6 +196,16 @@ SAMPLING_RULES = rules(
     when: has(self.rollout.maxModelTokens)
     must: self.data.maxPromptTokens + self.data.maxResponseTokens <= self.rollout.maxModelTokens
 
+    spec.rollout | maxStaleness | NotInThisVersion
+        rows drawn by weights of several versions: not in this version; 0 or 1
+    must: self.maxStaleness <= 1
+
+    spec | rollout.maxStaleness | NotInThisVersion
+        algorithm.dynamicSampling knows behind the scores of a step which prompts come next, so
+        none is drawn ahead: not in this version; 0, or remove dynamicSampling
+    when: has(self.algorithm.dynamicSampling)
+    must: self.rollout.maxStaleness == 0
+
     spec.rollout | kvCacheGib | NoEffect
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: has(self.kvCacheGib)

@@ -83,6 +83,11 @@ class RolloutSpec(Section):
     validation: ValidationSamplingSpec = ValidationSamplingSpec()
     """Sampling of held-out prompts."""
 
+    max_staleness: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Versions by which weights that draw rows may be older than those that train on them. 1: one
+    step off-policy: engines in pods of roles.rollout draw the next step while this one trains; each
+    step but the first is then trained on rows one version old. AReaL: max_head_offpolicyness."""
+
     replay: Path | None = None
     """Folder of a run whose rows and scores are trained on again, step by step; nothing is
     generated or scored. For an update to be looked into, or tried otherwise."""

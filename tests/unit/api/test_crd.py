@@ -43,7 +43,8 @@ def test_the_file_is_the_models() -> None:
 
 
 def test_fits_the_annotation_of_client_side_apply() -> None:
-    assert len(json.dumps(crd.definition())) < 256 * 1024 / 2
+    """All annotations of an object take 256 KiB together."""
+    assert len(json.dumps(crd.definition())) < 256 * 1024 * 3 / 4
 
 
 @pytest.mark.parametrize("path", NODES)

@@ -38,6 +38,7 @@ CANNOT_BE_SET = {
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
     "spec.data.validation.weight",
+    "spec.rollout.maxStaleness",
     *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
     "spec.steps.generateOnly",

@@ -54,6 +54,7 @@ OURS = {
     "spec.algorithm.entropyControl",
     *("spec.algorithm.highEntropyShare", "spec.algorithm.offPolicyThreshold"),
     "spec.algorithm.maskTruncated",
+    "spec.rollout.maxStaleness",  # of verl's asynchronous trainers, which have no table here
     *(f"spec.algorithm.policyLoss.{name}" for name in ("vespo", "primeRl", "ipo")),
     # It stands at that of a KL in the loss alone.
     *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),

@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import pytest
 
-from ppojob_trainer.checkpoint.journal import Event, Rewound, RowsKept
-from ppojob_trainer.controller.row_tape import BatchKey, read_tape
+from ppojob_trainer.checkpoint import manifest
+from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.checkpoint.journal import Event, Journal, Rewound, RowsKept
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.row_tape import BatchKey, RowTape, read_tape
 
 PURPOSES = {"v": "validation", "g": "greedy"}
 
@@ -77,3 +82,45 @@ def test_the_journal_says_what_is_taken_from_the_disk(story, on_the_disk, replay
 
 def test_a_recording_counts_under_any_settings():
     assert names(read_tape(events("<0 1! 2! v2!"), None).kept) == "1 2 v2"
+
+
+def test_rows_that_a_checkpoint_holds_are_taken_from_it_until_the_job_goes_back(tmp_path: Path):
+    """Also by a controller that came back when they had been scored and kept."""
+    cursor = manifest.DataCursor(epoch=0, cursor=0, sha256="d")
+    progress = manifest.Progress(
+        step=2,
+        policy_version=2,
+        data=cursor,
+        kl_coefficient=None,
+        metrics_lines=2,
+        tokens=0,
+        seconds=0.0,
+        roles=(),
+    )
+    files = tuple(
+        FileEntry(path=path, size_bytes=0, sha256="", role="actorRollout", rank=0)
+        for path in ("actorRollout/rank-00000/rng", "ahead/train/a", "ahead/train/b")
+    )
+    found = manifest.Manifest(
+        job_uid="", config_sha256="", code_version="", progress=progress, files=files
+    )
+    folder = tmp_path / "checkpoints" / "step-000002"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(manifest.encode(found))
+    journal = Journal(tmp_path / "checkpoints" / "journal.jsonl")
+    batch, steps = Batch("train", [], 1, 1), (3, 4)
+
+    def taken_from_the_disk(story: str) -> list[bool]:
+        for event in events(story):
+            journal.append(event)
+        tape = RowTape(journal, tmp_path, "now")
+        tape.read()
+        found = [tape.is_replayed(batch, step) for step in steps]
+        if found[0]:
+            assert tape.place(batch, 3) == ("checkpoints/step-000002/ahead/train", ["a", "b"])
+        return found
+
+    assert taken_from_the_disk("<0 1 2") == [False, False]
+    assert taken_from_the_disk("<2") == [True, False]
+    assert taken_from_the_disk("3") == [True, False]
+    assert taken_from_the_disk("<0") == [False, False]

@@ -22,6 +22,9 @@ def test_a_resumed_order_equals_an_undisturbed_one(num_rows, seed, shuffle, data
     for stop, state in enumerate(states):
         resumed = PromptOrder(num_rows, seed, shuffle=shuffle)
         resumed.load_state_dict(state)
+        if stop < len(sizes):
+            assert undisturbed.batch_behind(state, sizes[stop]) == expected[stop]
+            assert undisturbed.state_dict() == states[-1], "nothing was drawn"
         assert [resumed.next_batch(size) for size in sizes[stop:]] == expected[stop:]
 
 

@@ -1,4 +1,8 @@
-"""Where the rows of a step come from: one round of generation, or dynamic sampling.
+"""Where the rows of a step come from: one round of generation, now or ahead; dynamic sampling.
+
+One step off-policy: while a step trains, engines in pods of their own draw the rows of the next
+one, with the weights that this step begins with. So from the second step on rows are drawn by
+weights one version older than those that train on them, whatever takes how long.
 
 Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): prompts whose responses all score the same
 have no advantage, so they teach nothing and give way to further prompts. Prompts are drawn,
@@ -11,14 +15,24 @@ is the one that a job without dynamic sampling does. verl ends the job there.
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import msgspec
+
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch, Origin, dropped_rows
+from ppojob_trainer.controller.engines import StandaloneEngines
 from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.row_tape import AHEAD_FOLDER
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.order import OrderState, PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.timer import StepTimer
 
@@ -54,14 +68,92 @@ class OneRound:
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Make the rows of a step; the same for a step that is begun again."""
-        owners = len(self.stages.actor.ranks)
         with timer("data"):
             prompts = draw(self.algorithm.prompts_per_step)
-        batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners)
-        has_greedy = self.algorithm.estimator.has_greedy
-        greedy = Batch("greedy", prompts, 1, owners) if has_greedy else None
+        batch, greedy = self.batches(prompts)
         self.stages.generate(batch, step, greedy, timer)
         return Rows(batch, greedy)
+
+    def batches(self, prompts: list[PromptRow]) -> tuple[Batch, Batch | None]:
+        """What is drawn for the prompts of a step; greedy rows where somebody reads them."""
+        owners = len(self.stages.actor.ranks)
+        batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners)
+        has_greedy = self.algorithm.estimator.has_greedy
+        return batch, Batch("greedy", prompts, 1, owners) if has_greedy else None
+
+
+@dataclass(frozen=True)
+class OneStepOff:
+    """Has the rows of a step drawn while the step before it trains.
+
+    The first step of a run has its rows drawn at once, and so has one behind a checkpoint without
+    rows: that of a run which ended there. The last step has none drawn.
+
+    Attributes:
+        order: of the prompts, from which those of a step are drawn once it begins.
+    """
+
+    one_round: OneRound
+    engines: StandaloneEngines
+    total_steps: int
+    dataset: PromptDataset
+    order: PromptOrder
+
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Wait for the rows of a step, and have those of the next one begun."""
+        stages = self.one_round.stages
+        with timer("data"):
+            prompts = draw(self.one_round.algorithm.prompts_per_step)
+        batch, greedy = self.one_round.batches(prompts)
+        is_begun = step > stages.tape.began + 1
+        stages.generate(batch, step, greedy, timer, is_begun=is_begun)
+        if step < self.total_steps:
+            self._begin(step + 1, timer)
+        is_old = is_begun or stages.tape.is_ahead(batch, step)
+        return Rows(batch, greedy, metrics={"async/staleness_mean": float(is_old)})
+
+    def _begin(self, step: int, timer: StepTimer) -> None:
+        """Have the engines begin with a step, with the weights that the step before begins with."""
+        stages = self.one_round.stages
+        with timer("data"):
+            batch, greedy = self._following(self.order.state_dict())
+        if stages.tape.is_replayed(batch, step):
+            return
+        with timer("update_weights"):
+            self.engines.prepare(step - 2)
+        with timer("gen"):
+            self.engines.begin(*stages.generation(batch, step, greedy))
+
+    def _following(self, state: OrderState) -> tuple[Batch, Batch | None]:
+        """What the step draws that begins at a place in the order of prompts."""
+        count = self.one_round.algorithm.prompts_per_step
+        return self.one_round.batches(self.dataset.rows(self.order.batch_behind(state, count)))
+
+    def save(self, progress: Progress, folder: str, act: str) -> list[FileEntry]:
+        """Write the rows of the step behind a state into its checkpoint, once they are drawn.
+
+        The folder is that of the checkpoint, relative to the run folder; `act` is the name of the
+        attempt to make it.
+
+        Raises:
+            RoleLost, StorageError: as whatever else is written.
+        """
+        stages, step = self.one_round.stages, progress.step + 1
+        if step > self.total_steps:
+            return []
+        batch, greedy = self._following(
+            {"epoch": progress.data.epoch, "cursor": progress.data.cursor}
+        )
+        stages.generate(batch, step, greedy, is_begun=step > stages.tape.began + 1)
+        files = []
+        for rows in [batch] if greedy is None else [batch, greedy]:
+            path, count = f"{AHEAD_FOLDER}/{rows.purpose}", rows.num_rows
+            unscored = replace(rows, scores=[math.nan] * count, extras=[b"{}"] * count)
+            files += [
+                msgspec.structs.replace(file, path=f"{path}/{file.path}", role="rollout")
+                for file in stages.write_rows(unscored, step, f"{folder}/{path}", act)
+            ]
+        return files
 
 
 @dataclass(frozen=True)
@@ -120,7 +212,25 @@ class DynamicSampling:
         return batch, dropped
 
 
-BatchSource: TypeAlias = OneRound | DynamicSampling
+BatchSource: TypeAlias = OneRound | OneStepOff | DynamicSampling
+
+
+def batch_source(
+    spec: PPOJobSpec,
+    stages: RolloutStages,
+    total_steps: int,
+    dataset: PromptDataset,
+    order: PromptOrder,
+) -> BatchSource:
+    """The source that a job asks for; where rows are replayed no engine draws any ahead."""
+    algorithm = spec.algorithm
+    one_round = OneRound(stages, algorithm)
+    if algorithm.dynamic_sampling is not None:
+        drops = spec.drops_responses
+        return DynamicSampling(stages, algorithm, algorithm.dynamic_sampling, drops)
+    if spec.rollout.max_staleness and isinstance(stages.engines, StandaloneEngines):
+        return OneStepOff(one_round, stages.engines, total_steps, dataset, order)
+    return one_round
 
 
 def has_signal(numbers: list[float], samples: int, dropped: Sequence[int] = ()) -> list[bool]:

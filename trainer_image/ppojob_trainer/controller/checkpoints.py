@@ -74,6 +74,8 @@ class Checkpoints:
         every: steps between checkpoints; None: only when asked.
         best: finds the checkpoint that stays whatever its age; None where none does.
         tell_saved: called with the step when a checkpoint is safe.
+        write_ahead: writes rows that were drawn for the step behind a state; None where none are.
+            It is given the state, the folder of the checkpoint, and what names this attempt.
     """
 
     roles: Roles
@@ -83,6 +85,7 @@ class Checkpoints:
     keep_last: int
     best: BestCheckpoint | None
     tell_saved: Callable[[int], None]
+    write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
     _failures: int = 0
 
     def is_due(self, progress: Progress) -> bool:
@@ -101,7 +104,7 @@ class Checkpoints:
         return max(steps, default=None)
 
     def save(self, progress: Progress) -> None:
-        """Save the state of all stateful roles and of the loop.
+        """Save the state of all roles that are saved, and of the loop.
 
         Raises:
             RoleLost: a rank was lost while it wrote; earlier checkpoints are kept.
@@ -111,7 +114,11 @@ class Checkpoints:
         # The folder's name counts rewinds: ranks that still write from before one find it gone.
         pending = self.store.begin(progress.step, rewinds=self.roles.rewinds)
         try:
-            checkpoint = self.store.complete(pending, progress, self._write_shards(pending))
+            files = self._write_shards(pending)
+            if self.write_ahead is not None:
+                folder = str(pending.folder.relative_to(self.store.root.parent))
+                files += self.write_ahead(progress, folder, f"save_rows/{self._failures}")
+            checkpoint = self.store.complete(pending, progress, files)
         except StorageError:
             self._clear(progress.step)
             raise
@@ -129,7 +136,7 @@ class Checkpoints:
         stage = f"save_shards/{self.roles.caller.attempt}"
         id_ = RequestId(0, pending.step, stage, self._failures)
         files = []
-        for group in self.roles.stateful:
+        for group in self.roles.saved:
             answers = self.roles.ask_all(group, SAVE_SHARDS, request, id_)
             files += [
                 FileEntry(
@@ -147,7 +154,7 @@ class Checkpoints:
     def _clear(self, step: int) -> None:
         """Give back the space that a failed attempt took: the steps that follow need some."""
         self._failures += 1
-        self.roles.barrier(self.roles.stateful, step, f"save_shards/{self._failures}")
+        self.roles.barrier(self.roles.saved, step, f"save_shards/{self._failures}")
         self.store.clear()
 
     def prune(self) -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ppojob_trainer.controller.batch import Batch, shares
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup
-from ppojob_trainer.rpc.messages.rollout import BringWeights, HandOver, Recall
+from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, HandOver, Recall
 from ppojob_trainer.rpc.messages.rows import BatchName
-from ppojob_trainer.rpc.methods import BRING_WEIGHTS, HAND_OVER, RECALL
+from ppojob_trainer.rpc.methods import BRING_WEIGHTS, GENERATE, HAND_OVER, RECALL
 from ppojob_trainer.rpc.wire import RequestId
 
 
@@ -38,7 +40,7 @@ class Engines:
         """
         return False
 
-    def prepare(self, version: int, step: int) -> None:
+    def prepare(self, version: int) -> None:
         """Make sure that they hold the policy's weights after step `version`.
 
         For the policy's own ranks the stage `sync_weights` has done so.
@@ -59,8 +61,12 @@ class StandaloneEngines(Engines):
 
     channels: RoleChannels
     operation_seconds: float
+    _opened: str | None = field(default=None)
+    """The channel that is open."""
     _held: tuple[str, int] | None = field(default=None)
     """The channel by which the last weights came, and their version."""
+    _begun: tuple[Sequence[Generate], RequestId] | None = field(default=None)
+    """What they were told to draw and nobody has waited for."""
 
     @property
     def attempt(self) -> int:
@@ -83,28 +89,51 @@ class StandaloneEngines(Engines):
     def _names(self, batches: Sequence[Batch], step: int) -> list[BatchName]:
         return [batch.name(self.channels.roles.rewinds, step) for batch in batches]
 
-    def prepare(self, version: int, step: int) -> None:
-        """Bring the weights, unless these ranks got them already by this channel."""
-        key = self.channels.key(self.group)
-        if self._held == (key, version):
+    def prepare(self, version: int) -> None:
+        """Bring the weights, unless these ranks got them already by this channel.
+
+        What they were told to draw before is drawn first. The id of the request names the step that
+        begins with these weights, and no controller: one that came back is answered from memory,
+        and does not ask those who train for weights that they no longer have.
+        """
+        if self._held == (self.channels.key(self.group), version):
             return
-        self.channels.open(self.group, step, self.operation_seconds)
+        if self._begun is not None and self._begun[1].rewinds == self.channels.roles.rewinds:
+            self.channels.roles.ask(self.group, GENERATE, *self._begun)
+        self._begun = None
+        step = version + 1
+        key = self._open(step)
         self.channels.ask_both(
             self.group,
             BRING_WEIGHTS,
             lambda role: BringWeights(role, version),
-            RequestId(0, step, f"bring_weights/{version}/{key}"),
+            RequestId(0, step, f"bring_weights/{version}/{self.group.attempt}"),
         )
         self._held = (key, version)
 
+    def begin(self, requests: Sequence[Generate], id_: RequestId) -> None:
+        """Have them draw rows, and wait for nothing; who asks the same again has the answer."""
+        roles = self.channels.roles
+        self._begun = requests, msgspec.structs.replace(id_, rewinds=roles.rewinds)
+        roles.caller.give_up(roles.begin(self.group, GENERATE, requests, id_))
+
     def deliver(self, batches: Sequence[Batch], step: int) -> None:
         """Move the rows, each run of prompts to the rank that owns it from now on."""
-        first = batches[0]
+        self._begun = None
+        first, key = batches[0], self._open(step)
         makers = self.shares(len(first.prompts))
         names = self._names(batches, step)
         self.channels.ask_both(
             self.group,
             HAND_OVER,
             lambda role: HandOver(role, names, makers, first.shares),
-            RequestId(0, step, f"{first.label}/hand_over/{self.channels.key(self.group)}"),
+            RequestId(0, step, f"{first.label}/hand_over/{key}"),
         )
+
+    def _open(self, step: int) -> str:
+        """Open the channel, unless this controller has; answers its name."""
+        key = self.channels.key(self.group)
+        if self._opened != key:
+            self.channels.open(self.group, step, self.operation_seconds)
+            self._opened = key
+        return key

@@ -36,7 +36,7 @@ class Position:
 def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
     """Fold the journal.
 
-    `stateful` are the roles whose new attempt holds no state until it is restored.
+    `stateful` are the roles whose new attempt holds no state until the job has gone back.
     """
     controller_attempt = 0
     role_attempts: dict[str, int] = {}

@@ -225,11 +225,11 @@ class Recovery:
             files=[
                 SavedFile(entry.path, entry.size_bytes, entry.sha256)
                 for entry in (checkpoint.manifest.files if checkpoint else ())
-                if entry.role != "controller"
+                if entry.role not in ("controller", "rollout")  # rows, which are no model's
             ],
             total_updates=self.total_updates,
         )
-        for group in self.roles.stateful:
+        for group in self.roles.saved:
             self.roles.ask_all(group, RESTORE, request, RequestId(0, progress.step, "restore"))
         self.roles.ask_all(
             self.roles.group("actorRollout"),

@@ -29,7 +29,7 @@ from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 Watch = Callable[[], None] | None
 _log = logging.getLogger(__name__)
-_STATEFUL_ROLES = ("actorRollout", "critic")
+_SAVED_ROLES = ("actorRollout", "critic")
 _ROLES_WITH_ROWS = ("actorRollout", "rollout", "reference", "critic")
 _POLL_SECONDS = 0.2
 _LOSS_GRACE_SECONDS = 2.0
@@ -55,8 +55,8 @@ class RoleGroup:
     attempt: int = 0
 
 
-def role_group(topology: RoleTopology, host: Callable[[str], str]) -> RoleGroup:
-    """The group of a role that has pods of its own."""
+def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: bool) -> RoleGroup:
+    """The group of a role in pods of its own; engines that draw ahead have weights all alone."""
     supervisors, ranks = [], []
     for pod in topology.pods:
         address = host(pod.host)
@@ -70,7 +70,7 @@ def role_group(topology: RoleTopology, host: Callable[[str], str]) -> RoleGroup:
         name=topology.role,
         supervisors=tuple(supervisors),
         ranks=tuple(ranks),
-        is_stateful=topology.role in _STATEFUL_ROLES,
+        is_stateful=topology.role in _SAVED_ROLES or (topology.role == "rollout" and ahead),
         has_channels=topology.role in _ROLES_WITH_ROWS,
     )
 
@@ -98,8 +98,13 @@ class Roles:
 
     @property
     def stateful(self) -> list[RoleGroup]:
-        """The roles whose state a checkpoint holds."""
+        """The roles whose loss costs the steps since the last checkpoint."""
         return [group for group in self.groups if group.is_stateful]
+
+    @property
+    def saved(self) -> list[RoleGroup]:
+        """The roles whose state a checkpoint holds."""
+        return [group for group in self.groups if group.name in _SAVED_ROLES]
 
     def group(self, name: str) -> RoleGroup:
         """One role by its name."""

@@ -61,19 +61,29 @@ class RolloutStages:
         step: int,
         greedy: Batch | None = None,
         timer: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+        *,
+        is_begun: bool = False,
     ) -> None:
         """Have the rows generated, for their owners; fills in lengths.
 
         `greedy` are greedy responses to the same prompts, which the engine makes at the same time.
+        `is_begun`: engines in pods of their own were told to `begin` with them.
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
             if self._are_there(together, step):
                 return
-        with timer("update_weights"):
-            self.engines.prepare(step if batch.purpose == "validation" else step - 1, step)
+        if not is_begun:
+            with timer("update_weights"):
+                self.engines.prepare(step if batch.purpose == "validation" else step - 1)
         with timer("gen"):
-            self._generate(batch, step, greedy)
+            answers = self.roles.ask(
+                self.engines.group, GENERATE, *self.generation(batch, step, greedy)
+            )
+            batch.take_lengths(answers)
+            if greedy is not None:
+                of_greedy = [answer.greedy for answer in answers]
+                greedy.take_lengths([answer for answer in of_greedy if answer is not None])
             self.engines.deliver(together, step)
 
     def _are_there(self, batches: list[Batch], step: int) -> bool:
@@ -85,7 +95,10 @@ class RolloutStages:
                 self._load(batch, step)
         return True
 
-    def _generate(self, batch: Batch, step: int, greedy: Batch | None) -> None:
+    def generation(
+        self, batch: Batch, step: int, greedy: Batch | None
+    ) -> tuple[list[Generate], RequestId]:
+        """What the engines are asked to have rows generated: the requests, and their name."""
         requests = [
             Generate(
                 purpose=batch.purpose,
@@ -99,11 +112,7 @@ class RolloutStages:
             )
             for first, last in self.engines.shares(len(batch.prompts))
         ]
-        id_ = RequestId(0, step, f"{batch.label}/generate")
-        answers = self.roles.ask(self.engines.group, GENERATE, requests, id_)
-        batch.take_lengths(answers)
-        if greedy is not None:
-            greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
+        return requests, RequestId(0, step, f"{batch.label}/generate")
 
     def _conversations(self) -> Conversations | None:
         if not self.has_turns:
@@ -117,13 +126,14 @@ class RolloutStages:
         )
 
     def _load(self, batch: Batch, step: int) -> None:
-        """Fill in all that is known of the rows; what is trained on them, ranks take up as well."""
+        """Fill in all that is known of the rows; those of a step, ranks take up as well."""
         self.tape.fill(batch, step)
-        if batch.purpose != "train":
+        if batch.purpose == "validation":
             return
-        folder, parts = self.tape.folder(batch, step), self.tape.parts(batch, step)
+        folder, parts = self.tape.place(batch, step)
         requests = [
             LoadRows(
+                purpose=batch.purpose,
                 folder=folder,
                 parts=parts,
                 first=first,
@@ -159,10 +169,12 @@ class RolloutStages:
         elif self.tape.recording is not None:
             self.tape.keep(batch, step, self.tape.copy(batch, step))
 
-    def write_rows(self, batch: Batch, step: int, folder: str) -> list[FileEntry]:
+    def write_rows(
+        self, batch: Batch, step: int, folder: str, act: str = "write_rows"
+    ) -> list[FileEntry]:
         """Have the owners write their rows as parts of a parquet folder, of one part each.
 
-        An owner whose rows one request cannot describe writes several.
+        An owner whose rows one request cannot describe writes several. `act` names what for.
         """
         whole = WriteRows(
             purpose=batch.purpose,
@@ -181,7 +193,7 @@ class RolloutStages:
         parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
         # A controller that came back may have other scores than its predecessor, whose parts count
         # as long as the journal does not say that all are there.
-        stage = f"{batch.label}/write_rows/{self.roles.caller.attempt}"
+        stage = f"{batch.label}/{act}/{self.roles.caller.attempt}"
         role, files = self.actor.name, list[FileEntry]()
         for index in range(max(map(len, parts))):
             owners = [owner for owner, own in enumerate(parts) if index < len(own)]

@@ -4,6 +4,9 @@ The rows of a batch and their scores are on the disk, and the journal says so, b
 trained on them. A job that goes back to a checkpoint takes the steps behind it from there: no
 engine, tool, judge or reward function is asked again, so it ends as the undisturbed run however
 random those are. Another run may be trained on the whole tape of a run (`spec.rollout.replay`).
+
+Rows that were drawn ahead of a checkpoint are in it, without scores, since nobody has the weights
+any more that drew them.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
+from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.files import FileEntry, check_content
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, Rewound, RowsKept
+from ppojob_trainer.checkpoint.store import folder_name
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.rows.row_files import ROWS_POINT, read_verdicts
@@ -32,6 +38,10 @@ _log = logging.getLogger(__name__)
 ROW_FOLDERS = {"greedy": "greedy", "train": "rollouts", "validation": "validation"}
 """Folders of the purposes, in the order in which a step keeps their batches."""
 _PURPOSES = tuple(ROW_FOLDERS)
+AHEAD_FOLDER = "ahead"
+"""Of a checkpoint: a folder for each purpose, with the rows of the step behind it."""
+Place = tuple[str, tuple[FileEntry, ...]]
+"""A folder, relative to the run folder or absolute, and its files."""
 
 
 class BatchKey(NamedTuple):
@@ -120,6 +130,23 @@ def _without_gap(kept: dict[BatchKey, RowsKept], step: int) -> dict[BatchKey, Ro
     }
 
 
+def rows_ahead(run_folder: Path, step: int) -> dict[BatchKey, Place]:
+    """The rows that a checkpoint holds; none where it is not there, or damaged."""
+    checkpoint = f"{CHECKPOINTS_FOLDER}/{folder_name(step)}"
+    try:
+        files = manifest.read(run_folder / checkpoint).files
+    except DamagedCheckpoint:
+        return {}
+    found: dict[BatchKey, Place] = {}
+    for entry in files:
+        match entry.path.split("/"):
+            case [folder, purpose, name] if folder == AHEAD_FOLDER:
+                key, place = BatchKey(purpose, step + 1), f"{checkpoint}/{folder}/{purpose}"
+                before = found.get(key, (place, ()))[1]
+                found[key] = place, (*before, msgspec.structs.replace(entry, path=name))
+    return found
+
+
 @dataclass
 class RowTape:
     """The tape of a job.
@@ -128,13 +155,16 @@ class RowTape:
         settings: digest of what decides rows.
         recording: absolute folder of the run whose rows are trained on again; None where they are
             generated.
+        began: step of the checkpoint that the job went back to last, 0 for its beginning.
     """
 
     journal: Journal
     run_folder: Path
     settings: str
     recording: Path | None = None
+    began: int = 0
     _tape: Tape = field(default_factory=lambda: Tape({}, {}))
+    _ahead: dict[BatchKey, Place] = field(default_factory=dict)
 
     def read(self) -> None:
         """Take up what the journal says now: at a controller's start, and behind a rewind.
@@ -143,7 +173,11 @@ class RowTape:
             ConfigError: the recording has no rows.
         """
         if self.recording is None:
-            tape = read_tape(self.journal.read(), self.settings)
+            events = self.journal.read()
+            rewinds = [event.to_step for event in events if isinstance(event, Rewound)]
+            self.began = rewinds[-1] if rewinds else 0
+            self._ahead = rows_ahead(self.run_folder, self.began)
+            tape = read_tape(events, self.settings)
             whole = self._whole(tape.before)
             gone = tape.before.keys() - whole.keys()
             self._tape = Tape({k: r for k, r in tape.kept.items() if k not in gone}, whole)
@@ -163,14 +197,13 @@ class RowTape:
         Raises:
             ConfigError: the recording does not have the batch, or answers to other prompts.
         """
-        rows = self._tape.before.get(batch_key(batch, step))
-        if self.recording is None:
-            return rows is not None and rows.prompts == batch.prompts_digest
-        if rows is not None and rows.prompts == batch.prompts_digest:
+        if self._source(batch, step) is not None:
             return True
+        if self.recording is None:
+            return False
         where = f"spec.rollout.replay: got {shown(str(self.recording))}"
         place = f"step {step}, round {batch.round + 1}" if batch.round else f"step {step}"
-        if rows is None:
+        if batch_key(batch, step) not in self._tape.before:
             raise ConfigError(
                 f"{where}: it has no {batch.purpose} rows of {place}; a run of as many steps, "
                 "validated as often"
@@ -185,14 +218,28 @@ class RowTape:
         rows = self._tape.kept.get(batch_key(batch, step))
         return rows is not None and rows.prompts == batch.prompts_digest
 
-    def folder(self, batch: Batch, step: int) -> str:
-        """Where the tape has the rows of a batch, relative to the run folder or absolute."""
-        folder = batch_key(batch, step).folder
-        return folder if self.recording is None else str(self.recording / folder)
+    def is_ahead(self, batch: Batch, step: int) -> bool:
+        """Whether the checkpoint that the job began at has the rows of a batch."""
+        return batch_key(batch, step) in self._ahead
 
-    def parts(self, batch: Batch, step: int) -> list[str]:
-        """The files in that folder."""
-        return [entry.path for entry in self._tape.kept[batch_key(batch, step)].files]
+    def place(self, batch: Batch, step: int) -> tuple[str, list[str]]:
+        """Where ranks take a batch from that `is_replayed`: a folder, and the files in it.
+
+        It stays the same until the job goes back to a checkpoint.
+        """
+        found = self._source(batch, step)
+        assert found is not None, "it is on the disk"
+        return found[0], [entry.path for entry in found[1]]
+
+    def _source(self, batch: Batch, step: int) -> Place | None:
+        key = batch_key(batch, step)
+        rows = self._tape.before.get(key)
+        if rows is not None and rows.prompts == batch.prompts_digest:
+            return self._folder(key), rows.files
+        return self._ahead.get(key)
+
+    def _folder(self, key: BatchKey) -> str:
+        return key.folder if self.recording is None else str(self.recording / key.folder)
 
     def files(self, batch: Batch, step: int) -> list[Path]:
         """The same with their folder."""
@@ -202,11 +249,15 @@ class RowTape:
     def fill(self, batch: Batch, step: int) -> None:
         """Fill in lengths and scores of a batch that is on the disk.
 
+        Rows that were drawn ahead have scores that are no numbers, until they are scored.
+
         Raises:
             DamagedCheckpoint: a file is not what was written.
         """
-        folder = self.run_folder / self.folder(batch, step)
-        entries = self._tape.kept[batch_key(batch, step)].files
+        key = batch_key(batch, step)
+        kept = (self._folder(key), self._tape.kept[key].files) if self.has(batch, step) else None
+        place, entries = kept or self._ahead[key]
+        folder = self.run_folder / place
         for entry in entries:
             check_content(folder, entry)
         try:
@@ -239,9 +290,9 @@ class RowTape:
 
     def copy(self, batch: Batch, step: int) -> tuple[FileEntry, ...]:
         """Take the rows of a batch over from the recording into this run."""
-        files = self._tape.kept[batch_key(batch, step)].files
-        source = self.run_folder / self.folder(batch, step)
-        target = self.run_folder / batch_key(batch, step).folder
+        key = batch_key(batch, step)
+        files = self._tape.kept[key].files
+        source, target = self.run_folder / self._folder(key), self.run_folder / key.folder
         target.mkdir(parents=True, exist_ok=True)
         for entry in files:
             content = (source / entry.path).read_bytes()

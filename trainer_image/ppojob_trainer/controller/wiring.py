@@ -19,7 +19,7 @@ from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, OneRound
+from ppojob_trainer.controller.batch_source import BatchSource, OneStepOff, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
@@ -94,12 +94,16 @@ def build_loop(
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
-    training = _training_step(spec, stages, hosts, channels)
+    source = batch_source(spec, stages, total_steps, train, order)
+    training = _training_step(spec, stages, hosts, channels, source)
 
     def tell_saved(step: int) -> None:
         shown.saved(step)
         reporter.training.checkpoint(step)
 
+    checkpoints = _checkpoints(spec, roles, store, journal, records, tell_saved)
+    if isinstance(source, OneStepOff):
+        checkpoints.write_ahead = source.save
     return Loop(
         spec=spec,
         total_steps=total_steps,
@@ -109,7 +113,7 @@ def build_loop(
         training=training,
         validation=validation,
         records=records,
-        checkpoints=_checkpoints(spec, roles, store, journal, records, tell_saved),
+        checkpoints=checkpoints,
         recovery=Recovery(
             roles=roles,
             journal=journal,
@@ -274,11 +278,12 @@ def _tape(
 
 
 def _training_step(
-    spec: PPOJobSpec, stages: RolloutStages, hosts: dict[str, RoleGroup], channels: RoleChannels
+    spec: PPOJobSpec,
+    stages: RolloutStages,
+    hosts: dict[str, RoleGroup],
+    channels: RoleChannels,
+    source: BatchSource,
 ) -> TrainingStep:
-    source: BatchSource = OneRound(stages, spec.algorithm)
-    if (settings := spec.algorithm.dynamic_sampling) is not None:
-        source = DynamicSampling(stages, spec.algorithm, settings, drops=spec.drops_responses)
     penalty, control = spec.algorithm.overlong_penalty, spec.algorithm.entropy_control
     return TrainingStep(
         spec=spec,
@@ -353,7 +358,7 @@ def _roles(
     caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
     stack.callback(caller.close)
     groups = tuple(
-        role_group(topology, environment.host)
+        role_group(topology, environment.host, ahead=spec.rollout.max_staleness > 0)
         for topology in environment.config.topology.with_own_pods
         if topology.role != "controller"
     )
@@ -385,12 +390,12 @@ def _sinks(
 
 
 def _fresh(spec: PPOJobSpec, data_digest: str, training: TrainingStep) -> Progress:
-    uses_kl = spec.algorithm.kl.in_ != "none"
+    kl = spec.algorithm.kl
     return Progress(
         step=0,
         policy_version=0,
         data=DataCursor(epoch=0, cursor=0, sha256=data_digest),
-        kl_coefficient=spec.algorithm.kl.coefficient if uses_kl else None,
+        kl_coefficient=None if kl.in_ == "none" else kl.coefficient,
         metrics_lines=0,
         tokens=0,
         seconds=0.0,

@@ -219,6 +219,14 @@ class PromptOrder:
         order = epoch_order(self._num_rows, self._seed, self._epoch)
         return [int(row) for row in order[begin : self._cursor]]
 
+    def batch_behind(self, state: OrderState, size: int) -> list[int]:
+        """What `next_batch` would draw at another place; nothing is drawn."""
+        here = self.state_dict()
+        self.load_state_dict(state)
+        rows = self.next_batch(size)
+        self.load_state_dict(here)
+        return rows
+
     def state_dict(self) -> OrderState:
         """The place that the next batch begins at, as JSON."""
         return {"epoch": self._epoch, "cursor": self._cursor}

@@ -171,6 +171,8 @@ rollout_corr/rollout_rs_<mode>_masked_fraction | share | trained tokens that the
 rollout_corr/rollout_rs_<mode>_seq_masked_fraction | share | responses that lose some tokens by the
     mode
 training/zero_signal_groups | share | prompts whose samples all have the same advantage, 0
+async/staleness_mean | versions | by which weights that drew the rows are older than those that
+    train on them, with rollout.maxStaleness
 train/num_gen_batches | rounds | generation rounds of a step with dynamic sampling
 training/filter_groups/evicted_samples | prompts | prompts left out, their responses alike in
     dynamicSampling.metric

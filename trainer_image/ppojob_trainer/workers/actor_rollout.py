@@ -152,7 +152,7 @@ class ActorRolloutWorker:
         first, last = (p * request.samples for p in (request.first, request.last))
         parts = [self.run_folder / request.folder / part for part in request.parts]
         rows = trajectories(read_tokens(parts, first, last))
-        self._keep(TRAIN, request.round, self._own(request, rows))
+        self._keep(request.purpose, request.round, self._own(request, rows))
         return Nothing()
 
     def _own(self, request: Generate | LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:

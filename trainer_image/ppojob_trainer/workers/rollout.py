@@ -36,7 +36,7 @@ class RolloutWorker:
     generation: Generation
     channels: RowChannels
     _made: dict[tuple[int, str, int], MadeRows] = field(default_factory=dict)
-    """By step, purpose and generation round, until there are rows of another step."""
+    """By step, purpose and generation round: those of this step and the last, as of answers."""
 
     def routes(self) -> list[Route]:
         """The methods of this role."""
@@ -71,7 +71,7 @@ class RolloutWorker:
     def _generate(self, request: Generate) -> Generated:
         batches = batches_of(request)
         made = self.generation.run(batches)
-        self._made = {k: kept for k, kept in self._made.items() if k[0] == request.step}
+        self._made = {k: kept for k, kept in self._made.items() if k[0] >= request.step - 1}
         for batch, rows in zip(batches, made, strict=True):
             key = batch.step, batch.purpose, batch.round
             self._made[key] = MadeRows(batch.first, batch.prompts, batch.samples, rows)

@@ -92,15 +92,17 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class LoadRows(msgspec.Struct, frozen=True):
-    """Take up train rows that lie on the disk instead of generating them.
+    """Take up rows that lie on the disk instead of generating them.
 
     Attributes:
+        purpose: `train`, or `greedy` for what those are compared with.
         folder: of the step's rows, relative to the run folder, or of another run.
         first: position in the batch of the first of this rank's prompts.
         last: one past the last.
         prompts: this rank's share of the prompts, in the order of the batch.
     """
 
+    purpose: str
     folder: str
     parts: list[str]
     first: int

@@ -1,0 +1,237 @@
+"""One step off-policy: which weights draw which rows, and that no kill changes one of them."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+STEPS = 5
+AHEAD = {"engine": "huggingface", "dtype": "float32", "maxStaleness": 1}
+AT_ONCE = {**AHEAD, "maxStaleness": 0}
+STILL = {"learningRate": 1e-30}
+"""Too little to change a weight."""
+JOB = {
+    "timeouts": {"livenessSeconds": 60},
+    "recovery": {"restartsWithoutProgress": 1000},
+    "rollout": AHEAD,
+    "algorithm": {
+        "type": "remax",
+        "promptsPerStep": 4,
+        "samplesPerPrompt": 2,
+        "miniBatchPrompts": 2,
+        "epochs": 2,
+        "kl": {"in": "reward", "coefficient": 0.01},
+    },
+    "steps": {"total": STEPS, "validateEvery": 2},
+    "checkpoint": {"every": 2},
+    "roles": {"rollout": {}},
+}
+"""With greedy responses beside those that are trained on, and a reference."""
+
+OF_A_STEP, VALIDATION = 12, 8
+"""Calls of the reward function."""
+FAILING = tiny_jobs.REWARD.replace(
+    '"""\n',
+    '''"""
+    with open({calls!r}, "a+") as calls:
+        calls.write("x")
+        if calls.tell() > {after}:
+            raise KeyError("no")
+''',
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
+    """The run folder of the job that nobody disturbs."""
+    place = tmp_path_factory.mktemp("whole")
+    return tiny_jobs.run_alone(tiny_jobs.write_manifest(place, tiny_folder, **JOB))
+
+
+@pytest.fixture
+def finished(start, tmp_path: Path, tiny_folder: Path):
+    """Runs a job to its end; answers its run folder."""
+
+    def run(name: str, model: Path | None = None, **changes: object) -> Path:
+        place = tmp_path / name
+        place.mkdir()
+        if model is not None:
+            changes["model"] = {"path": str(model)}
+        job = tiny_jobs.write_manifest(place, tiny_folder, **{**JOB, **changes})
+        start(job, place / "run").succeed(600)
+        return place / "run"
+
+    return run
+
+
+def rows(output: Path, step: int, purpose: str = "rollouts") -> list[dict[str, object]]:
+    """The rows of a step, whoever wrote them."""
+    table = pq.read_table(output / purpose / f"step-{step:06d}.parquet")
+    return sorted(table.to_pylist(), key=lambda row: row["row"])
+
+
+def drawn(output: Path, step: int, purpose: str = "rollouts") -> list[object]:
+    """What was asked and answered."""
+    told = ("prompt_id", "response_ids", "rollout_logprobs")
+    return [[row[name] for name in told] for row in rows(output, step, purpose)]
+
+
+def test_rows_are_drawn_by_weights_one_version_old(whole: Path):
+    for step in range(1, STEPS + 1):
+        for purpose in ("rollouts", "greedy"):
+            versions = {s["version"] for row in rows(whole, step, purpose) for s in row["segments"]}
+            assert versions == {max(0, step - 2)}
+    assert {s["version"] for row in rows(whole, 4, "validation") for s in row["segments"]} == {4}
+    lines = run_folders.metrics(whole)[1:]
+    assert [line["async/staleness_mean"] for line in lines] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    assert not run_folders.unnamed(run_folders.metrics(whole))
+
+
+def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(whole, finished, tmp_path):
+    """A job that trains nothing draws all steps with weights 1, those of step 3 among them."""
+    steps = {"total": 3, "validateFirst": False}
+    ahead = finished("ahead", checkpoint={"every": 1, "keepLast": 10}, steps=steps)
+    model = tmp_path / "version-1"
+    command = ["export", ahead, "--checkpoint", "step-000001", "--output", model]
+    subprocess.run([sys.executable, "-m", "ppojob_cli", *command], check=True)
+    still = finished("still", model, optimizer=STILL, rollout=AT_ONCE, steps=steps)
+    assert drawn(still, 3) == drawn(ahead, 3) == drawn(whole, 3)
+    assert drawn(still, 3, "greedy") == drawn(whole, 3, "greedy")
+    assert drawn(still, 2) != drawn(whole, 2), "which is of weights 0"
+
+
+def test_the_rows_are_trained_on_as_any(whole, tiny_folder, start, tmp_path):
+    """The synchronous job, given these rows, ends with these weights and says the same."""
+    changes = {**JOB, "rollout": AT_ONCE, "roles": {}}
+    job = tiny_jobs.write_manifest(tmp_path, tiny_folder, **changes)
+    start(job, tmp_path / "run", options=("--replay", str(whole))).succeed()
+    replayed, told = run_folders.result(tmp_path / "run"), run_folders.result(whole)
+    for line in told["metrics"]:
+        line.pop("async/staleness_mean", None)
+    assert replayed == told
+
+
+def test_with_weights_that_stay_it_is_the_synchronous_job(finished):
+    common = {"optimizer": STILL, "steps": {"total": 3}, "roles": {"rollout": {"replicas": 2}}}
+    ahead, at_once = finished("ahead", **common), finished("at-once", **common, rollout=AT_ONCE)
+    for step in (1, 2, 3):
+        assert drawn(ahead, step) == drawn(at_once, step)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        (
+            "rpc.generate.answer.before@2=kill",
+            "rpc.generate.answer.after@3=kill",
+            "rpc.bring_weights.answer.before@1=kill",
+            "rpc.bring_weights.answer.after@2=kill",
+            "rpc.hand_over.answer.before@2=kill",
+            "rpc.hand_over.answer.after@1=kill",
+            "rpc.open_channel.answer.before@1=kill",
+        ),
+        (
+            "rpc.update.answer.before@3=kill",
+            "rpc.update.answer.after@7=kill",
+            "rpc.score.answer.before@2=kill",
+            "rpc.score.answer.after@4=kill",
+            "rpc.load_rows.answer.before@1=kill",
+            "rpc.write_rows.answer.after@3=kill",
+            "rpc.sync_weights.answer.after@3=kill",
+        ),
+        (
+            "controller.step.begin@2=kill",
+            "controller.step.computed@1=kill",
+            "controller.step.recorded@2=kill",
+            "controller.step.journaled@1=kill",
+            "checkpoint.shard.write.middle@1=kill",
+            "checkpoint.seal.rename.before@1=kill",
+            "checkpoint.seal.rename.after@1=kill",
+            "rows.part.rename.after@5=kill",
+        ),
+        (
+            "rpc.generate.answer.before@2=stop",
+            "rpc.hand_over.answer.before@3=stop",
+            "controller.step.computed@2=kill",
+            "rpc.update.answer.before@10=kill",
+        ),
+    ],
+    ids=["around the engines", "with the others", "the controller", "stopped"],
+)
+def test_killed_anywhere(start, tiny_job, output: Path, once: Path, whole: Path, points):
+    job = tiny_job(**JOB)
+    start(job, output, **job_points.armed(once, *points)).succeed(1_500)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(output) == run_folders.result(whole)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "controller.step.begin@4=kill_group",
+        "rpc.update.answer.after@6=kill_group",
+        "checkpoint.seal.rename.after@1=kill_group",
+    ],
+)
+def test_everything_killed_at_once(point, run_through, tiny_job, output: Path, whole: Path):
+    """What was drawn ahead of the checkpoint is in it; its weights are nowhere."""
+    run_through(tiny_job(**JOB), output, point)
+    assert run_folders.result(output) == run_folders.result(whole)
+
+
+def test_a_killed_controller_draws_and_brings_nothing_again(run_through, tiny_job, output, whole):
+    points = ("controller.step.computed@2=kill", "controller.step.recorded@2=kill")
+    run_through(tiny_job(**JOB), output, *points)
+    assert run_folders.rewinds(output) == 1, "only the start counts as one"
+    assert run_folders.result(output) == run_folders.result(whole)
+
+
+def test_ctrl_c_keeps_what_is_drawn(start, tiny_job, output: Path, whole: Path):
+    job = tiny_job(**JOB)
+    run = start(job, output)
+    run.wait_for_step(1)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130, run.logs()
+    done = int(run_folders.metrics(output)[-1]["step"])
+    assert done < STEPS
+    assert list((output / "checkpoints" / f"step-{done:06d}" / "ahead" / "train").iterdir())
+    start(job, output).succeed()
+    assert run_folders.result(output) == run_folders.result(whole)
+
+
+def test_a_mended_reward_scores_the_rows_that_were_drawn(start, tiny_job, tmp_path, output, whole):
+    """In a step, and in a validation, whose failure leaves a checkpoint; killed in its making."""
+    path = tmp_path / "letters.py"
+    rewards = tiny_jobs.reward_at(path, tiny_jobs.REWARD)
+    job = tiny_job(**{**JOB, "rewards": rewards, "checkpoint": {"every": None}})
+    at_step_3 = VALIDATION + 2 * OF_A_STEP + VALIDATION
+    for calls, saved in ((at_step_3, 2), (at_step_3 + 2 * OF_A_STEP, 4)):
+        folder = output / str(saved)
+        path.write_text(FAILING.format(calls=str(tmp_path / f"calls-{saved}"), after=calls))
+        once = tmp_path / f"once-{saved}"
+        armed = job_points.armed(once, "checkpoint.seal.rename.before@1=kill")
+        run = start(job, folder, **armed)
+        assert run.wait() == 3, run.logs()
+        assert any(f"step {saved} is saved" in line for line in run.lines), run.lines
+        assert job_points.fired(once)
+        path.write_text(tiny_jobs.REWARD)
+        start(job, folder).succeed()
+        assert run_folders.result(folder) == run_folders.result(whole)
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_rows(start, tiny_job, output, once, whole):
+    armed = job_points.armed(once, "controller.step.begin@3=kill_group")
+    assert start(tiny_job(**JOB), output, **armed).wait() == 3
+    changes = {**JOB, "roles": {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}}}
+    start(tiny_job(**changes), output).succeed()
+    assert drawn(output, 3) == drawn(whole, 3), "those of the checkpoint"
+    ours, theirs = ([row["response_ids"] for row in rows(run, 4)] for run in (output, whole))
+    assert ours == theirs, "drawn by its weights"
