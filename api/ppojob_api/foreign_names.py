@@ -89,6 +89,10 @@ val_batch_size | not needed | promptsPerStep prompts are one batch
 filter_overlong_prompts_workers dataloader_num_workers | not needed | data is read ahead
 return_raw_chat return_full_prompt | not needed | rows on disk hold the prompt
 image_key video_key audio_key freeze_vision_tower | not yet | pictures and sound
+prompt_key | spec.data.promptKey
+messages_key | spec.data.promptKey | of algorithm.type: sft
+prompt_dict_keys | spec.data.promptKey | a path: extra_info.question
+response_key response_dict_keys | spec.data.answerKey | a path: extra_info.answer
 custom_cls.path | spec.data.train[].path | a Python file
 custom_cls.name | spec.data.train[].function | it makes rows, not tokens
 custom_cls | spec.data.train[] | path: a Python file; function: its name
@@ -416,6 +420,7 @@ spec.algorithm.type | reinforce_baseline reinforce++_baseline | reinforce_plus_p
 spec.algorithm.type | gspo | grpo | with policyLoss.type: gspo
 spec.algorithm.type | grpo_vectorized | grpo
 spec.algorithm.type | rloo_vectorized | rloo
+spec.algorithm.type | sft_trainer supervised | sft
 spec.algorithm.type | maxrl dpo | not yet
 spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
 spec.algorithm.policyLoss.type | gmpo | geo_mean

@@ -21,6 +21,7 @@ from ppojob_trainer.metrics.step_metrics import (
     Spread,
     StepRows,
     balance_metrics,
+    length_metrics,
     progress_metrics,
     row_metrics,
     speed_metrics,
@@ -28,6 +29,7 @@ from ppojob_trainer.metrics.step_metrics import (
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rows.row_files import write_advantages
+from ppojob_trainer.rpc.messages.training import Advantaged
 
 _log = logging.getLogger(__name__)
 
@@ -52,13 +54,12 @@ class Records:
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
-    def keep_advantages(self, result: StepResult, step: int) -> None:
+    def keep_advantages(self, result: StepResult, advantaged: Advantaged, step: int) -> None:
         """Write what became of the rows of a step: rewards with penalties, and advantages.
 
         A disk that refuses costs the job nothing: no run goes on from this file.
         """
-        batch, advantaged = result.batch, result.advantaged
-        rows = []
+        batch, rows = result.batch, []
         for row, score in enumerate(batch.scores):
             position, sample = divmod(row, batch.samples)
             origin = None if batch.origins is None else batch.origins[position]
@@ -117,7 +118,7 @@ def step_rows(result: StepResult) -> StepRows:
         extras[row] = values_of_failure(extras[row])
     return StepRows(
         scores=batch.scores,
-        rewards=result.advantaged.row_rewards,
+        rewards=[] if result.advantaged is None else result.advantaged.row_rewards,
         prompt_tokens=[len(batch.prompt_of(row).token_ids) for row in range(batch.num_rows)],
         response_tokens=batch.lengths,
         finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
@@ -132,10 +133,12 @@ def training_metrics(
     result: StepResult, *, step: int, epoch: int, max_prompt_tokens: int
 ) -> dict[str, float]:
     """Everything about a step that does not depend on the clock."""
-    advantaged = result.advantaged
+    advantaged, told = result.advantaged, progress_metrics(step, epoch)
+    if advantaged is None:
+        return told | length_metrics(step_rows(result)) | result.statistics
     values, explained = advantaged.values, advantaged.explained_variance
     return {
-        **progress_metrics(step, epoch),
+        **told,
         **row_metrics(
             step_rows(result),
             max_prompt_tokens=max_prompt_tokens,

@@ -21,6 +21,7 @@ from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, OneRound
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
+from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
@@ -207,7 +208,15 @@ def open_prompts(
     def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
         rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
         return stack.enter_context(
-            PromptDataset.open(files, data, chat, rewards=rewards, agents=agents, max_rows=max_rows)
+            PromptDataset.open(
+                files,
+                data,
+                chat,
+                rewards=rewards,
+                agents=agents,
+                max_rows=max_rows,
+                is_sft=spec.algorithm.is_sft,
+            )
         )
 
     train = opened(spec.data.train, spec.data, spec.data.max_train_rows)
@@ -274,7 +283,9 @@ def _tape(
 def _training_step(
     spec: PPOJobSpec, stages: RolloutStages, hosts: dict[str, RoleGroup], channels: RoleChannels
 ) -> TrainingStep:
-    source: BatchSource = OneRound(stages, spec.algorithm)
+    source: BatchSource | Demonstrations = OneRound(stages, spec.algorithm)
+    if spec.algorithm.is_sft:
+        source = Demonstrations(stages.roles, stages.actor, spec.algorithm.prompts_per_step)
     if (settings := spec.algorithm.dynamic_sampling) is not None:
         source = DynamicSampling(stages, spec.algorithm, settings, drops=spec.drops_responses)
     penalty, control = spec.algorithm.overlong_penalty, spec.algorithm.entropy_control
@@ -297,7 +308,9 @@ def _training_step(
 
 
 def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:
-    passes = []
+    passes = list[ForwardPass]()
+    if spec.algorithm.is_sft:
+        return ()
     if needs_old_logprobs(spec.algorithm):
         actor = hosts["actorRollout"]
         passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
