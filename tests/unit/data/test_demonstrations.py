@@ -93,8 +93,12 @@ def test_a_row_is_what_the_template_writes_of_the_whole(
         # What stands behind the last turn that is learnt changes nothing.
         ([*TALK[:4], without(TALK[4])], [(f"Ann, I think.{END}", True)]),
         (
-            [TALK[1], {"role": "assistant", "content": "add(1)"}]
-            + [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "2"}],
+            [
+                TALK[1],
+                {"role": "assistant", "content": "add(1)"},
+                {"role": "tool", "content": "2"},
+                {"role": "assistant", "content": "2"},
+            ],
             [
                 (f"add(1){END}", True),
                 (f"\n<|im_start|>tool\n2{END}\n{HEAD}", False),

@@ -101,9 +101,9 @@ class PromptStore(Closeable):
             kept: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, *rest, answer = kept
+        token_ids, prompt, source, truth, info, agent, answer = kept
         parts = tuple(AnswerPart(tuple(tokens), trained) for tokens, trained in answer)
-        return PromptRow(index, tuple(token_ids), *rest, parts)
+        return PromptRow(index, tuple(token_ids), prompt, source, truth, info, agent, parts)
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Several rows, in the order of their numbers as given."""
