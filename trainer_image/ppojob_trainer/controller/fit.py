@@ -169,8 +169,8 @@ class Loop:
             result = self.training.run(step, self._draw, coefficients, timer)
         except RewardFailed as failure:
             raise self._after_checkpoint(failure, progress) from failure
+        self.records.keep_advantages(result, step)
         if result.advantaged is not None:
-            self.records.keep_advantages(result, result.advantaged, step)
             zero = result.advantaged.zero_signal_groups
             if (told := self._signal.warning(step, zero, result.scores)) is not None:
                 _log.warning("%s", told)

@@ -29,7 +29,6 @@ from ppojob_trainer.metrics.step_metrics import (
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rows.row_files import write_advantages
-from ppojob_trainer.rpc.messages.training import Advantaged
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +53,15 @@ class Records:
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
-    def keep_advantages(self, result: StepResult, advantaged: Advantaged, step: int) -> None:
+    def keep_advantages(self, result: StepResult, step: int) -> None:
         """Write what became of the rows of a step: rewards with penalties, and advantages.
 
         A disk that refuses costs the job nothing: no run goes on from this file.
         """
-        batch, rows = result.batch, []
+        batch, advantaged = result.batch, result.advantaged
+        if advantaged is None:
+            return
+        rows = []
         for row, score in enumerate(batch.scores):
             position, sample = divmod(row, batch.samples)
             origin = None if batch.origins is None else batch.origins[position]
