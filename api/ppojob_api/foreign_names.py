@@ -96,6 +96,10 @@ data.tokenizer | spec.model.tokenizerPath
 use_shm | not needed | files are read where they are
 hybrid_engine | not needed | engines live in the trainer's ranks, or in pods of spec.roles.rollout
 nccl_timeout ray_wait_register_center_timeout | not needed | spec.timeouts says what is too long
+prompt_key | spec.data.promptKey
+messages_key | spec.data.promptKey | of algorithm.type: sft
+prompt_dict_keys | spec.data.promptKey | a path: extra_info.question
+response_key response_dict_keys | spec.data.answerKey | a path: extra_info.answer
 custom_cls.path | spec.data.train[].path | a Python file
 custom_cls.name | spec.data.train[].function | it makes rows, not tokens
 custom_cls | spec.data.train[] | path: a Python file; function: its name
@@ -277,7 +281,7 @@ skip.rollout.enable | spec.rollout.replay
 profiler | not yet | profiles
 n_samples | spec.rollout.validation.samples
 output_path | not needed | `ppojob generate` writes responses.parquet to its --output
-response_key reward_model_key | not needed | `ppojob evaluate` reads verl's columns
+reward_model_key | not needed | `ppojob evaluate` reads verl's columns
 distillation transfer_queue global_profiler skip | not yet
 """)
 
@@ -477,6 +481,7 @@ spec.algorithm.type | reinforce_baseline reinforce++_baseline | reinforce_plus_p
 spec.algorithm.type | gspo | grpo | with policyLoss.type: gspo
 spec.algorithm.type | grpo_vectorized | grpo
 spec.algorithm.type | rloo_vectorized | rloo
+spec.algorithm.type | sft_trainer supervised | sft
 spec.algorithm.type | maxrl dpo | not yet
 spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
 spec.algorithm.policyLoss.type | gmpo | geo_mean

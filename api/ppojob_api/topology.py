@@ -179,10 +179,11 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     roles, settings = [_without_model(job_name, "controller", CodePods())], spec.roles
     actor = _with_model(job_name, "actorRollout", settings.actor_rollout)
     roles.append(actor)
-    is_replayed = spec.rollout.replay is not None  # its rows have answers and scores already
-    if settings.rollout is not None and not is_replayed:
+    # Rows that are replayed have answers and scores already, and those of type sft need none.
+    is_given = spec.rollout.replay is not None or spec.algorithm.is_sft
+    if settings.rollout is not None and not is_given:
         roles.append(_with_model(job_name, "rollout", settings.rollout))
-    is_scored = not (is_replayed or spec.steps.generate_only)
+    is_scored = not (is_given or spec.steps.generate_only)
     for name, role in colocatable_roles(settings).items():
         if not (is_scored if name == "rewardModel" else spec.steps.trains):
             continue
@@ -198,7 +199,7 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
         ("retriever", settings.retriever, retrieved_tools(spec)),
     )
     for name, pods, is_needed in others:
-        if is_needed and not is_replayed:
+        if is_needed and not is_given:
             roles.append(_without_model(job_name, name, pods))
     return Topology(roles=tuple(roles))
 

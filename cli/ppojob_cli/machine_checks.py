@@ -61,7 +61,7 @@ def machine_problems(config: RunConfig) -> Iterator[Problem]:
 def _check_versions(config: RunConfig) -> Iterator[Problem]:
     """Libraries that are absent, or older than is safe."""
     needed = {"torch": config.facts.torch}
-    if config.spec.rollout.engine == "vllm":
+    if _needs_vllm(config):
         needed["vllm"] = config.facts.vllm
     for library, found in needed.items():
         floor, danger = _FLOORS[library]
@@ -75,6 +75,10 @@ def _check_versions(config: RunConfig) -> Iterator[Problem]:
         yield Problem(library, found or ABSENT, why, f"{least} or later", reason)
 
 
+def _needs_vllm(config: RunConfig) -> bool:
+    return config.spec.rollout.engine == "vllm" and not config.spec.algorithm.is_sft
+
+
 def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Problem]:
     """A vLLM that would not start on the devices of the job.
 
@@ -82,7 +86,7 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
     """
     role = config.topology.generating
     device = role.device
-    if config.spec.rollout.engine != "vllm" or not builds:
+    if not _needs_vllm(config) or not builds:
         return
     if device not in builds:
         ((built_for, release),) = builds.items()

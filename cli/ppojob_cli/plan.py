@@ -68,11 +68,15 @@ def _role_line(role: RoleTopology) -> str:
 def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     algorithm, data = spec.algorithm, spec.data
     responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
-    yield (
-        f"{counted(algorithm.prompts_per_step, 'prompt')} x "
-        f"{counted(algorithm.samples_per_prompt, 'sample')} = {counted(responses, 'response')}, "
-        f"at most {responses * data.max_response_tokens} response tokens"
-    )
+    if algorithm.is_sft:
+        yield f"{counted(responses, 'row')} with answers, which are learnt"
+    else:
+        yield (
+            f"{counted(algorithm.prompts_per_step, 'prompt')} x "
+            f"{counted(algorithm.samples_per_prompt, 'sample')} = "
+            f"{counted(responses, 'response')}, "
+            f"at most {responses * data.max_response_tokens} response tokens"
+        )
     prompts, part = algorithm.prompts_per_step, algorithm.mini_batch_prompts
     updates = _updates(prompts, part or prompts, algorithm.epochs)
     critic = spec.critic
@@ -110,7 +114,10 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     if steps.total is not None:
         prompts = steps.total * algorithm.prompts_per_step
         responses = prompts * algorithm.samples_per_prompt
-        yield f"{counted(steps.total, 'step')}: {prompts} prompts, {responses} responses"
+        drawn = (
+            f"{prompts} rows" if algorithm.is_sft else f"{prompts} prompts, {responses} responses"
+        )
+        yield f"{counted(steps.total, 'step')}: {drawn}"
     else:
         yield f"{counted(steps.epochs or 0, 'pass', 'passes')} over the training data"
     if spec.critic is not None and spec.critic.warmup_steps:
@@ -135,10 +142,11 @@ def _type_lines(config: RunConfig) -> Iterator[str]:
     native = has_native_bfloat16()
     ours, here = config.spec, config.on_processor(native_bfloat16=native).spec
     why = f"{'native' if native else 'no native'} bfloat16"
-    found = [
-        ("training.autocast", ours.training.autocast, here.training.autocast),
-        ("rollout.dtype", ours.rollout.dtype, here.rollout.dtype),
+    found: list[tuple[str, str, str]] = [
+        ("training.autocast", ours.training.autocast, here.training.autocast)
     ]
+    if not ours.algorithm.is_sft:
+        found.append(("rollout.dtype", ours.rollout.dtype, here.rollout.dtype))
     if ours.reward_model and here.reward_model:
         found.append(("rewardModel.dtype", ours.reward_model.dtype, here.reward_model.dtype))
     yield from (f"{name}: {new} ({why})" for name, old, new in found if old == "auto")

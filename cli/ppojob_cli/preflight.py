@@ -96,32 +96,36 @@ def check_inputs(config: RunConfig) -> Preflight:
 
 def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
     """Rows that may get longer than the model was made for."""
-    longest, limit = spec.rollout.max_model_tokens, model.context_tokens
+    prompt, response = spec.data.max_prompt_tokens, spec.data.max_response_tokens
+    where, longest = "spec.rollout.maxModelTokens", spec.rollout.max_model_tokens
+    if spec.algorithm.is_sft:
+        where, longest = "spec.data.maxResponseTokens", prompt + response
+    limit = model.context_tokens
     if longest is None or limit is None or longest <= limit:
         return
-    prompt, response = spec.data.max_prompt_tokens, spec.data.max_response_tokens
     needed = f"maxPromptTokens {prompt} + maxResponseTokens {response}"
     yield Problem(
-        "spec.rollout.maxModelTokens",
-        shown(longest),
+        where,
+        shown(response if spec.algorithm.is_sft else longest),
         f"{needed} is to fit, and the model was made for {limit}",
-        f"at most {limit}",
+        f"at most {limit - prompt if spec.algorithm.is_sft else limit}",
         ReasonCode.OUT_OF_RANGE,
     )
 
 
 def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int | None:
     """Tokenizer, chat template and rows; answers the largest token id where there is one."""
-    spec = config.spec
+    spec, is_sft = config.spec, config.spec.algorithm.is_sft
     folder = spec.model.tokenizer_path or spec.model.path
     if folder == spec.model.path and not os.path.isdir(folder):
-        found.add(unusable_files(spec.prompts))  # that the folder is missing has been said
+        # That the folder is missing has been said.
+        found.add(unusable_files(spec.prompts, is_sft=is_sft))
         return None
     try:
         tools = tool_schemas(spec.agent)
         chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template, tools=tools)
     except ConfigError as problem:
-        found.add([*problem.problems, *unusable_files(spec.prompts)])
+        found.add([*problem.problems, *unusable_files(spec.prompts, is_sft=is_sft)])
         return None
     with chat:
         stops = spec.rollout.stop_token_ids
@@ -136,6 +140,7 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
             rewards=checks_of(spec),
             agents=row_agents(spec.agent),
             draw=None if spec.steps.generate_only else spec.algorithm.draw,
+            is_sft=is_sft,
         )
     found.add(report.errors)
     if not report.errors and not spec.steps.generate_only:

@@ -22,13 +22,16 @@ STEP_SECONDS: Final = "timing_s/step"
 
 _FIGURES: Final = (
     ("reward", "critic/score/mean"),
+    ("loss", "train/loss"),
     ("length", "response_length/mean"),
     ("entropy", "actor/entropy"),
     ("grad norm", "actor/grad_norm"),
+    ("grad norm", "train/grad_norm"),
 )
 _TOKENS: Final = "perf/total_num_tokens"
 _STAGE: Final = re.compile(r"timing_s/([^/]+)")
 _VALIDATION_PREFIX: Final = "val-core/"
+_VALIDATION_LOSS: Final = "val/loss"
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
 _OVER_PHASES: Final = frozenset({"Finishing", "Succeeded", "Failed", "Interrupted"})
@@ -64,7 +67,8 @@ class StepRecord:
         return {
             short_name(name): value
             for name, value in self.values.items()
-            if name.startswith(_VALIDATION_PREFIX) and not name.endswith("/std")
+            if name == _VALIDATION_LOSS
+            or (name.startswith(_VALIDATION_PREFIX) and not name.endswith("/std"))
         }
 
     @property
@@ -194,6 +198,8 @@ def _series(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def short_name(name: str) -> str:
-    """`val-core/gsm8k/acc/mean@1` as people say it: `gsm8k mean@1`."""
+    """`val-core/gsm8k/acc/mean@1` as people say it: `gsm8k mean@1`; `val/loss` is `loss`."""
+    if name == _VALIDATION_LOSS:
+        return "loss"
     source, found, moment = name.removeprefix(_VALIDATION_PREFIX).partition("/acc/")
     return f"{source} {moment.removesuffix('/mean')}" if found else source

@@ -29,6 +29,13 @@ SHORT = (
 )
 SOME_CALL = ("spec.algorithm.promptsPerStep=4",)
 """Prompts enough that some begin with two worked calls: then a first response is one too."""
+GIVEN = (
+    "spec.algorithm.samplesPerPrompt=null",
+    "spec.rollout=null",
+    "spec.steps.epochs=null",
+    "spec.optimizer.warmupRatio=0",
+)
+"""For an example that generates nothing, and is as long as its data."""
 GSM8K = [
     {"question": "Ann has 3 pens and buys 4 more. How many has she?", "answer": "3+4=7\n#### 7"},
     {"question": "A box holds 6 eggs. How many do 5 boxes hold?", "answer": "5*6=30\n#### 30"},
@@ -165,7 +172,9 @@ def test_search_r1(home: Path, tmp_path: Path):
     assert step["response/given_share"] > 0
 
 
-def run_gsm8k(home: Path, output: Path, name: str, data: str, *options: str) -> dict[str, float]:
+def run_gsm8k(
+    home: Path, output: Path, name: str, data: str, *options: str, settings: tuple[str, ...] = ()
+) -> dict[str, float]:
     """Run an example of GSM8K; the metrics of its first validation."""
     source = home / "grade-school-math"
     source.mkdir(exist_ok=True)
@@ -183,19 +192,27 @@ def run_gsm8k(home: Path, output: Path, name: str, data: str, *options: str) -> 
         "spec.algorithm.miniBatchPrompts=2",
         "spec.checkpoint.best=null",
         "spec.optimizer.warmupSteps=0",
+        *settings,
     )
-    assert "val-core/openai/gsm8k/acc/mean@1" in first
     return first
 
 
 def test_gsm8k_grpo(any_home: Path, tmp_path: Path):
-    run_gsm8k(any_home, tmp_path / "run", "gsm8k-grpo", "data/gsm8k")
+    first = run_gsm8k(any_home, tmp_path / "run", "gsm8k-grpo", "data/gsm8k")
+    assert "val-core/openai/gsm8k/acc/mean@1" in first
+
+
+def test_gsm8k_sft(any_home: Path, tmp_path: Path):
+    first = run_gsm8k(any_home, tmp_path / "run", "gsm8k-sft", "data/gsm8k", settings=GIVEN)
+    assert first["val/loss"] > 0
+    export_is_the_saved_model(tmp_path / "run")
 
 
 def test_gsm8k_interaction(any_home: Path, tmp_path: Path):
     first = run_gsm8k(
         any_home, tmp_path / "run", "gsm8k-interaction", "data/gsm8k-with-user", "--with-user"
     )
+    assert "val-core/openai/gsm8k/acc/mean@1" in first
     assert first["val-aux/num_turns/mean"] >= 2
 
 

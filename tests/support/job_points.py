@@ -17,6 +17,8 @@ _ONLY_BETWEEN_ROLES = (
     "rpc.move_rows.",
     "rpc.open_channel.",
 )
+_OF_GIVEN_ANSWERS = ("rpc.demonstrate.", "rpc.measure_loss.")
+"""Of type sft: test_sft.py of tests/jobs."""
 _OF_AN_INDEX = ("index.",)
 """Those of `ppojob index`, whose names are loaded with the tool `search`: test_index_goes_on.py."""
 _OF_GENERATION = ("responses.",)
@@ -39,7 +41,10 @@ def all_points() -> list[str]:
 
 def of_a_small_job() -> list[str]:
     """Names of those that a job hits whose models all live in one role."""
-    left_out = _ONLY_ON_DAMAGE + _ONLY_BETWEEN_ROLES + _OF_AN_INDEX + _OF_GENERATION
+    left_out = (
+        *(_ONLY_ON_DAMAGE + _ONLY_BETWEEN_ROLES),
+        *(_OF_GIVEN_ANSWERS + _OF_AN_INDEX + _OF_GENERATION),
+    )
     return [point for point in all_points() if not point.startswith(left_out)]
 
 

@@ -78,16 +78,20 @@ class PromptFiles:
         files = [{"path": str(path)} for path in paths]
         return DataSpec.model_validate({"train": files, **settings})
 
-    def report(self, *paths: Path | str, batch: int = 1, **settings: object) -> DataReport:
+    def report(
+        self, *paths: Path | str, batch: int = 1, is_sft: bool = False, **settings: object
+    ) -> DataReport:
         """What the checks say of files."""
-        spec = self.spec(*paths, **settings)
-        report = check_files(spec, self.chat, rewards=SumsOnly(), draw=("promptsPerStep", batch))
+        spec, draw = self.spec(*paths, **settings), ("promptsPerStep", batch)
+        report = check_files(spec, self.chat, rewards=SumsOnly(), draw=draw, is_sft=is_sft)
         assert not any("Traceback" in line or "\n" in line for line in report.errors)
         return report
 
-    def errors(self, *paths: Path | str, batch: int = 1, **settings: object) -> list[str]:
+    def errors(
+        self, *paths: Path | str, batch: int = 1, is_sft: bool = False, **settings: object
+    ) -> list[str]:
         """The errors among that, without the folder."""
-        report = self.report(*paths, batch=batch, **settings)
+        report = self.report(*paths, batch=batch, is_sft=is_sft, **settings)
         return [line.replace(f"{self.folder}/", "") for line in report.errors]
 
     def warnings(self, *paths: Path, held_out: Path | None = None, **settings: object) -> list[str]:

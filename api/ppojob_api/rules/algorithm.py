@@ -3,7 +3,7 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, words
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, GRADIENT_OF_K2
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, GRADIENT_OF_K2, SFT
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 
@@ -14,6 +14,21 @@ ALGORITHM_RULES = rules(
         2, or type: reinforce_plus_plus
     when: self.type in $COMPARE_GROUPS
     must: self.samplesPerPrompt >= 2
+
+    spec.algorithm | samplesPerPrompt | OutOfRange
+        a row of type sft has one answer; 1, or remove it
+    when: self.type == '$SFT'
+    must: self.samplesPerPrompt == 1
+
+    spec.algorithm | $OF_RESPONSES | NoEffect | here
+        rows of type sft have their answers, which nobody scores or compares; remove it
+    when: self.type == '$SFT'
+    must: $UNSET
+
+    spec | $OF_ROLLOUTS | NoEffect | here
+        nothing is generated or scored with algorithm.type: sft; remove it
+    when: self.algorithm.type == '$SFT'
+    must: $UNSET
 
     spec.algorithm | dynamicSampling | Conflict
         a single response never differs from itself; samplesPerPrompt of at least 2, or remove
@@ -194,5 +209,10 @@ ALGORITHM_RULES = rules(
     FULL=FULL_KL,
     GRADIENT_OF_K2=words(GRADIENT_OF_K2),
     HAVE_CRITIC=words(_HAVE_CRITIC),
+    OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling resampling overlongPenalty"
+    " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold kl",
+    OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"
+    " data.dataSourceKey data.dataSource numExamine steps.validateOnly steps.generateOnly",
+    SFT=SFT,
     WITH_OPTIONS=" ".join(to_camel(name) for name, one in ESTIMATORS.items() if one.options),
 )

@@ -3,8 +3,11 @@
 from typing import Final
 
 from ppojob_api.rules.rule import either, rules
+from ppojob_api.v1alpha1.algorithm import SFT
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
+VALIDATION_LOSS: Final = "val/loss"
+"""What a validation of type sft measures."""
 
 # Below this the vLLM engine lifts a temperature to it in silence; the trainer refuses it too.
 LEAST_TEMPERATURE: Final = 0.01
@@ -97,9 +100,20 @@ LENGTH_RULES = rules(
 CHECKPOINT_RULES = rules(
     """
     spec.checkpoint | best.metric | BadForm
-        it is not a metric of a validation; a name that begins with $NAMES
+        it is not a metric of a validation; a name that begins with $NAMES, or $LOSS
     when: has(self.best)
-    must: $IS_OF_VALIDATION
+    must: $IS_OF_VALIDATION || self.best.metric == '$LOSS'
+
+    spec | checkpoint.best.metric | Conflict | here
+        validations of algorithm.type: sft measure $LOSS, and others do not; $LOSS with sft, else a
+        name that begins with $NAMES
+    when: has(self.checkpoint.best)
+    must: (self.checkpoint.best.metric == '$LOSS') == (self.algorithm.type == '$SFT')
+
+    spec.checkpoint | best.mode | Conflict | here
+        the least loss is the best; min
+    when: has(self.best) && self.best.metric == '$LOSS'
+    must: self.best.mode == 'min'
 
     spec | steps.validateEvery | Required
         checkpoint.best compares validations, and there are none in between; a number of steps, or
@@ -119,6 +133,8 @@ CHECKPOINT_RULES = rules(
     when: has(self.volume)
     must: self.resume == 'auto'
     """,
+    LOSS=VALIDATION_LOSS,
+    SFT=SFT,
     NAMES=" or ".join(VALIDATION_METRICS),
     IS_OF_VALIDATION=" || ".join(
         f"self.best.metric.startsWith('{name}')" for name in VALIDATION_METRICS

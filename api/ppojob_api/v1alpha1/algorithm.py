@@ -23,6 +23,7 @@ AlgorithmType = Literal[
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
 ]
+TrainingType = Literal[AlgorithmType, "sft"]
 LossAggregation = Literal[
     "token_mean",
     "token_sum",
@@ -129,6 +130,9 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
+
+SFT: Final = "sft"
+"""The `type` without an estimator: rows have their answers, which the policy learns to give."""
 
 
 class KlLossSpec(Section):
@@ -254,14 +258,15 @@ class OverlongPenaltySpec(Section):
 class AlgorithmSpec(Section):
     """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
 
-    type: AlgorithmType
-    """The advantage estimator. verl: algorithm.adv_estimator."""
+    type: TrainingType
+    """The advantage estimator; or sft: supervised fine-tuning on rows that have their answers.
+    verl: algorithm.adv_estimator; sft is its trainer sft_trainer."""
 
     prompts_per_step: Count
-    """Prompts drawn in each step. verl: data.train_batch_size."""
+    """Prompts drawn in each step; rows of type sft. verl: data.train_batch_size."""
 
-    samples_per_prompt: Annotated[int, Field(ge=1, le=65_536)]
-    """Responses of each prompt, a group. verl: rollout.n."""
+    samples_per_prompt: Annotated[int, Field(ge=1, le=65_536)] = 1
+    """Responses of each prompt, a group. verl: rollout.n, 1."""
 
     mini_batch_prompts: Count | None = None
     """Prompts of one optimizer step; divides promptsPerStep; absent: all (on-policy).
@@ -360,9 +365,14 @@ class AlgorithmSpec(Section):
         return "dynamicSampling.promptsPerRound", sampling.prompts_per_round
 
     @property
+    def is_sft(self) -> bool:
+        """Whether rows have their answers, so that nothing is generated, scored or estimated."""
+        return self.type == SFT
+
+    @property
     def estimator(self) -> Estimator:
-        """What the job's estimator needs."""
-        return ESTIMATORS[self.type]
+        """What the job's estimator needs; nothing where there is none."""
+        return Estimator() if self.type == "sft" else ESTIMATORS[self.type]
 
     @property
     def options(self) -> Section | None:

@@ -108,7 +108,8 @@ class DataSpec(Section):
     """Held-out files. verl: data.val_files."""
 
     prompt_key: Name = "prompt"
-    """Column of chat messages, or of text. verl: data.prompt_key, prompt."""
+    """Column of chat messages, or of text; with algorithm.type: sft of conversations with their
+    answers where answerKey is absent. verl: data.prompt_key, prompt."""
 
     text_prompts: Literal["as_is", "user_message"] = "as_is"
     """What a prompt that is text becomes: user_message is what a model with a chat template
@@ -116,7 +117,8 @@ class DataSpec(Section):
 
     answer_key: Name | None = None
     """Column of the ground truth; the row's other columns are its extra_info then. Absent:
-    reward_model.ground_truth, and extra_info, as verl has them."""
+    reward_model.ground_truth, and extra_info, as verl has them. With algorithm.type: sft the answer
+    that is learnt; it and promptKey may be a path into a struct: extra_info.answer."""
 
     data_source_key: Name = "data_source"
     """Column that routes a row to its reward. verl: data.reward_fn_key, data_source."""
@@ -128,7 +130,8 @@ class DataSpec(Section):
     """Longest prompt. verl: data.max_prompt_length, 512."""
 
     max_response_tokens: Tokens = 512
-    """Longest response, its end token included. verl: data.max_response_length, 512."""
+    """Longest response, its end token included; with algorithm.type: sft all that follows the first
+    prompt. verl: data.max_response_length, 512."""
 
     max_train_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Use only the first rows; absent: all. verl: data.train_max_samples, -1."""
@@ -148,7 +151,8 @@ class DataSpec(Section):
     overlong_prompts: Literal[
         "error", "drop", "truncate_left", "truncate_right", "truncate_middle"
     ] = "error"
-    """What happens to a prompt above maxPromptTokens.
+    """What happens to a prompt above maxPromptTokens; with algorithm.type: sft to an answer above
+    maxResponseTokens, too, which is cut at its end.
     verl: data.truncation, error; data.filter_overlong_prompts is drop."""
 
     apply_chat_template_kwargs: Arguments = Field(default_factory=dict)

@@ -135,3 +135,8 @@ def test_the_longest_name_fits_a_label(role: Any) -> None:
     name = "a" * JOB_NAME_LIMIT
     assert len(workload_name(name, role)) + len("-0123456789") <= 63
     assert len(pod_name(name, role, 4095)) <= 63
+
+
+def test_given_answers_need_no_other_pods() -> None:
+    algorithm = {"type": "sft", "promptsPerStep": 4}
+    assert roles(build({"algorithm": algorithm})) == ["controller", "actorRollout"]

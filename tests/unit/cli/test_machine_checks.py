@@ -158,6 +158,15 @@ def test_a_vllm_for_another_device() -> None:
         assert line.endswith(f"make setup ACCELERATOR={wanted}")
 
 
+def test_answers_that_are_given_need_no_vllm() -> None:
+    config = config_of(algorithm={"type": "sft", "promptsPerStep": 4}, rollout={}, rewards=[])
+    without = config.facts.model_copy(update={"torch": "99.0", "vllm": None})
+    config = config.model_copy(update={"facts": without})
+    assert list(check_vllm(config, only("cuda"))) == []
+    found = machine_checks.machine_problems(config)
+    assert not [str(problem) for problem in found if problem.where == "vllm"]
+
+
 def test_a_vllm_that_starts() -> None:
     for count, device in enumerate(BUILDS):
         assert lines(only(device), gpus=count) == []

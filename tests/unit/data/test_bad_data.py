@@ -240,6 +240,43 @@ def test_bad_prompts_in_both_formats(name: str, files: PromptFiles) -> None:
         assert found == expected.replace("a.jsonl:2:", "a.parquet:0:")
 
 
+ASKED, ANSWERED = ({"role": role, "content": "a"} for role in ("user", "assistant"))
+ANSWERS: dict[str, object] = {
+    "text": "3 + 5 = 8",
+    "no answer": [ASKED],
+    "an answer to nobody": [ANSWERED],
+    "two in a row": [ASKED, ANSWERED, ANSWERED],
+    "role": [ASKED, {"role": "gpt", "content": "a"}],
+    "no text": [ASKED, {"role": "assistant", "content": 8}],
+    "calls": [ASKED, {**ANSWERED, "tool_calls": [{"id": "1"}]}],
+    "mask": [ASKED, {**ANSWERED, "loss_mask": 0.5}],
+    "mask of another": [{**ASKED, "loss_mask": 1}, ANSWERED],
+    "too long": [ASKED, {**ANSWERED, "content": "a+" * 99}],
+    "nothing learnt": [ASKED, {**ANSWERED, "loss_mask": 0}],
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_bad_answers(name: str, files: PromptFiles) -> None:
+    path = files.lines("a.jsonl", {"messages": ANSWERS[name]})
+    settings = {"promptKey": "messages", "maxResponseTokens": 50}
+    assert_lines(files.errors(path, is_sft=True, **settings), EXPECTED[f"answer: {name}"])
+
+
+PAIRS: dict[str, object] = {
+    "no text": {"q": "a", "of": {"a": 8}},
+    "no entry": {"q": "a", "of": {"b": "8"}},
+    "no column": {"q": "a"},
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_bad_pairs(name: str, files: PromptFiles) -> None:
+    path = files.lines("a.jsonl", PAIRS[name])
+    found = files.errors(path, is_sft=True, promptKey="q", answerKey="of.a")
+    assert_lines(found, EXPECTED[f"pair: {name}"])
+
+
 def test_too_large(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "MAX_ARRAY_BYTES", 10)
     assert_lines(array(b'[{"prompt": "a"}]')(files), EXPECTED["array: too long"])
@@ -294,4 +331,5 @@ def test_the_report_itself_is_bounded(files: PromptFiles) -> None:
 
 def test_every_line_has_its_case() -> None:
     prompts = {f"prompt: {name}" for name in PROMPTS}
+    prompts |= {f"answer: {name}" for name in ANSWERS} | {f"pair: {name}" for name in PAIRS}
     assert EXPECTED.keys() == CASES.keys() | prompts | {"array: too long"} | TEMPLATES.keys()

@@ -21,7 +21,7 @@ from ppojob_trainer.sandbox.executor import Sandbox
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data-and-rewards.md").read_text()
 _FOUND: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
-ROWS = next(text for language, text in _FOUND if language == "json")
+ROWS, ANSWERED, *_ = (text for language, text in _FOUND if language == "json")
 _YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language == "yaml"]
 SETTINGS = [section["data"] for section in _YAML if "data" in section]
 CUSTOM, MOUNTED, JUDGE = (section["rewards"] for section in _YAML if "rewards" in section)
@@ -59,6 +59,15 @@ def test_rows_of_each_shape_are_read(form: str, files: PromptFiles) -> None:
         assert found.extra_info == ({"level": 1} if "level" in row else {})
         chat = [{"role": "user", "content": "What is 3 + 9?"}]
         assert found.prompt == row.get("text", chat)
+
+
+@pytest.mark.processes
+def test_the_conversation_is_learnt(files: PromptFiles) -> None:
+    talks, pairs = SETTINGS[5:]
+    settings = {key: value for key, value in talks.items() if key != "train"}
+    path = files.raw("talks.jsonl", ANSWERED.encode())
+    assert files.report(path, is_sft=True, **settings).train_rows == 1
+    assert pairs.keys() == {"train", "promptKey", "answerKey"}
 
 
 @pytest.mark.processes

@@ -43,6 +43,11 @@ def test_a_new_job_gets_its_objects_before_its_pods() -> None:
     assert from_rfc3339(status.start_time) == NOW
 
 
+def test_given_answers_need_two_roles() -> None:
+    job = make_job(algorithm={"type": "sft", "promptsPerStep": 4}, roles={})
+    assert kinds(look(job)).count("Create StatefulSet") == 2
+
+
 def test_an_unchanged_status_is_not_written() -> None:
     assert look(make_job(status_of(make_job(), UP)), UP, 3_600).status is None
 

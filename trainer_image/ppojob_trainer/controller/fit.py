@@ -29,6 +29,7 @@ from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepT
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
+from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -169,9 +170,10 @@ class Loop:
         except RewardFailed as failure:
             raise self._after_checkpoint(failure, progress) from failure
         self.records.keep_advantages(result, step)
-        zero = result.advantaged.zero_signal_groups
-        if (told := self._signal.warning(step, zero, result.scores)) is not None:
-            _log.warning("%s", told)
+        if result.advantaged is not None:
+            zero = result.advantaged.zero_signal_groups
+            if (told := self._signal.warning(step, zero, result.scores)) is not None:
+                _log.warning("%s", told)
         self._log_samples(result.batch, step)
         metrics = training_metrics(
             result,
@@ -262,6 +264,9 @@ class Loop:
 
     def _validate(self, step: int) -> dict[str, float]:
         assert self.validation is not None
+        source = self.training.source
+        if isinstance(source, Demonstrations):
+            return source.loss(self.validation, step)
         samples = self.spec.rollout.validation.samples
         stages = self.training.stages
         batch = stages.validate(self.validation, samples, step)
@@ -284,8 +289,8 @@ class Loop:
             found["actor/kl_coef"] = coefficient
         if kl.loss_term is not None:
             found["actor/kl_coef"] = kl.loss_term.coefficient
-        if result.advantaged.kl is not None:
-            found["actor/reward_kl_penalty"] = result.advantaged.kl
+        if result.kl is not None:
+            found["actor/reward_kl_penalty"] = result.kl
             found["actor/reward_kl_penalty_coeff"] = coefficient
         return found
 
@@ -302,7 +307,7 @@ class Loop:
         return controller.after(coefficient, result.statistics["actor/entropy"])
 
     def _next_kl(self, progress: Progress, result: StepResult) -> float | None:
-        kl, measured = self.spec.algorithm.kl, result.advantaged.kl
+        kl, measured = self.spec.algorithm.kl, result.kl
         if progress.kl_coefficient is None or measured is None or kl.controller == "fixed":
             return progress.kl_coefficient
         num_rows = result.batch.num_rows

@@ -95,9 +95,10 @@ def _fail(message: str, status: int, reporter: Reporter, heartbeat: HeartbeatPip
 
 
 def _write_summary(folder: Path, config: RunConfig, progress: Progress, phase: str) -> None:
-    """Write `summary.json`: how a run ended, with the first and the last `val-core` numbers."""
+    """Write `summary.json`: how a run ended, with the first and the last validation."""
     lines = map(json.loads, durable.read_lines(folder / METRICS_FILE))
-    cores = ({k: v for k, v in line.items() if k.startswith("val-core/")} for line in lines)
+    told = ("val-core/", "val/")
+    cores = ({k: v for k, v in line.items() if k.startswith(told)} for line in lines)
     validations = [core for core in cores if core]
     summary = {
         "phase": phase,

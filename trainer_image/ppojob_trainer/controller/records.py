@@ -20,6 +20,7 @@ from ppojob_trainer.metrics.step_metrics import (
     RowFigures,
     StepRows,
     balance_metrics,
+    length_metrics,
     progress_metrics,
     row_metrics,
     speed_metrics,
@@ -58,6 +59,8 @@ class Records:
         A disk that refuses costs the job nothing: no run goes on from this file.
         """
         batch, advantaged = result.batch, result.advantaged
+        if advantaged is None:
+            return
         rows = []
         for row, score in enumerate(batch.scores):
             position, sample = divmod(row, batch.samples)
@@ -125,7 +128,7 @@ def step_rows(result: StepResult) -> StepRows:
         extras[row] = values_of_failure(extras[row])
     return StepRows(
         scores=batch.scores,
-        rewards=result.advantaged.row_rewards,
+        rewards=[] if result.advantaged is None else result.advantaged.row_rewards,
         prompt_tokens=[len(batch.prompt_of(row).token_ids) for row in range(batch.num_rows)],
         response_tokens=batch.lengths,
         finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
@@ -140,10 +143,12 @@ def training_metrics(
     result: StepResult, *, step: int, epoch: int, max_prompt_tokens: int
 ) -> dict[str, float]:
     """Everything about a step that does not depend on the clock."""
-    advantaged = result.advantaged
+    advantaged, told = result.advantaged, progress_metrics(step, epoch)
+    if advantaged is None:
+        return told | length_metrics(step_rows(result)) | result.statistics
     values, explained = advantaged.values, advantaged.explained_variance
     return {
-        **progress_metrics(step, epoch),
+        **told,
         **row_metrics(
             step_rows(result),
             max_prompt_tokens=max_prompt_tokens,

@@ -242,9 +242,10 @@ class RowTape:
         return key.folder if self.recording is None else str(self.recording / key.folder)
 
     def files(self, batch: Batch, step: int) -> list[Path]:
-        """The same with their folder."""
-        folder = self.run_folder / self.folder(batch, step)
-        return [folder / part for part in self.parts(batch, step)]
+        """The files of a batch that is on the disk."""
+        key = batch_key(batch, step)
+        folder = self.run_folder / self._folder(key)
+        return [folder / entry.path for entry in self._tape.kept[key].files]
 
     def fill(self, batch: Batch, step: int) -> None:
         """Fill in lengths and scores of a batch that is on the disk.

@@ -17,6 +17,7 @@ from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch, dropped_rows
 from ppojob_trainer.controller.batch_source import BatchSource, Draw
+from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.rollout_stages import RolloutStages
@@ -136,13 +137,19 @@ class Coefficients:
 class StepResult:
     """What a step leaves behind for the records.
 
-    `statistics` are by name of the metric; `dropped` rows were not trained on.
+    `advantaged` is None where answers were given; `statistics` are by name of the metric; `dropped`
+    rows were not trained on.
     """
 
     batch: Batch
-    advantaged: Advantaged
+    advantaged: Advantaged | None
     statistics: dict[str, float]
     dropped: Sequence[int] = ()
+
+    @property
+    def kl(self) -> float | None:
+        """That of the reward; None where it has none."""
+        return None if self.advantaged is None else self.advantaged.kl
 
     @property
     def scores(self) -> list[float]:
@@ -167,7 +174,7 @@ class TrainingStep:
     updates: tuple[Updates, ...]
     penalty: OverlongPenalty | None
     entropy: EntropyController | None
-    source: BatchSource
+    source: BatchSource | Demonstrations
 
     def run(
         self, step: int, draw: Draw, coefficients: Coefficients, timer: StepTimer
@@ -197,8 +204,10 @@ class TrainingStep:
                 self.stages.keep(greedy, step)
             if not rows.is_kept:
                 self.stages.keep(batch, step)
-        with timer("adv"):
-            advantaged = self._advantages(batch, greedy, step, coefficients.kl, dropped)
+        advantaged = None
+        if not self.spec.algorithm.is_sft:
+            with timer("adv"):
+                advantaged = self._advantages(batch, greedy, step, coefficients.kl, dropped)
         coefficients = self._with_bonus(coefficients, before)
         statistics: dict[str, float] = {}
         for updates in self.updates:

@@ -21,6 +21,7 @@ from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.batch_source import BatchSource, OneStepOff, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
+from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
@@ -94,7 +95,9 @@ def build_loop(
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
-    source = batch_source(spec, stages, total_steps, train, order)
+    source: BatchSource | Demonstrations = batch_source(spec, stages, total_steps, train, order)
+    if spec.algorithm.is_sft:
+        source = Demonstrations(roles, hosts["actorRollout"], spec.algorithm.prompts_per_step)
     training = _training_step(spec, stages, hosts, channels, source)
 
     def tell_saved(step: int) -> None:
@@ -212,7 +215,15 @@ def open_prompts(
     def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
         rewards = checks_of(spec)
         dataset = stack.enter_context(
-            PromptDataset.open(files, data, chat, rewards=rewards, agents=agents, max_rows=max_rows)
+            PromptDataset.open(
+                files,
+                data,
+                chat,
+                rewards=rewards,
+                agents=agents,
+                max_rows=max_rows,
+                is_sft=spec.algorithm.is_sft,
+            )
         )
         for warning in dataset.warnings:
             _log.warning("%s", warning)
@@ -282,7 +293,7 @@ def _training_step(
     stages: RolloutStages,
     hosts: dict[str, RoleGroup],
     channels: RoleChannels,
-    source: BatchSource,
+    source: BatchSource | Demonstrations,
 ) -> TrainingStep:
     penalty, control = spec.algorithm.overlong_penalty, spec.algorithm.entropy_control
     return TrainingStep(
@@ -304,7 +315,9 @@ def _training_step(
 
 
 def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:
-    passes = []
+    passes = list[ForwardPass]()
+    if spec.algorithm.is_sft:
+        return ()
     if needs_old_logprobs(spec.algorithm):
         actor = hosts["actorRollout"]
         passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))

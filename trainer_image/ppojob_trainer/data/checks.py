@@ -36,15 +36,17 @@ def check_files(
     rewards: RewardChecks | None,
     agents: RowAgents | None = None,
     draw: tuple[str, int] | None,
+    is_sft: bool = False,
 ) -> DataReport:
     """Read training and validation data once, row by row, in bounded memory.
 
     `draw` is the field of `spec.algorithm` that says how many prompts are drawn at once, and how
     many; None where all are answered once. For the rest see `PromptDataset.open`.
     """
-    train = Scan(spec, chat, rewards, agents, spec.max_train_rows)
+    train = Scan(spec, chat, rewards, agents, spec.max_train_rows, is_sft=is_sft)
     train.read(spec.train)
-    validation = Scan(spec.of_validation, chat, rewards, agents, spec.max_validation_rows)
+    held_out = spec.of_validation
+    validation = Scan(held_out, chat, rewards, agents, spec.max_validation_rows, is_sft=is_sft)
     if spec.validation:
         validation.read(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
@@ -66,11 +68,11 @@ def check_files(
     return DataReport(errors, warnings, train.kept, text_prompt=next(iter(places), ""))
 
 
-def unusable_files(spec: DataSpec) -> list[str]:
+def unusable_files(spec: DataSpec, *, is_sft: bool = False) -> list[str]:
     """Say which files cannot be opened, where no tokenizer is there to check rows with."""
     problems = []
     for file in (*spec.train, *spec.validation):
-        for opened in open_files(file, spec):
+        for opened in open_files(file, spec, is_sft=is_sft):
             if isinstance(opened, DataProblem):
                 problems.append(str(opened))
             else:

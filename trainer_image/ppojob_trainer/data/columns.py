@@ -31,18 +31,26 @@ COLUMNS_ALLOWED = (
 )
 
 
-def required_columns(spec: DataSpec) -> tuple[str, ...]:
+def required_columns(spec: DataSpec, *, is_sft: bool = False) -> tuple[str, ...]:
     """Columns that every file of a job must have."""
+    if is_sft:
+        keys = (spec.prompt_key, *((spec.answer_key,) if spec.answer_key else ()))
+        return tuple(dict.fromkeys(key.partition(".")[0] for key in keys))
     source = (spec.data_source_key,) if spec.data_source is None else ()
     return (spec.prompt_key, *source, *((spec.answer_key,) if spec.answer_key else ()))
 
 
-def read_columns(spec: DataSpec, *, has_agents: bool) -> tuple[str, ...] | None:
+def read_columns(
+    spec: DataSpec, *, has_agents: bool = False, is_sft: bool = False
+) -> tuple[str, ...] | None:
     """Columns that are read of a job's files; None for all."""
+    ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
+    if is_sft:
+        return tuple(dict.fromkeys([*required_columns(spec, is_sft=True), *ordering]))
     if spec.answer_key:
         return None
     names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
-    names += [spec.curriculum.key] if spec.curriculum else []
+    names += ordering
     names += [AGENT_COLUMN] if has_agents else []
     return tuple(dict.fromkeys(names))
 
@@ -64,15 +72,12 @@ def read_row(row: Row, spec: DataSpec, *, has_agents: bool) -> tuple[PromptRow, 
     required = required_columns(spec)
     for name in required:
         if name not in row:
-            why = f"the columns are {', '.join(map(str, row)) or 'none'}"
-            raise BadCell(name, "no such column", why, COLUMNS_ALLOWED)
+            raise _no_such_column(row, name)
     others = row.keys() - set(required) if spec.answer_key else set()
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed)
-    prompt = _prompt(row[spec.prompt_key], spec.prompt_key)
-    if isinstance(prompt, str) and spec.text_prompts == "user_message":
-        prompt = [{"role": "user", "content": prompt}]
+    prompt = as_prompt(row[spec.prompt_key], spec.prompt_key, spec)
     data_source = row.get(spec.data_source_key)
     if data_source is None:
         data_source = spec.data_source
@@ -83,15 +88,40 @@ def read_row(row: Row, spec: DataSpec, *, has_agents: bool) -> tuple[PromptRow, 
         truth, info = _json(row[spec.answer_key], spec.answer_key), _others(row, others)
     else:
         truth = _ground_truth(row.get(REWARD_COLUMN))
-        info = _mapping(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
+        info = mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
     agent = row.get(AGENT_COLUMN) if has_agents else None
     if agent is not None and not isinstance(agent, str):
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
-    difficulty = _difficulty(row, info, spec.curriculum.key) if spec.curriculum else 0.0
+    difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
     return PromptRow(-1, (), prompt, data_source, truth, info, agent or ""), difficulty
 
 
-def _difficulty(row: Row, info: Mapping[str, Json], name: str) -> float:
+def cell_of(row: Row, key: str) -> object:
+    """A cell, or an entry of one that is a struct: `extra_info.question`.
+
+    Raises:
+        BadCell: there is no such column or entry, or it cannot be read.
+    """
+    name, *path = [key] if key in row else key.split(".")
+    if name not in row:
+        raise _no_such_column(row, name)
+    cell: object = row[name]
+    if isinstance(cell, DataProblem):
+        raise BadCell(name, cell.got, cell.why, cell.allowed)
+    for entry in path:
+        if not isinstance(cell, Mapping) or entry not in cell:
+            why, allowed = f"it has no entry {entry}", f"a struct with {'.'.join(path)}"
+            raise BadCell(name, shown(cell), why, allowed)
+        cell = cell[entry]
+    return cell
+
+
+def _no_such_column(row: Row, name: str) -> BadCell:
+    why = f"the columns are {', '.join(map(str, row)) or 'none'}"
+    return BadCell(name, "no such column", why, COLUMNS_ALLOWED)
+
+
+def difficulty_of(row: Row, info: Mapping[str, Json], name: str) -> float:
     """The number that orders a row: a column's, or that of an entry of extra_info."""
     value = row.get(name, info.get(name))
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
@@ -116,13 +146,35 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
     return found
 
 
-def _prompt(cell: object, column: str) -> Prompt:
+def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
+    """A prompt that the policy is to answer.
+
+    Raises:
+        BadCell: it is none.
+    """
+    if isinstance(cell, str) and cell.strip():
+        return [{"role": "user", "content": cell}] if spec.text_prompts == "user_message" else cell
+    messages = conversation(cell, column)
+    if messages[-1]["role"] == "assistant":
+        raise BadCell(
+            f"{column}[{len(messages) - 1}].role",
+            shown("assistant"),
+            "the conversation ends in an answer, and the policy is to give one",
+            "a conversation without its last answer",
+        )
+    return messages
+
+
+def conversation(cell: object, column: str) -> list[dict[str, Json]]:
+    """Chat messages, of which one says something.
+
+    Raises:
+        BadCell: they are none.
+    """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(
             column, shown(cell), "there is nothing to answer", "text, or a list of chat messages"
         )
-    if isinstance(cell, str):
-        return cell
     if isinstance(cell, dict):
         cell = _messages_of_lists(cell, column)
     if not isinstance(cell, list):
@@ -135,13 +187,6 @@ def _prompt(cell: object, column: str) -> Prompt:
             shown(contents),
             "there is nothing to answer",
             "at least one message with content",
-        )
-    if messages[-1]["role"] == "assistant":
-        raise BadCell(
-            f"{column}[{len(messages) - 1}].role",
-            shown("assistant"),
-            "the conversation ends in an answer, and the policy is to give one",
-            "a conversation without its last answer",
         )
     return messages
 
@@ -195,7 +240,7 @@ def _message(cell: object, column: str) -> dict[str, Json]:
             "a message's content is text",
             "text; pictures and sound are not read",
         )
-    return _mapping(message, column)
+    return mapping_of(message, column)
 
 
 def _ground_truth(cell: object) -> Json:
@@ -211,7 +256,12 @@ def _ground_truth(cell: object) -> Json:
     return _json(cell.get("ground_truth"), GROUND_TRUTH)
 
 
-def _mapping(cell: object, column: str) -> dict[str, Json]:
+def mapping_of(cell: object, column: str) -> dict[str, Json]:
+    """Named values as JSON; none where the cell is empty.
+
+    Raises:
+        BadCell: it holds something else.
+    """
     if cell is None:
         return {}
     if not isinstance(cell, Mapping):
@@ -240,7 +290,7 @@ def _json(value: object, column: str) -> Json:
         case list() | tuple():
             return [_json(item, column) for item in value]
         case Mapping():
-            return _mapping(value, column)
+            return mapping_of(value, column)
     raise BadCell(
         column,
         f"{type(value).__name__} {shown(value)}",

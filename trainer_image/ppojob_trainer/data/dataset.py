@@ -51,6 +51,7 @@ class PromptDataset(PromptStore):
         max_rows: int | None = None,
         rewards: RewardChecks | None = None,
         agents: RowAgents | None = None,
+        is_sft: bool = False,
     ) -> Self:
         """Check every row of the files and open them as one data set.
 
@@ -63,6 +64,7 @@ class PromptDataset(PromptStore):
                 every seed.
             rewards: what the reward side can score; None for no check of it.
             agents: who answers in rows that are conversations; None where no row is one.
+            is_sft: whether rows have their answers, which are learnt.
 
         Raises:
             ConfigError: with every problem, one line each.
@@ -70,7 +72,7 @@ class PromptDataset(PromptStore):
         """
         dataset = cls()
         try:
-            scan = Scan(data_spec, chat, rewards, agents, max_rows, store=dataset)
+            scan = Scan(data_spec, chat, rewards, agents, max_rows, store=dataset, is_sft=is_sft)
             scan.read(files)
             if scan.errors:
                 raise ConfigError(scan.errors.lines())
@@ -113,6 +115,8 @@ class PromptDataset(PromptStore):
 def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTokenizer) -> str:
     settings = spec.model_dump(mode="json", include=_IN_DIGEST)
     settings |= spec.model_dump(mode="json", include=_IN_DIGEST_IF_SET, exclude_defaults=True)
+    if scan.is_sft:
+        settings |= {"answers": "learnt", "max_response_tokens": spec.max_response_tokens}
     limits = [file.max_rows for file in files]
     if any(limit is not None for limit in limits):
         settings["max_rows"] = limits

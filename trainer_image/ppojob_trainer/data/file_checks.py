@@ -55,14 +55,15 @@ def _files_of(path: str, form: str) -> list[str] | DataProblem:
 
 
 def open_files(
-    file: DataFile, spec: DataSpec, *, has_agents: bool = False
+    file: DataFile, spec: DataSpec, *, has_agents: bool = False, is_sft: bool = False
 ) -> Iterator[RowFile | DataProblem]:
     """Open the files that an entry of a job means, or say why they cannot be used."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths
         return
-    columns, required = read_columns(spec, has_agents=has_agents), required_columns(spec)
+    columns = read_columns(spec, has_agents=has_agents, is_sft=is_sft)
+    required = required_columns(spec, is_sft=is_sft)
     for path in paths:
         yield open_row_file(path, columns, required, file)
 

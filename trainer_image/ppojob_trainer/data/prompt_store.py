@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
@@ -17,6 +17,13 @@ _PREFIX = "ppojob-prompts-"
 
 Prompt = str | list[dict[str, Json]]
 """Text, or chat messages."""
+
+
+class AnswerPart(NamedTuple):
+    """Consecutive tokens of an answer that one side wrote."""
+
+    tokens: tuple[int, ...]
+    is_trained: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class PromptRow:
         ground_truth: what the reward compares with; None where the row has none.
         extra_info: other data of the row, for its reward and its tools.
         agent: who answers in it; empty where rows are no conversations.
+        answer: what the policy learns to answer; empty where it gives an answer of its own.
     """
 
     index: int
@@ -41,6 +49,7 @@ class PromptRow:
     ground_truth: Json
     extra_info: Mapping[str, Json]
     agent: str = ""
+    answer: tuple[AnswerPart, ...] = ()
 
 
 class PromptStore(Closeable):
@@ -68,8 +77,8 @@ class PromptStore(Closeable):
             StorageError: there is no room for it.
         """
         assert row.index == len(self), "rows are numbered in their order"
-        answer = row.data_source, row.ground_truth, row.extra_info, row.agent
-        kept = [row.token_ids, row.prompt, *answer]
+        told = row.data_source, row.ground_truth, row.extra_info, row.agent
+        kept = [row.token_ids, row.prompt, *told, row.answer]
         text = json.dumps(kept, separators=(",", ":")).encode()
         try:
             self._file.write(text)
@@ -92,8 +101,9 @@ class PromptStore(Closeable):
             kept: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, *rest = kept
-        return PromptRow(index, tuple(token_ids), *rest)
+        token_ids, prompt, source, truth, info, agent, answer = kept
+        parts = tuple(AnswerPart(tuple(tokens), trained) for tokens, trained in answer)
+        return PromptRow(index, tuple(token_ids), prompt, source, truth, info, agent, parts)
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Several rows, in the order of their numbers as given."""

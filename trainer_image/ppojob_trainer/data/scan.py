@@ -9,10 +9,16 @@ from dataclasses import dataclass, field, replace
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
 from ppojob_trainer.data.columns import BadCell, read_row
+from ppojob_trainer.data.demonstrations import (
+    Demonstrations,
+    Message,
+    learnt,
+    read_demonstration,
+)
 from ppojob_trainer.data.file_checks import open_files
-from ppojob_trainer.data.formats import RowFile
+from ppojob_trainer.data.formats import Row, RowFile
 from ppojob_trainer.data.problems import DataProblem, Findings
-from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
+from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
 from ppojob_trainer.data.row_checks import (
     RewardChecks,
     RowAgents,
@@ -35,12 +41,14 @@ class _Candidate:
     """A readable row on its way through the tokenizer.
 
     Attributes:
+        messages: the answer that is learnt, from the first turn of the assistant on.
         entry: of the list of files in the specification.
         number: of the row in all files together.
     """
 
     row: PromptRow
     difficulty: float
+    messages: Sequence[Message]
     entry: int
     number: int
     path: str
@@ -60,7 +68,8 @@ class Scan:
         digests: SHA-256 of what each file's rows are made of, in hex.
         kept: rows to draw from; ``kept_of`` has those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
-        dropped: rows left out as too long.
+        is_sft: whether rows have their answers, which are learnt.
+        dropped: rows left out as too long; ``untrained`` are rows of which nothing is learnt.
         prompt_kind: "text" or "messages", as the first readable row has it, at ``prompt_place``.
         prompt_keys: eight-byte digest of every prompt seen.
         row_keys: the same of (data source, split, index), 0 where a row has no index.
@@ -73,6 +82,7 @@ class Scan:
     agents: RowAgents | None
     max_rows: int | None
     store: PromptStore | None = None
+    is_sft: bool = False
     files: list[RowFile] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     kept: int = 0
@@ -80,6 +90,7 @@ class Scan:
     difficulties: "array[float]" = field(default_factory=lambda: array("d"))
     total: int = 0
     dropped: int = 0
+    untrained: int = 0
     errors: Findings = field(default_factory=Findings)
     warnings: Findings = field(default_factory=Findings)
     prompt_keys: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -87,6 +98,12 @@ class Scan:
     key_rows: "array[int]" = field(default_factory=lambda: array("q"))
     prompt_kind: str = ""
     prompt_place: str = ""
+    _demonstrations: Demonstrations | None = None
+
+    def __post_init__(self) -> None:
+        if self.is_sft:
+            self.rewards = None  # nothing is scored
+            self._demonstrations = Demonstrations(self.chat, self.spec)
 
     def read(self, files: Sequence[DataFile]) -> None:
         """Read every row once.
@@ -105,17 +122,31 @@ class Scan:
         finally:
             for file in self.files:
                 file.close()
+        self._tell_left_out()
+
+    def _tell_left_out(self) -> None:
+        """Tell how many rows are not drawn from, and refuse data of which none is."""
         most = f"maxPromptTokens {self.spec.max_prompt_tokens}"
+        if self.is_sft:
+            most += f" or maxResponseTokens {self.spec.max_response_tokens}"
         dropped = f"{self.dropped} of {self.total} rows"
-        if not self.errors and not self.kept:
-            why = f"no prompt is within {most}"
+        if not self.errors and not self.kept and not self.untrained:
+            why = f"no {'row' if self.is_sft else 'prompt'} is within {most}"
             allowed = "a larger maxPromptTokens, or overlongPrompts: truncate_left"
             self.errors.add(DataProblem("spec.data", f"{dropped} dropped", why, allowed))
         elif self.dropped:
-            others = len(self.files) - 1
-            where = self.files[0].path + (f" and {others} more files" if others else "")
             why = f"longer than spec.data.{most}, and dropped"
-            self.warnings.add(DataProblem(where, dropped, why, "fine where it is meant"))
+            self.warnings.add(DataProblem(self._where, dropped, why, "fine where it is meant"))
+        if self.untrained:
+            got = f"{self.untrained} of {self.total} rows"
+            why = "nothing of them is learnt, and they are left out"
+            problem = DataProblem(self._where, got, why, "fine where other rows are left")
+            (self.warnings if self.kept else self.errors).add(problem)
+
+    @property
+    def _where(self) -> str:
+        others = len(self.files) - 1
+        return self.files[0].path + (f" and {others} more files" if others else "")
 
     def place(self, number: int) -> str:
         """``file:row`` of a row of the concatenated files."""
@@ -139,8 +170,8 @@ class Scan:
                 first += file.num_rows
 
     def _open(self, data_file: DataFile) -> list[RowFile]:
-        found = []
-        for opened in open_files(data_file, self.spec, has_agents=self.agents is not None):
+        found, has_agents = [], self.agents is not None
+        for opened in open_files(data_file, self.spec, has_agents=has_agents, is_sft=self.is_sft):
             if isinstance(opened, DataProblem):
                 self.errors.add(opened)
             else:
@@ -160,14 +191,21 @@ class Scan:
                 self.errors.add(cells, file=file.path)
                 continue
             try:
-                row, difficulty = read_row(cells, self.spec, has_agents=self.agents is not None)
+                row, difficulty, messages = self._read(cells)
             except BadCell as bad:
                 _add(self.errors, bad.problem, file.path, place)
                 continue
-            yield _Candidate(row, difficulty, entry, first + in_file, file.path, place)
+            number = first + in_file
+            yield _Candidate(row, difficulty, messages, entry, number, file.path, place)
         if file.num_rows == 0:
             why, allowed = "there is nothing to draw from", "at least one row"
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
+
+    def _read(self, cells: Row) -> tuple[PromptRow, float, Sequence[Message]]:
+        if self.is_sft:
+            return read_demonstration(cells, self.spec)
+        row, difficulty = read_row(cells, self.spec, has_agents=self.agents is not None)
+        return row, difficulty, ()
 
     def _take(self, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
         rows = [candidate.row for candidate in candidates]
@@ -180,16 +218,23 @@ class Scan:
             self._check(candidate, control)
             if self.store is None:
                 self._add_keys(candidate)
-            if not isinstance(ids, BadChatTemplate):
-                self._keep_or_drop(candidate, ids)
-                continue
-            bad = DataProblem(
-                self.spec.prompt_key,
-                "a conversation that the chat template refuses",
-                ids.refusal,
-                "messages that the template takes, such as user and assistant in turn",
-            )
-            _add(self.errors, bad, candidate.path, candidate.place)
+            try:
+                if isinstance(ids, BadChatTemplate):
+                    raise ids
+                answer: Sequence[AnswerPart] = ()
+                if self._demonstrations is not None:
+                    answer = self._demonstrations.answer(candidate.row.prompt, candidate.messages)
+                self._keep_or_drop(candidate, ids, answer)
+            except BadChatTemplate as refused:
+                if not refused.refusal:
+                    raise  # it is no matter of this row
+                bad = DataProblem(
+                    self.spec.prompt_key,
+                    "a conversation that the chat template refuses",
+                    refused.refusal,
+                    "messages that the template takes, such as user and assistant in turn",
+                )
+                _add(self.errors, bad, candidate.path, candidate.place)
 
     def _tools(self, row: PromptRow) -> Tools:
         """What the model may call in a row."""
@@ -199,14 +244,18 @@ class Scan:
         """What the rows before it, rewards, tools and tokenizer say of a row."""
         row = candidate.row
         tools = tuple(map(tool_name, self._tools(row)))
+        may_need_truth = self.rewards is None and not self.is_sft
+        whole = row.prompt
+        if not isinstance(whole, str):
+            whole = [*whole, *map(dict, candidate.messages)]
         found = (
             (self.errors, self._other_kind(candidate)),
             (self.errors, unrewarded(row, self.rewards, self.spec)),
             (self.errors, wrong_selection(row.extra_info, tools)),
             (self.errors, self.agents.problem(row) if self.agents is not None else None),
-            (self.warnings, truthless(row, self.spec) if self.rewards is None else None),
+            (self.warnings, truthless(row, self.spec) if may_need_truth else None),
             (self.warnings, untaken_kwargs(row.extra_info, tools)),
-            (self.warnings, with_control_token(row.prompt, control, self.spec)),
+            (self.warnings, with_control_token(whole, control, self.spec)),
         )
         for findings, bad in found:
             if bad is not None:
@@ -230,9 +279,13 @@ class Scan:
         self.prompt_keys.append(_key(row.prompt))
         self.row_keys.append(0 if index is None else _key([row.data_source, split, index]))
 
-    def _keep_or_drop(self, candidate: _Candidate, ids: list[int]) -> None:
+    def _keep_or_drop(
+        self, candidate: _Candidate, ids: list[int], answer: Sequence[AnswerPart]
+    ) -> None:
         limit, policy = self.spec.max_prompt_tokens, self.spec.overlong_prompts
-        if len(ids) > limit and policy == "drop":
+        longest = self.spec.max_response_tokens
+        answered = sum(len(part.tokens) for part in answer)
+        if policy == "drop" and (len(ids) > limit or answered > longest):
             self.dropped += 1
             return
         bad = None
@@ -245,15 +298,26 @@ class Scan:
                 "truncate_right or truncate_middle"
             )
             bad = f"{len(ids)} tokens", f"longer than spec.data.maxPromptTokens {limit}", allowed
+        elif answered > longest and policy == "error":
+            allowed = (
+                "a larger maxResponseTokens, or spec.data.overlongPrompts: drop, or truncate_right "
+                "for its beginning"
+            )
+            got = f"an answer of {answered} tokens"
+            bad = got, f"longer than spec.data.maxResponseTokens {longest}", allowed
         if bad:
             problem = DataProblem(self.spec.prompt_key, *bad)
             _add(self.errors, problem, candidate.path, candidate.place)
             return
-        row = candidate.row
+        row, kept = candidate.row, learnt(answer, longest)
+        if self.is_sft and not kept:
+            self.untrained += 1
+            return
         if self.store is not None:
             agent = self.agents.name(row) if self.agents is not None else ""
             cut = truncate(ids, limit, policy)
-            self.store.append(replace(row, index=self.kept, token_ids=cut, agent=agent))
+            row = replace(row, index=self.kept, token_ids=cut, agent=agent, answer=kept)
+            self.store.append(row)
         self.kept += 1
         self.kept_of[candidate.entry] += 1
         if self.spec.curriculum is not None:

@@ -105,6 +105,17 @@ class TurnTemplate:
         texts = [form(body) for form, body in zip(suffix.forms, bodies, strict=True)]
         return self.text.encode([first[cut:], *others], texts)
 
+    def turn(self, content: str) -> list[int]:
+        """Tokens of a turn of the model that says this, as it would draw them, its end included.
+
+        Raises:
+            BadChatTemplate: see `delta`.
+        """
+        suffix = self.suffix([{"role": "user", "content": "Hello."}])
+        if suffix.closing > suffix.end:
+            return self.chat.encode(content + suffix.pieces[0][: suffix.closing])
+        return [*self.chat.encode(content), *self.chat.eos_token_ids[:1]]
+
     def suffix(self, messages: Messages, tools: Tools | None = None) -> Suffix:
         """What is the same for all messages of these roles and names; rendered once, then kept."""
         plain = [_plain(message, i) for i, message in enumerate(messages)]

@@ -63,6 +63,8 @@ class PolicyHead:
     @classmethod
     def of_updates(cls, spec: PPOJobSpec) -> PolicyHead:
         """What updates ask of the policy."""
+        if spec.algorithm.is_sft:
+            return cls.of(spec, "none")
         return cls.of(spec, "gradient" if spec.algorithm.has_entropy_bonus else "value")
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:

@@ -19,6 +19,7 @@ from ppojob_trainer.engine.optimizer import (
     optimizer_tensors,
 )
 from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.collectives import sum_over_data
@@ -26,7 +27,7 @@ from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
-Objective = PolicyObjective | ValueObjective
+Objective = PolicyObjective | ValueObjective | SftObjective
 
 HeadOf = Callable[[Experience], Head]
 """Makes the head of a micro-batch, from what another model computes of it."""

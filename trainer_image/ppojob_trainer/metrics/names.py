@@ -181,6 +181,10 @@ training/filter_groups/discarded_surplus_samples | prompts | prompts with signal
 training/filter_groups/wasted_share | share | of the prompts that were answered, those left out
 training/resampling/distinct_share | share | of the responses, those that resampling has drawn at
     least once
+train/loss | 1 | loss of type sft: cross-entropy of the trained tokens as lossAggregation adds it up
+train/skipped | share | its optimizer steps left out, their gradient not finite
+train/grad_norm | 1 | norm of its gradient before clipping
+train/lr | 1 | its learning rate in the last optimizer step
 actor/loss | 1 | all terms of the loss
 actor/pg_loss | 1 | policy term of the loss
 actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
@@ -251,6 +255,8 @@ rpc/sent_bytes | bytes | sent by the controller with its work for others since t
     ppojob_rpc_sent_bytes_total counter
 rpc/received_bytes | bytes | received by the controller in answers to it |
     ppojob_rpc_received_bytes_total counter
+val/loss | nats a token | cross-entropy of the held-out answers with type sft, mean over trained
+    tokens
 val-core/<data source>/acc/mean@<n> | share | mean of the function's acc, else of its score; mean@1
     is always there
 val-core/<data source>/acc/best@<n>/<moment> | share | mean or std over bootstraps of the best acc

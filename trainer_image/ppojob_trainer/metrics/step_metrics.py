@@ -134,6 +134,14 @@ def row_metrics(
     }
 
 
+def length_metrics(rows: StepRows) -> dict[str, float]:
+    """Lengths alone, of rows whose answers are given."""
+    return {
+        **Spread.of(rows.response_tokens).named("response_length"),
+        **Spread.of(rows.prompt_tokens).named("prompt_length"),
+    }
+
+
 def _turn_metrics(rows: StepRows) -> dict[str, float]:
     """Turns and calls; the names are verl's where it has some."""
     calls = [own.tool_calls for own in rows.figures]

@@ -54,7 +54,8 @@ def held_by_rank(
     Parameters are as `count_parameters` gives them; a role without pods of its own holds nothing.
     """
     spec, living = config.spec, config.topology.living_in(role)
-    engine = _engine(config, parameters) if config.topology.generating.role == role else {}
+    generates = config.topology.generating.role == role and not spec.algorithm.is_sft
+    engine = _engine(config, parameters) if generates else {}
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return engine

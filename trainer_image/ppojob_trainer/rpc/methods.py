@@ -12,7 +12,16 @@ import msgspec
 from ppojob_trainer import failpoints
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rpc.identity import PodIdentity
-from ppojob_trainer.rpc.messages import agents, pods, rollout, rows, saving, scoring, training
+from ppojob_trainer.rpc.messages import (
+    agents,
+    demonstrations,
+    pods,
+    rollout,
+    rows,
+    saving,
+    scoring,
+    training,
+)
 from ppojob_trainer.rpc.wire import Nothing
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -58,6 +67,10 @@ BRING_WEIGHTS = Method("bring_weights", rollout.BringWeights, Nothing)
 HAND_OVER = Method("hand_over", rollout.HandOver, Nothing)
 RECALL = Method("recall", rollout.Recall, rollout.Recalled, once=False)
 LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=256 * MEBI)
+DEMONSTRATE = Method("demonstrate", demonstrations.Demonstrate, Nothing, limit_bytes=256 * MEBI)
+MEASURE_LOSS = Method(
+    "measure_loss", demonstrations.MeasureLoss, PassStatistics, limit_bytes=256 * MEBI
+)
 SEND_TEXTS = Method("send_texts", scoring.SendTexts, Nothing)
 PUT_TEXTS = Method(
     "put_texts",

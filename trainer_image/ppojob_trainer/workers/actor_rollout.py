@@ -17,6 +17,7 @@ from torch import Tensor
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
 from ppojob_trainer.models.weight_stream import stored_weights
@@ -29,6 +30,7 @@ from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, MeasureLoss
 from ppojob_trainer.rpc.messages.rollout import (
     BringWeights,
     Generate,
@@ -61,6 +63,7 @@ from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import (
     OwnedRows,
     chosen_rows,
+    demonstrated_rows,
     own_rows,
     rows_table,
     trajectories,
@@ -92,6 +95,8 @@ class ActorRolloutWorker:
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
             Route(methods.LOAD_ROWS, self._load_rows),
+            Route(methods.DEMONSTRATE, self._demonstrate),
+            Route(methods.MEASURE_LOSS, self._measure_loss),
             Route(methods.BRING_WEIGHTS, self._bring_weights),
             Route(methods.HAND_OVER, self._hand_over),
             Route(methods.RECALL, self._recall),
@@ -154,6 +159,15 @@ class ActorRolloutWorker:
         rows = trajectories(read_tokens(parts, first, last))
         self._keep(request.purpose, request.round, self._own(request, rows))
         return Nothing()
+
+    def _demonstrate(self, request: Demonstrate) -> Nothing:
+        self._keep(TRAIN, 0, demonstrated_rows(request.first, request.rows))
+        return Nothing()
+
+    def _measure_loss(self, request: MeasureLoss) -> PassStatistics:
+        assert self.policy is not None, "a job of type sft trains"
+        mine = demonstrated_rows(request.given.first, request.given.rows).experience
+        return self.policy.loss(self.stages.batch_rows(batch_index(request.index), mine))
 
     def _own(self, request: Generate | LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
         agent = self.generation.spec.agent

@@ -63,10 +63,14 @@ class ModelStages:
 
     def place(self, index: BatchIndex, mine: Experience) -> None:
         """Take up the rows of a step: those of this rank, of all that the role's ranks have."""
+        self._rows = self.batch_rows(index, mine)
+
+    def batch_rows(self, index: BatchIndex, mine: Experience) -> BatchRows:
+        """Rows of this rank, of all that the role's ranks have."""
         world = self.channels.world
         link = Link(world.group, world.device)
         within = Link(world.along(*WITHIN), world.device)
-        self._rows = BatchRows(index, mine, link, self.channels.costs, world.dims, within)
+        return BatchRows(index, mine, link, self.channels.costs, world.dims, within)
 
     def _restore(self, request: Restore) -> Nothing:
         self.make_room()

@@ -14,6 +14,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
 from ppojob_trainer.rows.row_files import SCHEMA, truth_cells, value_cells, with_values
+from ppojob_trainer.rpc.messages.demonstrations import Demonstration
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import WriteRows
 
@@ -90,6 +91,24 @@ def own_rows(
         ],
         figures=[trajectory.figures for trajectory in trajectories],
     )
+
+
+def demonstrated_rows(first: int, rows: Sequence[Demonstration]) -> OwnedRows:
+    """Make rows of answers that are given, as if the policy had written what is trained of them.
+
+    `first` is the position in the batch of the first.
+    """
+    made = [
+        Trajectory(
+            tuple(
+                Segment(tuple(part.tokens), policy_version=0 if part.is_trained else None)
+                for part in row.answer
+            ),
+            "stop",
+        )
+        for row in rows
+    ]
+    return own_rows(first, [PromptTokens(row.prompt, row.tokens) for row in rows], 1, made)
 
 
 def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:

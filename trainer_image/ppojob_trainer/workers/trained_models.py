@@ -13,6 +13,7 @@ from ppojob_trainer.engine.policy_objective import (
     sampling_diagnostics,
     token_sums,
 )
+from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -24,6 +25,8 @@ from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import Reference
+
+HELD_OUT_LOSS = "val/loss"
 
 
 class Policy:
@@ -50,6 +53,10 @@ class Policy:
 
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """One optimizer step."""
+        if self._spec.algorithm.is_sft:
+            limit = self._spec.data.max_response_tokens
+            answers = SftObjective.of(self._spec.algorithm, max_response_tokens=limit)
+            return self.learner.engine.update(rows.staged(request.prompts, ()), answers)
         objective = PolicyObjective.of(
             self._spec.algorithm,
             request.kl_coefficient,
@@ -64,6 +71,14 @@ class Policy:
         measured = engine.update(staged, objective, partial(self._head_with_kl, reference))
         reference.release()
         return measured
+
+    def loss(self, rows: BatchRows) -> PassStatistics:
+        """Of held-out rows, whose answers are given."""
+        engine = self.learner.engine
+        staged = rows.staged(range(rows.index.num_groups), ())
+        (logprobs,) = engine.predict(staged)
+        sums = token_sums({HELD_OUT_LOSS: -logprobs}, staged.mask)
+        return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(staged.mask.sum())))
 
     def _head_with_kl(self, reference: ForwardEngine, rows: Experience) -> HeadWithKl:
         return HeadWithKl(PolicyHead.of_updates(self._spec), reference.last_states(rows))

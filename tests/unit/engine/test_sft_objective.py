@@ -1,0 +1,133 @@
+"""Supervised fine-tuning against the definition: a cross-entropy in float64, row by row."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from padded_reference import gradients, relative_difference
+from torch.nn import functional as F
+from turn_templates import ChatInProcess
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.sft_objective import SftObjective
+from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
+from ppojob_trainer.workers.row_store import demonstrated_rows
+
+HEAD, END = "<|im_start|>assistant\n", "<|im_end|>"
+ROWS: list[list[tuple[str, bool]]] = [
+    [("<|im_start|>user\n1+1<|im_end|>\n" + HEAD, False), ("2" + END, True)],
+    [
+        ("<|im_start|>system\nbe nice<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n" + HEAD, False),
+        ("hello" + END, True),
+        ("\n<|im_start|>user\n2+3<|im_end|>\n" + HEAD, False),
+        ("5" + END, True),
+        ("\n<|im_start|>user\nand 4+4<|im_end|>\n" + HEAD, False),
+        ("no idea" + END, False),  # given, by `loss_mask: 0`
+        ("\n<|im_start|>user\nwhy<|im_end|>\n" + HEAD, False),
+        ("because" + END, True),
+    ],
+    [("<|im_start|>user\nand<|im_end|>\n" + HEAD, False), (END, True)],
+]
+"""Rows of tokens by hand, and which of them are trained."""
+
+MakeModel = Callable[..., tiny_models.PreTrainedModel]
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> ChatTokenizer:
+    tiny_models.save_tokenizer(tmp_path)
+    return ChatInProcess(tmp_path)
+
+
+@pytest.fixture
+def experience(chat: ChatTokenizer) -> Experience:
+    demonstrations = []
+    for number, ((prompt, _), *answer) in enumerate(ROWS):
+        parts = [Part(chat.encode(text), is_trained) for text, is_trained in answer]
+        demonstrations.append(Demonstration(number, chat.encode(prompt), parts))
+    return demonstrated_rows(0, demonstrations).experience
+
+
+def literal_loss(
+    model: tiny_models.PreTrainedModel, chat: ChatTokenizer, mode: str
+) -> torch.Tensor:
+    """Each row whole, by transformers' own attention; position t predicts token t + 1."""
+    model.set_attn_implementation("eager")
+    sums, counts = [], []
+    for row in ROWS:
+        ids, labels = list[int](), list[int]()
+        for text, is_trained in row:
+            tokens = chat.encode(text)
+            ids += tokens
+            labels += tokens if is_trained else [-100] * len(tokens)
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+        shifted = torch.tensor(labels[1:])
+        sums.append(F.cross_entropy(logits[:-1], shifted, ignore_index=-100, reduction="sum"))
+        counts.append(int((shifted != -100).sum()))
+    if mode == "token_mean":
+        return sum(sums, torch.zeros(())) / sum(counts)
+    assert mode == "sequence_mean_token_mean"
+    of_rows = [total / count for total, count in zip(sums, counts, strict=True)]
+    return sum(of_rows, torch.zeros(())) / len(of_rows)
+
+
+def engine(model: tiny_models.PreTrainedModel, **training: object) -> TrainEngine:
+    spec = TrainingSpec.model_validate({"autocast": "none", "logprob_chunk_tokens": 8, **training})
+    head = PolicyHead(LogprobSettings(1.0, spec.logprob_chunk_tokens))
+    return TrainEngine(model, head, spec, OptimizerSpec(gradient_clip=0.0), 1)
+
+
+def objective(mode: str) -> SftObjective:
+    spec = AlgorithmSpec(type="sft", prompts_per_step=3, loss_aggregation=mode)
+    return SftObjective.of(spec, max_response_tokens=99)
+
+
+@pytest.mark.parametrize("mode", ["token_mean", "sequence_mean_token_mean"])
+@pytest.mark.parametrize("budget", [1, 60, 10_000])
+def test_loss_and_gradient_equal_the_literal_reference(
+    make_model: MakeModel, experience: Experience, chat: ChatTokenizer, mode: str, budget: int
+) -> None:
+    ours, theirs = (make_model(dtype=torch.float64, vocab_size=120) for _ in range(2))
+    measured = engine(ours, micro_batch_tokens=budget).update(experience, objective(mode))
+    loss = literal_loss(theirs, chat, mode)
+    # Not to the last digit: rotary embeddings are float32 in models of float64, too.
+    assert measured.values["train/loss"] == pytest.approx(loss.item(), rel=1e-7)
+    found = {name: weight.grad for name, weight in ours.named_parameters()}
+    assert relative_difference(found, gradients(theirs, loss)) < 1e-6
+
+
+def test_in_float32_too(make_model: MakeModel, experience: Experience, chat: ChatTokenizer) -> None:
+    ours, exact = (
+        make_model(dtype=dtype, vocab_size=120) for dtype in (torch.float32, torch.float64)
+    )
+    measured = engine(ours).update(experience, objective("token_mean"))
+    loss = literal_loss(exact, chat, "token_mean")
+    assert measured.values["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
+    found = {name: weight.grad for name, weight in ours.named_parameters()}
+    assert relative_difference(found, gradients(exact, loss)) < 5e-6
+
+
+def test_the_reference_notices_a_shift_and_a_wrong_mask(
+    make_model: MakeModel, experience: Experience, chat: ChatTokenizer
+) -> None:
+    expected = literal_loss(make_model(vocab_size=120), chat, "token_mean").item()
+    for wrong in (experience.mask.roll(1), torch.ones_like(experience.mask)):
+        experience.mask = wrong
+        measured = engine(make_model(vocab_size=120)).update(experience, objective("token_mean"))
+        assert measured.values["train/loss"] != pytest.approx(expected, rel=1e-4)
+
+
+def test_parts_of_a_mini_batch_add_up(
+    make_rows: Callable[..., Experience], parts_add_up: Callable[..., None]
+) -> None:
+    rows = make_rows(groups=12, samples=1)
+    logprobs = torch.randn(rows.num_tokens, requires_grad=True)
+    parts_add_up(objective("token_mean"), (logprobs,), rows)

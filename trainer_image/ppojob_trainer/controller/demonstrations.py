@@ -1,0 +1,83 @@
+"""The stages of supervised fine-tuning: rows with their answers go to the ranks that train on them.
+
+Nothing is generated or scored, and rows follow from the data alone, so that none is kept on the
+disk.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.batch_source import Draw, Rows
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.metrics.pass_statistics import step_statistics
+from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rpc.messages.demonstrations import (
+    Demonstrate,
+    Demonstration,
+    MeasureLoss,
+    Part,
+)
+from ppojob_trainer.rpc.methods import DEMONSTRATE, MEASURE_LOSS
+from ppojob_trainer.rpc.wire import RequestId
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Draws the rows of a step, and measures the loss of those that are held out.
+
+    Attributes:
+        actor: the role whose ranks own the rows.
+        rows_per_step: rows of a batch, of a validation at one time as well.
+    """
+
+    roles: Roles
+    actor: RoleGroup
+    rows_per_step: int
+
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Have the rows of a step owned; the same for a step that is begun again."""
+        with timer("data"):
+            batch = self._batch("train", draw(self.rows_per_step))
+            requests = list(self._shares(batch))
+            self.roles.ask(self.actor, DEMONSTRATE, requests, RequestId(0, step, "demonstrate"))
+        return Rows(batch, is_kept=True)
+
+    def loss(self, held_out: PromptDataset, step: int) -> dict[str, float]:
+        """The mean loss of a trained token of the held-out rows, with a step's weights."""
+        measured = []
+        for first in range(0, len(held_out), self.rows_per_step):
+            last = min(first + self.rows_per_step, len(held_out))
+            batch = self._batch("validation", held_out.rows(range(first, last)))
+            index = batch.index
+            requests = [MeasureLoss(given, index) for given in self._shares(batch)]
+            id_ = RequestId(0, step, "measure_loss", first)
+            measured.append(self.roles.ask(self.actor, MEASURE_LOSS, requests, id_)[0])
+        return step_statistics(measured)
+
+    def _batch(self, purpose: str, prompts: list[PromptRow]) -> Batch:
+        return Batch(
+            purpose,
+            prompts,
+            samples=1,
+            owners=len(self.actor.ranks),
+            lengths=[sum(len(part.tokens) for part in row.answer) for row in prompts],
+            truncated=[False] * len(prompts),
+        )
+
+    def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
+        """What each rank is given: a run of rows, or none where there are fewer rows than ranks."""
+        count = len(batch.prompts)
+        idle = [(count, count)] * (batch.owners - len(batch.shares))
+        for first, last in (*batch.shares, *idle):
+            rows = [
+                Demonstration(
+                    row.index,
+                    list(row.token_ids),
+                    [Part(list(part.tokens), part.is_trained) for part in row.answer],
+                )
+                for row in batch.prompts[first:last]
+            ]
+            yield Demonstrate(first, rows)

@@ -1,0 +1,144 @@
+"""Rows that have their answers: conversations whose assistant turns the policy learns to write.
+
+A row becomes the tokens that a rollout would have made of it: the prompt as an engine gets it, with
+the header of the turn to come; that turn and its end token, as the policy would have drawn them;
+what stands until its next turn; and so on. So what is learnt here is what is generated later, by
+any chat template that rows of several turns can be made with (`turns`).
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.columns import (
+    EXTRA_COLUMN,
+    BadCell,
+    as_prompt,
+    cell_of,
+    conversation,
+    difficulty_of,
+    mapping_of,
+)
+from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
+from ppojob_trainer.data.template_renderer import BadChatTemplate
+from ppojob_trainer.data.turn_check import check_template
+from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.json_value import Json
+
+Message = Mapping[str, Json]
+ASSISTANT = "assistant"
+LOSS_MASK = "loss_mask"
+"""Entry of a message, by verl's name: 0 where its turn is given and not learnt."""
+_CALLS = "tool_calls"
+
+
+def read_demonstration(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Message]]:
+    """Read a row with its answer: the prompt, its difficulty, and the messages from the answer on.
+
+    Raises:
+        BadCell: a cell is missing or wrong; the first one.
+    """
+    if spec.answer_key is not None:
+        prompt = as_prompt(cell_of(row, spec.prompt_key), spec.prompt_key, spec)
+        answer = cell_of(row, spec.answer_key)
+        if not isinstance(answer, str):
+            why, allowed = "the answer that is learnt is text", "text"
+            raise BadCell(spec.answer_key, shown(answer), why, allowed)
+        messages: list[Message] = [{"role": ASSISTANT, "content": answer}]
+    else:
+        prompt, messages = _parted(cell_of(row, spec.prompt_key), spec.prompt_key)
+    difficulty = 0.0
+    if spec.curriculum is not None:
+        info = mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
+        difficulty = difficulty_of(row, info, spec.curriculum.key)
+    return PromptRow(-1, (), prompt, "", None, {}), difficulty, messages
+
+
+def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
+    """A conversation up to the first turn of the assistant, and from there on."""
+    if isinstance(cell, str):
+        why, allowed = "it has no answer", "chat messages, or its column in spec.data.answerKey"
+        raise BadCell(column, shown(cell), why, allowed)
+    messages = conversation(cell, column)
+    for index, message in enumerate(messages):
+        _check(message, messages[index - 1] if index else None, f"{column}[{index}]")
+    first = next((i for i, m in enumerate(messages) if m["role"] == ASSISTANT), None)
+    if first is None:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        why, allowed = "no turn of the assistant is there to be learnt", "one at least"
+        raise BadCell(f"{column}.role", roles, why, allowed)
+    return messages[:first], list(messages[first:])
+
+
+def _check(message: Message, before: Message | None, place: str) -> None:
+    """Refuse what no rollout could have made, or nobody learns."""
+    is_assistant = message["role"] == ASSISTANT
+    if is_assistant and (before is None or before["role"] == ASSISTANT):
+        got = f"{ASSISTANT} {'first' if before is None else 'twice in a row'}"
+        why, allowed = "a turn answers somebody", "a message of another role before it"
+        raise BadCell(f"{place}.role", got, why, allowed)
+    if message.get(_CALLS):
+        why = "how calls are written is not known here"
+        raise BadCell(f"{place}.{_CALLS}", shown(message[_CALLS]), why, "calls as text in content")
+    mask = message.get(LOSS_MASK, int(is_assistant))
+    if mask not in ((0, 1) if is_assistant else (0,)):
+        why = "0 leaves out a turn of the assistant, and no other message is learnt"
+        allowed = "0 or 1 of the assistant, else 0, or none"
+        raise BadCell(f"{place}.{LOSS_MASK}", shown(mask), why, allowed)
+
+
+def learnt(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
+    """The first `limit` tokens of an answer, up to the last that is trained; none where none is."""
+    parts: list[AnswerPart] = []
+    for part in answer:
+        parts.append(part._replace(tokens=part.tokens[:limit]))
+        limit -= len(parts[-1].tokens)
+    while parts and not (parts[-1].is_trained and parts[-1].tokens):
+        parts.pop()
+    return tuple(parts)
+
+
+class Demonstrations:
+    """Makes tokens of answers."""
+
+    def __init__(self, chat: ChatTokenizer, spec: DataSpec) -> None:
+        self._chat = chat
+        self._template = TurnTemplate(chat, spec.apply_chat_template_kwargs)
+        self._is_checked = False
+
+    def answer(self, prompt: Prompt, messages: Sequence[Message]) -> list[AnswerPart]:
+        """The tokens behind a prompt, by who wrote them; what nobody answers is left out.
+
+        Raises:
+            BadChatTemplate: the template has no such turns, or writes a turn in another way
+                where others follow.
+        """
+        if isinstance(prompt, str):
+            (said,) = messages
+            end = self._chat.eos_token_ids[:1]
+            return [AnswerPart((*self._chat.encode(str(said["content"])), *end), True)]
+        parts: list[AnswerPart] = []
+        between: list[Message] = []
+        for is_assistant, group in groupby(messages, lambda one: one["role"] == ASSISTANT):
+            if not is_assistant:
+                between = list(group)
+                continue
+            if between:
+                self._check_turns()
+                written = parts[-1].tokens
+                given = self._template.delta(between, written=written)
+                parts.append(AnswerPart(tuple(given), False))
+            (said,) = group
+            turn = self._template.turn(str(said["content"]))
+            parts.append(AnswerPart(tuple(turn), bool(said.get(LOSS_MASK, True))))
+        return parts
+
+    def _check_turns(self) -> None:
+        """Once: a row of several turns grows as the template writes it whole."""
+        if not self._is_checked:
+            self._is_checked = True
+            if (refusal := check_template(self._template, ())) is not None:
+                raise BadChatTemplate(refusal)

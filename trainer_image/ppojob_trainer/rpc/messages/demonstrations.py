@@ -1,0 +1,43 @@
+"""Rows that have their answers."""
+
+import msgspec
+
+from ppojob_trainer.rpc.messages.rows import RowIndex
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive tokens of an answer."""
+
+    tokens: list[int]
+    is_trained: bool
+
+
+class Demonstration(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt by its number in the data and its token ids, and what is answered."""
+
+    prompt: int
+    tokens: list[int]
+    answer: list[Part]
+
+
+class Demonstrate(msgspec.Struct, frozen=True):
+    """Own these train rows, whose answers are given instead of generated.
+
+    Attributes:
+        first: position in the batch of the first of them.
+    """
+
+    first: int
+    rows: list[Demonstration]
+
+
+class MeasureLoss(msgspec.Struct, frozen=True):
+    """Measure the loss of held-out rows; they are forgotten then.
+
+    Attributes:
+        given: those of this rank, maybe none.
+        index: of all of them.
+    """
+
+    given: Demonstrate
+    index: RowIndex
