@@ -177,6 +177,14 @@ def test_other_settings_are_refused_by_the_one_that_differs(root, config, messag
     assert len(caught.value.problems) == 1
 
 
+def test_a_field_that_is_new_has_had_its_default(root: Path):
+    known = b'{"spec":{"rollout":{"maxStaleness":0},"seed":1}}'
+    assert kill_server.open_store(root, config=known).latest() is not None
+    other = known.replace(b"0", b"1")
+    with pytest.raises(CannotResume, match=r"^spec\.rollout: got {.*}: .* with \(absent\);"):
+        kill_server.open_store(root, config=other).latest()
+
+
 def test_adapters_belong_to_the_weights_that_they_were_trained_on(root: Path):
     def check(theirs: str | None, ours: str | None) -> None:
         settings = {} if theirs is None else {"base": theirs}

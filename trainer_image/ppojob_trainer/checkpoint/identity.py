@@ -1,6 +1,7 @@
 """Whether a checkpoint belongs to this job: every setting that differs, with both values."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Final
 
 from pydantic.alias_generators import to_camel
 
+from ppojob_api.shape import members_at
 from ppojob_api.v1alpha1.algorithm import ESTIMATORS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_trainer.checkpoint.files import check_content
@@ -147,8 +149,8 @@ def _differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
             inner = f"{where}.{key}"
             if key in old and key in new:
                 yield from _differences(old[key], new[key], inner)
-            # A field that an older version did not know is as absent there as one that is null.
-            elif old.get(key, new.get(key)) is not None:
+            # A field that an older version did not know had its default there.
+            elif any(_differences(_default(inner), old.get(key, new.get(key)), inner)):
                 yield inner, _text(old, key), _text(new, key)
         return
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
@@ -158,6 +160,14 @@ def _differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
     left_text, right_text = json.dumps(old, sort_keys=True), json.dumps(new, sort_keys=True)
     if left_text != right_text:
         yield where, left_text, right_text
+
+
+def _default(where: str) -> Json:
+    """What a field of the resource is where nobody writes it."""
+    words = re.findall(r"[^.\[\]]+", where)
+    *above, name = (int(word) if word.isdigit() else word for word in words)
+    member = members_at(tuple(above)).get(str(name))
+    return None if member is None else member.default
 
 
 def _text(document: dict[str, Json], key: str) -> str:
