@@ -94,6 +94,9 @@ def evaluate(
     from ppojob_trainer.evaluation.answers import read_answers
     from ppojob_trainer.evaluation.scoring import evaluation, write_evaluation
 
+    if kept and (job is not None or function is not None):
+        option = "--job" if function is None else "--function"
+        raise InputError(f"--kept: got {option} too: both say what the scores are; one of them")
     with told():
         rewards = Rewards() if kept else _rewards(rows, job, function)
         steps = read_answers(rows)

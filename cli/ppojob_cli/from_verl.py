@@ -60,6 +60,8 @@ def from_verl(
     that it comes from; verl's own defaults are carried over. What is not is told, line by line: as
     a warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
     """
+    if output is not None and str(output) in arguments[:1]:
+        raise InputError(f"--output: got {shown(str(output))}: it is what is read; another file")
     source, settings, problems = _read(list(arguments), variables)
     job = convert(settings)
     errors = [*map(str, problems), *map(str, settings.problems), *_lines(job, settings)]

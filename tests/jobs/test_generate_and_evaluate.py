@@ -100,6 +100,10 @@ def test_what_is_generated_is_the_first_validation_of_the_job(
     before = (output / "responses.parquet").stat().st_mtime_ns
     generate(manifest, output).succeed()
     assert (output / "responses.parquet").stat().st_mtime_ns == before
+    # Another one would write over it.
+    refused = generate(manifest, output, "--set", "spec.seed=4")
+    assert refused.wait() == 2, refused.logs()
+    assert (output / "responses.parquet").stat().st_mtime_ns == before
 
 
 def trained_data(manifest: Path) -> str:

@@ -58,8 +58,12 @@ def all_settings(job: PPOJob) -> Iterator[tuple[str, PodSettings]]:
 
 
 def without_pods(job: PPOJob) -> Iterator[Problem]:
-    """Settings of pods that there are none of."""
-    built = topology.build(job.metadata.name, job.spec)
+    """Settings of pods that there are none of.
+
+    A job without training may keep those of the same job with it.
+    """
+    steps = job.spec.steps.model_copy(update={"validate_only": False, "generate_only": False})
+    built = topology.build(job.metadata.name, job.spec.model_copy(update={"steps": steps}))
     with_pods = [role.role for role in built.with_own_pods]
     for where, settings in all_settings(job):
         for index, role in enumerate(settings.roles):

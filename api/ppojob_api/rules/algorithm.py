@@ -30,6 +30,12 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type == '$SFT'
     must: $UNSET
 
+    spec | steps.validateOnly steps.generateOnly | Conflict | here
+        a job of type sft generates nothing; a job of another type, with the export as its
+        model.path
+    when: self.algorithm.type == '$SFT'
+    must: $UNSET
+
     spec.algorithm | dynamicSampling | Conflict
         a single response never differs from itself; samplesPerPrompt of at least 2, or remove
         it
@@ -210,9 +216,9 @@ ALGORITHM_RULES = rules(
     GRADIENT_OF_K2=words(GRADIENT_OF_K2),
     HAVE_CRITIC=words(_HAVE_CRITIC),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling resampling overlongPenalty"
-    " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold kl",
+    " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated kl",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"
-    " data.dataSourceKey data.dataSource numExamine steps.validateOnly steps.generateOnly",
+    " data.dataSourceKey data.dataSource numExamine",
     SFT=SFT,
     WITH_OPTIONS=" ".join(to_camel(name) for name, one in ESTIMATORS.items() if one.options),
 )

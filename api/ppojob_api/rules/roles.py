@@ -2,6 +2,7 @@
 
 from ppojob_api.rules.rule import either, present, rules
 from ppojob_api.shape import members
+from ppojob_api.v1alpha1.algorithm import SFT
 from ppojob_api.v1alpha1.roles import RolePods
 
 MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
@@ -35,14 +36,16 @@ _PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
 _ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
 _HAS_CRITIC_PART = present(_CRITIC_PART)
+_IS_SFT = f"self.algorithm.type == '{SFT}'"
 _BATCHES = (
-    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS})", ""),
+    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS}) && !({_IS_SFT})", ""),
     (_PROMPTS, "rewardModel", _in_own_pods("rewardModel"), ""),
     (_PROMPTS, "rollout", f"has(self.roles.rollout) && has(self.{_PROMPTS})", ""),
     (_ROUND, "actorRollout", present(_ROUND), " | here"),
     (_ROUND, "rollout", f"has(self.roles.rollout) && {present(_ROUND)}", " | here"),
 )
 _TRAINED = (
+    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS}) && {_IS_SFT}", ""),
     *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED[:2]),
     (_PART, "actorRollout", f"has(self.{_PART})", ""),
     (

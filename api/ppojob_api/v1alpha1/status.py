@@ -105,6 +105,9 @@ class TrainingStatus(Section):
     reward: float | None = None
     """Mean reward of the last step."""
 
+    loss: float | None = None
+    """Loss of the last step, of supervised fine-tuning."""
+
     kl: float | None = None
     """KL divergence of the last step, from the reference or else from the rollout policy."""
 

@@ -22,6 +22,9 @@ _OVERRIDE: Final = re.compile(
 )
 _OPTION: Final = re.compile(r"--?[\w-]+(=.*)?", re.DOTALL)
 _WITH_VALUE: Final = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+_NAME: Final = re.compile(r"(?:--config-name|-cn)=(?P<name>.*)", re.DOTALL)
+_OWN_NAME: Final = re.compile(r"ppo(_\w+)?_trainer(\.ya?ml)?")
+"""Of verl's own configurations, whose defaults are in the table of keys."""
 _REFERENCE: Final = re.compile(r"\$\{(?:oc\.select:|)(?P<key>\.*[\w.]+)(?:,(?P<other>[^${}]*))?\}")
 _OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}?")
 _MISSING: Final = "???"
@@ -60,12 +63,15 @@ class Settings:
 def of_overrides(arguments: Iterable[tuple[str, str]]) -> Settings:
     """Read `key=value`, `+key=value`, `++key=value` and `~key`, each with the place it is from."""
     settings = Settings({}, [])
-    skips = False
+    skips, option = False, ""
     for text, where in arguments:
         found = _OVERRIDE.fullmatch(text)
+        named = _NAME.fullmatch(f"{option}={text}" if skips else text)
+        if named is not None and not _OWN_NAME.fullmatch(named["name"]):
+            settings.problems.append(_not_read(named["name"], where))
         if skips or (_OPTION.fullmatch(text) and not (found and found["value"])):
             # An option of Hydra's, or the value of one.
-            skips = text in _WITH_VALUE
+            skips, option = text in _WITH_VALUE, text
         elif text.startswith("-") and _OPTION.fullmatch(text):
             skips = False
         elif found is None or (found["value"] is None and found["sign"] != "~"):
@@ -78,6 +84,13 @@ def of_overrides(arguments: Iterable[tuple[str, str]]) -> Settings:
             for leaf, one in _leaves(key, read):
                 settings.given[leaf] = Given(one, where)
     return settings
+
+
+def _not_read(name: str, where: str) -> Problem:
+    place = ": ".join(filter(None, (where, "--config-name")))
+    why = "a configuration of one's own is not read with the script, and its settings are lost"
+    allowed = "a call of its own for its YAML, with the script's settings as KEY=VALUE"
+    return Problem(place, shown(unread.told(name)), why, allowed, ReasonCode.UNREADABLE)
 
 
 def _no_setting(text: str, where: str) -> Problem:

@@ -155,11 +155,17 @@ def gpus(verl: Verl, job: Draft) -> None:
 
 
 def data_shard(verl: Verl, job: Draft) -> None:
-    """Ranks that a copy of the model is cut over; -1 is all."""
+    """Ranks that a copy of the model is cut over, those that share tokens among them; -1 is all."""
     key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
-    size = verl[key] if verl[key] > 0 else None
+    shared = verl["actor_rollout_ref.actor.ulysses_sequence_parallel_size"]
     world = verl["trainer.nnodes"] * verl["trainer.n_gpus_per_node"]
-    job.set("spec.roles.actorRollout.parallelism.dataShard", None if size == world else size, key)
+    size = verl[key] if 0 < verl[key] != world else None
+    if size is not None and size % shared:
+        why = "ranks that share tokens hold one copy of the model"
+        job.leave_out(why, key, changes_numbers=False)
+        return
+    shards = None if size is None else size // shared
+    job.set("spec.roles.actorRollout.parallelism.dataShard", shards, key)
 
 
 def agent(verl: Verl, job: Draft) -> None:

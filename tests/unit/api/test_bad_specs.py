@@ -99,6 +99,18 @@ def test_engines_refuse_temperatures_in_the_same_words(temperature: float) -> No
             "spec.roles.actorRollout: {ranksPerReplica: 8, parallelism: {tensor: 4}}",
             "spec.algorithm.miniBatchPrompts: 2",
         ],
+        # Rows of type sft are dealt to those that share them, and to no engine.
+        [
+            "spec.algorithm: {type: sft, promptsPerStep: 2, samplesPerPrompt: 1}",
+            "spec.roles.actorRollout: {ranksPerReplica: 4, parallelism: {sequence: 2}}",
+        ],
+        # The same file with and without training.
+        [
+            "spec.algorithm.type: ppo",
+            "spec.roles.critic: {colocateWith: none}",
+            "spec.steps: {generateOnly: true}",
+            "spec.pods: [{roles: [critic, reward], memory: 1Gi}]",
+        ],
     ],
 )
 def test_near_to_wrong_and_right(changes: list[str]) -> None:

@@ -100,6 +100,7 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
         ({}, ["--function", "{own}:none"], 2, "--function: got none"),
         ({}, ["--function", "{folder}/gone.py:length"], 2, "--function: got "),
         ({}, ["--function", "{own}:length", "--job", "{own}"], 2, "--function: got --job"),
+        ({}, ["--kept", "--function", "{own}:length"], 2, "--kept: got --function"),
         ({}, ["--job", "{folder}/gone.yaml"], 2, "{folder}/gone.yaml: got "),
         ({}, ["--function", "{own}:fails"], 3, "{rows}:0: --function 'fails': row 0: "),
     ],
@@ -124,6 +125,15 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = evaluated(tmp_path / "gone.parquet")
     assert done.exit_code == 2
     assert done.stderr.startswith(f"{tmp_path / 'gone.parquet'}: got no such file: ")
+
+
+def test_a_run_that_has_validated_nothing(tmp_path: Path) -> None:
+    rows(tmp_path)
+    (tmp_path / "job.yaml").touch()
+    done = evaluated(tmp_path)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"{tmp_path}: got a run folder without validation/: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_no_torch_is_loaded(tmp_path: Path) -> None:

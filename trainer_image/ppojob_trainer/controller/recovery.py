@@ -1,10 +1,10 @@
 """How a job gets onto its feet: at its start, after its controller was killed, after a lost role.
 
 A stateless role that is lost (reward, reference, rollout) is started again and the step goes on:
-what the others did is answered from their memory. When a stateful role (actor-rollout, critic) is
-lost, it is started again and all stateful roles go back to the last checkpoint; those that live
-keep their processes. A controller that comes back finds living ranks where the journal says they
-are, and goes on beside them without a step run again.
+what the others did is answered from their memory. When a stateful role (actor-rollout, critic, and
+rollout where it draws ahead) is lost, it is started again and all stateful roles go back to the
+last checkpoint; those that live keep their processes. A controller that comes back finds living
+ranks where the journal says they are, and goes on beside them without a step run again.
 """
 
 import logging

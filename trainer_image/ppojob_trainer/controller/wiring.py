@@ -370,8 +370,9 @@ def _roles(
     keys = read_key_ring(environment.keys, environment.role)
     caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
     stack.callback(caller.close)
+    is_ahead = spec.rollout.max_staleness > 0 and spec.steps.trains
     groups = tuple(
-        role_group(topology, environment.host, ahead=spec.rollout.max_staleness > 0)
+        role_group(topology, environment.host, ahead=is_ahead)
         for topology in environment.config.topology.with_own_pods
         if topology.role != "controller"
     )

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from ppojob_api.problem import printable, shown
+from ppojob_api.run_layout import JOB_FILE, RESPONSES_FILE
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.columns import EXTRA_COLUMN, REWARD_COLUMN, BadCell, read_row
 from ppojob_trainer.data.file_checks import open_row_file
@@ -127,6 +128,13 @@ def _files(path: Path) -> list[Path]:
     found: list[Path] = []
     for one in named:
         folder = one / VALIDATION_FOLDER if (one / VALIDATION_FOLDER).is_dir() else one
+        if folder == one and (one / JOB_FILE).is_file():
+            folder = one / RESPONSES_FILE
+            if not folder.is_file():
+                raise ConfigError(
+                    f"{one}: got a run folder without {VALIDATION_FOLDER}/: the job has held out "
+                    f"no rows; {one / 'rollouts'}, or a file of rows"
+                )
         inside = folder.rglob("[!.]*") if folder.is_dir() else [folder]
         found += [file for file in inside if file.name.endswith(_ENDINGS) and file.is_file()]
     if not found:

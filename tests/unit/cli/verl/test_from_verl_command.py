@@ -86,6 +86,18 @@ def test_a_command_line_needs_no_file(tmp_path: Path) -> None:
     assert job["spec"]["steps"] == {"epochs": 30}
 
 
+@pytest.mark.parametrize("option", ["--config-name=mine", "--config-name mine", "-cn 'mine.yaml'"])
+def test_a_configuration_that_is_not_read_is_told(option: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    call = "python3 -m verl.trainer.main_ppo --config-path=conf"
+    script.write_text(f"{call} {option} actor_rollout_ref.rollout.n=4\n")
+    result = run(str(script))
+    assert result.exit_code == 3
+    assert 'run.sh:1: --config-name: got "mine' in result.stderr
+    script.write_text(f"{call} --config-name ppo_megatron_trainer.yaml data.train_files=a\n")
+    assert "--config-name" not in run(str(script)).stderr
+
+
 @pytest.mark.parametrize("arguments", BAD)
 def test_what_is_no_source_is_one_line(arguments: str, tmp_path: Path) -> None:
     for name, text in (

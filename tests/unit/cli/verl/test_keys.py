@@ -109,6 +109,21 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.checkpoint.every": None, "spec.steps.validateEvery": None},
     ),
     (f"{ACTOR}.fsdp_config.fsdp_size=-1", {"spec.roles.actorRollout.parallelism.dataShard": None}),
+    (
+        f"{ACTOR}.fsdp_config.fsdp_size=4 {ACTOR}.ulysses_sequence_parallel_size=2",
+        {
+            "spec.roles.actorRollout.parallelism.dataShard": 2,
+            "spec.roles.actorRollout.parallelism.sequence": 2,
+        },
+    ),
+    (
+        f"{ACTOR}.fsdp_config.fsdp_size=2 {ACTOR}.ulysses_sequence_parallel_size=4",
+        {"spec.roles.actorRollout.parallelism.dataShard": None},
+    ),
+    (
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2",
+        {"spec.roles.reference.parallelism.sequence": None},
+    ),
     # One pair of bounds is that of all losses; verl's own where none is given.
     (
         f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10",
