@@ -172,6 +172,15 @@ def test_ranks_and_micro_batches_change_only_rounding(
     run_folders.assert_close(finished("three", **sections_of(rows, **three, **small)), one)
 
 
+def test_ranks_that_share_tokens_need_one_row_together(
+    finished: Callable[..., Path], rows: Path
+) -> None:
+    lone = {"algorithm": {"type": "sft", "promptsPerStep": 1}, "training": {"autocast": "none"}}
+    pods = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
+    two = finished("two", **sections_of(rows, **lone, roles={"actorRollout": pods}))
+    run_folders.assert_close(two, finished("one", **sections_of(rows, **lone)))
+
+
 def test_grpo_goes_on_from_its_export(
     whole: Path, start: Callable[..., Run], tiny_job, output: Path
 ) -> None:
