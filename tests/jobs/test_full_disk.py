@@ -8,7 +8,6 @@ from pathlib import Path
 import job_points
 import pytest
 import run_folders
-from job_runs import Run
 from small_disks import SmallDisk, small_disk
 
 from ppojob_trainer.checkpoint.store import incomplete
@@ -29,27 +28,15 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield made
 
 
-def wait_until_stopped(run: Run) -> int:
-    """Wait until the controller has stopped itself; answers its process id."""
-
-    def stopped() -> int | None:
-        pid = run_folders.rank_pids(run.output, "controller").get("controller")
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] if pid else ""
-        return pid if state == "T" else None
-
-    run.wait_until(lambda: stopped() is not None, "the controller stopped")
-    return stopped()
-
-
 def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, once, undisturbed):
     points = ("controller.step.begin@2=stop", "controller.step.begin@10=stop")
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     run = start(tiny_job(**SECTIONS), output, **job_points.armed(once, *points))
-    controller = wait_until_stopped(run)
+    controller = run.wait_until_stopped()
     disk.fill(ballast, leave_bytes=LESS_THAN_A_CHECKPOINT)
     os.kill(controller, signal.SIGCONT)
     run.wait_for_step(2)
-    assert wait_until_stopped(run) == controller
+    assert run.wait_until_stopped() == controller
     checkpoints = output / "checkpoints"
     assert run_folders.metrics(output)[-1]["step"] == 9
     assert not list(checkpoints.glob("step-*"))
@@ -70,7 +57,7 @@ def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     environment = job_points.armed(once, "controller.step.begin@6=stop")
     run = start(tiny_job(**SECTIONS), output, **environment)
-    controller = wait_until_stopped(run)
+    controller = run.wait_until_stopped()
     disk.fill(ballast, leave_bytes=LESS_THAN_A_CHECKPOINT)
     os.kill(controller, signal.SIGCONT)
     run.process.send_signal(signal.SIGINT)  # the last checkpoint is one that a job must have

@@ -1,11 +1,13 @@
 """Supervised fine-tuning by the loop of every other job: it learns, survives, and GRPO goes on."""
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -148,16 +150,17 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
 
 
 def test_an_interrupt_finishes_the_step_and_the_same_command_goes_on(
-    whole: Path, start: Callable[..., Run], tiny_job, rows: Path, output: Path
+    whole: Path, start: Callable[..., Run], tiny_job, rows: Path, output: Path, once: Path
 ) -> None:
     job = tiny_job(**sections_of(rows))
-    run = start(job, output)
-    run.wait_for_step(2)
+    run = start(job, output, **job_points.armed(once, "controller.step.begin@3=stop"))
+    controller = run.wait_until_stopped()
     run.process.send_signal(signal.SIGINT)
-    run.wait()
-    done = run_folders.metrics(output)[-1]["step"]
-    assert done < STEPS, "it ended before the signal"
-    assert list((output / "checkpoints").glob(f"step-{int(done):06d}"))
+    run.wait_until(lambda: run_folders.is_told_to_end(controller), "the controller told to end")
+    os.kill(controller, signal.SIGCONT)
+    assert run.wait() == 130
+    assert run_folders.metrics(output)[-1]["step"] == 3
+    assert (output / "checkpoints" / "step-000003").is_dir()
     start(job, output).succeed()
     assert result(output) == result(whole)
 

@@ -56,3 +56,16 @@ class Run:
             if time.monotonic() > deadline:
                 pytest.fail(f"never {what}:\n{self.logs()}")
             time.sleep(0.05)
+
+    def wait_until_stopped(self) -> int:
+        """Wait until the controller has stopped itself; answers its process id."""
+
+        def stopped() -> int | None:
+            pid = run_folders.rank_pids(self.output, "controller").get("controller")
+            told = Path(f"/proc/{pid}/stat").read_text() if pid else ") "
+            return pid if told.rsplit(")", 1)[1].split()[:1] == ["T"] else None
+
+        self.wait_until(lambda: stopped() is not None, "the controller stopped")
+        found = stopped()
+        assert found is not None
+        return found
