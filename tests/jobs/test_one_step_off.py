@@ -1,6 +1,5 @@
 """One step off-policy: which weights draw which rows, and that no kill changes one of them."""
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -194,15 +193,13 @@ def test_a_killed_controller_draws_and_brings_nothing_again(run_through, tiny_jo
     assert run_folders.result(output) == run_folders.result(whole)
 
 
-def test_ctrl_c_keeps_what_is_drawn(start, tiny_job, output: Path, whole: Path):
+def test_ctrl_c_keeps_what_is_drawn(start, tiny_job, output: Path, whole: Path, once: Path):
     job = tiny_job(**JOB)
-    run = start(job, output)
-    run.wait_for_step(1)
-    run.process.send_signal(signal.SIGINT)
+    run = start(job, output, **job_points.armed(once, "controller.step.begin@3=stop"))
+    run.interrupt_where_it_stopped()
     assert run.wait() == 130, run.logs()
-    done = int(run_folders.metrics(output)[-1]["step"])
-    assert done < STEPS
-    assert list((output / "checkpoints" / f"step-{done:06d}" / "ahead" / "train").iterdir())
+    assert run_folders.metrics(output)[-1]["step"] == 3
+    assert list((output / "checkpoints" / "step-000003" / "ahead" / "train").iterdir())
     start(job, output).succeed()
     assert run_folders.result(output) == run_folders.result(whole)
 

@@ -1,8 +1,6 @@
 """Supervised fine-tuning by the loop of every other job: it learns, survives, and GRPO goes on."""
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,10 +152,7 @@ def test_an_interrupt_finishes_the_step_and_the_same_command_goes_on(
 ) -> None:
     job = tiny_job(**sections_of(rows))
     run = start(job, output, **job_points.armed(once, "controller.step.begin@3=stop"))
-    controller = run.wait_until_stopped()
-    run.process.send_signal(signal.SIGINT)
-    run.wait_until(lambda: run_folders.is_told_to_end(controller), "the controller told to end")
-    os.kill(controller, signal.SIGCONT)
+    run.interrupt_where_it_stopped()
     assert run.wait() == 130
     assert run_folders.metrics(output)[-1]["step"] == 3
     assert (output / "checkpoints" / "step-000003").is_dir()

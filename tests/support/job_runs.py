@@ -1,5 +1,7 @@
 """`ppojob run` as a person starts it, watched by a test."""
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -69,3 +71,10 @@ class Run:
         found = stopped()
         assert found is not None
         return found
+
+    def interrupt_where_it_stopped(self) -> None:
+        """Ask for an end while the controller has stopped itself, and let it go on."""
+        controller = self.wait_until_stopped()
+        self.process.send_signal(signal.SIGINT)
+        self.wait_until(lambda: run_folders.is_told_to_end(controller), "the controller told")
+        os.kill(controller, signal.SIGCONT)
