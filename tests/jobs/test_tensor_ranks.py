@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -102,26 +101,3 @@ def test_a_killed_job_of_tensor_ranks_ends_as_an_undisturbed_one(
     manifest = tiny_jobs.write_manifest(tmp_path, pairs(0.1), **job)
     run_through(manifest, output, *points, seconds=600)
     assert run_folders.result(output) == undisturbed
-
-
-def test_a_run_goes_on_over_tensor_ranks_and_back(start, pairs, tmp_path, output, once):
-    """Any layout goes on from a checkpoint of any other, equal to rounding; the log says so."""
-    folder = pairs(0.0)
-    job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
-    (tmp_path / "whole").mkdir()
-    whole = tmp_path / "whole" / "run"
-    start(tiny_jobs.write_manifest(tmp_path / "whole", folder, **job), whole).succeed(600)
-
-    def go(point: str, **roles: object) -> None:
-        manifest = tiny_jobs.write_manifest(tmp_path, folder, **job, roles=roles)
-        run = start(manifest, output, **job_points.armed(once, f"{point}=kill_group"))
-        assert run.wait(600) == 3, run.logs()
-
-    go("controller.step.begin@3", actorRollout=TWO)
-    go("controller.step.recorded@3", actorRollout={"ranksPerReplica": 2})
-    roles = {"actorRollout": TWO}
-    start(tiny_jobs.write_manifest(tmp_path, folder, **job, roles=roles), output).succeed(600)
-    run_folders.assert_close(output, whole)
-    log = (output / "logs" / "tiny-controller-0.log").read_text()
-    for change in ("dataShard: 1 -> 2", "dataShard: 2 -> 1"):
-        assert f"spec.roles.actorRollout.parallelism.{change}: from here on" in log

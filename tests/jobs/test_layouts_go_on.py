@@ -1,0 +1,64 @@
+"""Jobs of every layout: killed they lose nothing, and under another one they go on."""
+
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+PATIENT = {"timeouts": {"livenessSeconds": 60}}
+LAYOUTS = {"copies": {"dataShard": 1}, "sequence": {"sequence": 2}, "tensor": {"tensor": 2}}
+PODS = {name: {"ranksPerReplica": 2, "parallelism": one} for name, one in LAYOUTS.items()}
+
+
+@pytest.mark.parametrize("layout", ["copies", "sequence"])
+def test_killed_ranks_leave_what_undisturbed_ones_do(
+    run_through, tiny_folder, tiny_job, tmp_path, output, layout
+):
+    """With dropout, so that random states count too."""
+    job = {
+        **PATIENT,
+        "steps": {"total": 6, "validateEvery": 3},
+        "recovery": {"restartsWithoutProgress": 100},
+        "roles": {"actorRollout": PODS[layout]},
+    }
+    calm = tmp_path / "calm"
+    calm.mkdir()
+    undisturbed = tiny_jobs.undisturbed_result(calm, tiny_folder, **job)
+    points = [
+        "rpc.update.answer.before@3=kill",
+        "rpc.update.answer.after@5=kill",
+        "rpc.restore.answer.before@1=kill",
+        "checkpoint.shard.write.middle@2=kill",
+        "rpc.save_shards.answer.before@2=kill_group",  # the whole job
+    ]
+    run_through(tiny_job(**job), output, *points, seconds=600)
+    assert run_folders.result(output) == undisturbed
+
+
+@pytest.mark.parametrize("layout", PODS)
+def test_a_run_goes_on_under_another_layout_and_back(start, tmp_path: Path, output, once, layout):
+    """Equal to rounding, whichever layout has written the checkpoint; the log says so."""
+    folder, place = tmp_path / "folder", tmp_path / "whole"
+    place.mkdir()
+    folder.mkdir()
+    # Two ranks can share the key heads of the second.
+    tiny_jobs.make_tiny_folder(folder, 0.0, "pair" if layout == "tensor" else "policy")
+    job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
+    start(tiny_jobs.write_manifest(place, folder, **job), place / "run").succeed(600)
+
+    def manifest(pods: object) -> Path:
+        return tiny_jobs.write_manifest(tmp_path, folder, **job, roles={"actorRollout": pods})
+
+    for point, pods in (("begin@3", PODS[layout]), ("recorded@3", {"ranksPerReplica": 2})):
+        armed = job_points.armed(once, f"controller.step.{point}=kill_group")
+        run = start(manifest(pods), output, **armed)
+        assert run.wait(600) == 3, run.logs()
+    start(manifest(PODS[layout]), output).succeed(600)
+    run_folders.assert_close(output, place / "run")
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    for change in ("1 -> 2", "2 -> 1"):
+        assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: from here on" in log
