@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from traceback import format_exc
 
 import torch
 from tiny_models import NAMES, TEMPLATE, TWO_LAYERS, make_model, save_model, save_tokenizer
@@ -500,7 +502,7 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
 }
 
 
-def run_rank(rank: int, layout: str, port: int, root: Path, *, again: bool) -> None:
+def run_rank(rank: int, layout: str, port: int, root: Path, leave: Barrier, *, again: bool) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     results = root / layout
@@ -508,41 +510,58 @@ def run_rank(rank: int, layout: str, port: int, root: Path, *, again: bool) -> N
     address = f"127.0.1.{rank + 1}"
     dims, cpu = LAYOUTS[layout], torch.device("cpu")
     with open_world(rank, dims.size, cpu, dims=dims, address=address, meeting=meeting) as world:
-        if again:
-            path = results / f"foreign_checkpoints-{rank}.safetensors"
-            write_tensors(path, run_foreign_checkpoints(root, world))
-            return
-        for name, scenario in SCENARIOS.items():
-            write_tensors(results / f"{name}-{rank}.safetensors", scenario(root, world))
-        for name, case in CASES.items():
-            write_tensors(results / f"{name}-{rank}.safetensors", run_case(case, root, world))
-        repeated = run_case(CASES["small_micro_batches"], root, world)
-        write_tensors(results / f"again-{rank}.safetensors", repeated)
+        try:
+            (write_foreign if again else write_results)(results, root, world)
+            # A gloo group that is closed resets its connections, whatever others still read there.
+            leave.wait(timeout=60)
+        except BaseException:  # before the group is closed, which fails the others
+            (results / f"failure-{rank}").write_text(f"{layout}, rank {rank}:\n{format_exc()}")
+            raise
 
 
-def run_world(layout: str, root: Path, *, again: bool = False) -> bool:
-    """Run all ranks of a layout, each a fork; answers whether all went well."""
+def write_results(results: Path, root: Path, world: World) -> None:
+    for name, scenario in SCENARIOS.items():
+        write_tensors(results / f"{name}-{world.rank}.safetensors", scenario(root, world))
+    for name, case in CASES.items():
+        write_tensors(results / f"{name}-{world.rank}.safetensors", run_case(case, root, world))
+    repeated = run_case(CASES["small_micro_batches"], root, world)
+    write_tensors(results / f"again-{world.rank}.safetensors", repeated)
+
+
+def write_foreign(results: Path, root: Path, world: World) -> None:
+    path = results / f"foreign_checkpoints-{world.rank}.safetensors"
+    write_tensors(path, run_foreign_checkpoints(root, world))
+
+
+def run_world(layout: str, root: Path, *, again: bool = False) -> None:
+    """Run all ranks of a layout, each a fork; where any fails, say what the first one met."""
     (root / layout).mkdir(exist_ok=again)
     with socket.create_server(("127.0.1.1", 0)) as server:
         port = server.getsockname()[1]
+    forks = multiprocessing.get_context("fork")
+    leave = forks.Barrier(LAYOUTS[layout].size)
     # The last rank first: whoever comes early waits for rank 0.
-    ranks = [
-        multiprocessing.get_context("fork").Process(
+    ranks = {
+        rank: forks.Process(
             target=run_rank,
-            args=(rank, layout, port, root),
+            args=(rank, layout, port, root, leave),
             kwargs={"again": again},
             daemon=True,
         )
         for rank in reversed(range(LAYOUTS[layout].size))
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return not any(rank.exitcode for rank in ranks)
+    }
+    for process in ranks.values():
+        process.start()
+    for process in ranks.values():
+        process.join()
+    if any(process.exitcode for process in ranks.values()):
+        told = sorted((root / layout).glob("failure-*"), key=lambda path: path.stat().st_mtime_ns)
+        codes = ", ".join(f"{rank}: {process.exitcode}" for rank, process in ranks.items())
+        sys.exit(f"{told[0].read_text() if told else layout}\nexit codes of ranks: {codes}")
 
 
 if __name__ == "__main__":
     folder, layouts = Path(sys.argv[1]), sys.argv[2:]
-    runs = [(layout, again) for again in (False, True) for layout in layouts]
-    sys.exit(0 if all(run_world(layout, folder, again=again) for layout, again in runs) else 1)
+    for again in (False, True):
+        for layout in layouts:
+            run_world(layout, folder, again=again)

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training_ranks.run_export(root, World.alone())
     program = [sys.executable, training_ranks.__file__, str(root), *WORLDS]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr[-4_000:]
     return root
 
 
