@@ -84,6 +84,37 @@ def test_killed_in_turn(cluster: Cluster, alone: Path, volume: Volume):
     assert set(started_again.values()).isdisjoint(operators.values())
 
 
+AHEAD = {
+    "roles": {"rollout": {}, "actorRollout": {"replicas": 2, "parallelism": {"sequence": 2}}},
+    "rollout": {**training_jobs.SECTIONS["rollout"], "maxStaleness": 1},
+}
+"""Rows are drawn a step ahead in a pod of their own, and two pods share the tokens of each."""
+
+
+def test_engines_in_pods_of_their_own_killed_in_turn(cluster: Cluster, alone: Path, volume: Volume):
+    undisturbed = training_jobs.ran_alone(
+        cluster, volume, training_jobs.job("ahead-alone", **STEPS, **AHEAD)
+    )
+    cluster.apply(slow_job("ahead", **AHEAD))
+    volume.wait_for_step("ahead", 2)
+    for how, role in (
+        ("kill rank", "rollout"),
+        ("kill container", "rollout"),
+        ("evict", "rollout"),
+        ("kill container", "actor-rollout"),
+        ("delete pod", "controller"),
+    ):
+        name, hit_at = f"ahead-{role}-0", time.time()
+        before = strike(cluster, how, "ahead", role)
+        step_at = volume.wait_for_step_behind("ahead", time.time())
+        print(f"{how} {role}: next step {step_at - hit_at:.1f} s later")
+        after = of_job(cluster, "ahead")
+        assert (after.pop(name) == before.pop(name)) is (how == "kill rank")
+        assert after == before, (how, role)
+    training_jobs.wait_for_phase(cluster, "ahead", "Succeeded")
+    assert run_folders.result(volume.run_folder("ahead")) == run_folders.result(undisturbed)
+
+
 def slow_job(name: str, **changes: object) -> dict[str, Any]:
     reward = [{"function": "letters", "source": {"path": f"{training_jobs.MOUNT}/slow.py"}}]
     return training_jobs.job(name, **STEPS, rewards=reward, **changes)
