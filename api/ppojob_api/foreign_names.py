@@ -356,7 +356,7 @@ max_staleness | spec.rollout.maxStaleness | in versions; 1 is one step off-polic
 vllm_mode | spec.roles.rollout | for server; none for colocate
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
 vllm_max_model_length | spec.rollout.maxModelTokens
-min_p repetition_penalty generation_kwargs | not yet | other ways of sampling
+generation_kwargs | not yet | other ways of sampling
 use_peft peft_config | spec.model.lora | on where it is given
 lora_r | spec.model.lora.rank
 lora_target_modules | spec.model.lora.targetModules

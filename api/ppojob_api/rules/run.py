@@ -196,9 +196,10 @@ SAMPLING_RULES = rules(
     must: self.rollout.topK != 1
 
     spec.rollout.validation | | NoEffect
-        topP and topK have no effect with temperature: 0; remove them, or a temperature above 0
+        topP, topK and minP have no effect with temperature: 0; remove them, or a temperature
+        above 0
     when: self.temperature == 0.0
-    must: self.topP == 1.0 && self.topK == -1
+    must: self.topP == 1.0 && self.topK == -1 && self.minP == 0.0
 
     spec.rollout.validation | samples | Conflict
         greedy samples of a prompt are identical; 1, or a temperature above 0 and topK other

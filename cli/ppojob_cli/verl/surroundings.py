@@ -106,9 +106,14 @@ def validation_sampling(verl: Verl, job: Draft) -> None:
     if verl[f"{at}.temperature"]:
         job.copy(f"{at}.top_p")
         job.copy(f"{at}.top_k")
+        if verl.is_given(f"{_ROLLOUT}.min_p"):
+            job.copy(f"{_ROLLOUT}.min_p", "spec.rollout.validation.minP")
         if verl.is_given(f"{at}.do_sample") and not verl[f"{at}.do_sample"]:
             why = "verl's main samples with val_kwargs.temperature all the same"
             job.note(why, f"{at}.do_sample")
+    if verl.is_given(f"{_ROLLOUT}.repetition_penalty"):
+        path = "spec.rollout.validation.repetitionPenalty"
+        job.copy(f"{_ROLLOUT}.repetition_penalty", path)
     job.copy(f"{at}.n")
 
 

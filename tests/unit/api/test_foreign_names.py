@@ -49,6 +49,8 @@ generate_max_len             data.maxResponseTokens
 num_episodes                 steps.epochs
 dynamic_filtering            FILTERING OF GROUPS BY A RANGE
 use_wandb                    loggers
+min_p                        rollout.minP
+repetition_penalty           rollout.repetitionPenalty
 """
 CASES = [line.split(maxsplit=1) for line in NAMES.strip().splitlines()]
 

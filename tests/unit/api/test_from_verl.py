@@ -24,6 +24,7 @@ OURS = {
     "spec.optimizer.epsilon",
     "spec.critic.optimizer.epsilon",
     "spec.rollout.stopTokenIds",
+    *("spec.rollout.validation.minP", "spec.rollout.validation.repetitionPenalty"),
     "spec.training.sharePrompts",
     "spec.training.skipZeroGradientGroups",
     "spec.roles.rollout",

@@ -381,6 +381,8 @@ def _sampling(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
         temperature=sampling.temperature,
         top_p=1.0 if greedy else sampling.top_p,
         top_k=-1 if greedy else sampling.top_k,
+        min_p=0.0 if greedy else sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
         seed=seed,
         max_tokens=sampling.max_tokens,
         stop_token_ids=list(sampling.stop_token_ids),

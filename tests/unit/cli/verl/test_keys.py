@@ -198,6 +198,20 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{ROLLOUT}.val_kwargs.temperature=1 {ROLLOUT}.val_kwargs.top_p=0.7",
         {"spec.rollout.validation.topP": 0.7},
     ),
+    # Older versions of verl hand these to vLLM, for validations too.
+    (
+        f"+{ROLLOUT}.min_p=0.1 +{ROLLOUT}.repetition_penalty=1.05",
+        {
+            "spec.rollout.minP": 0.1,
+            "spec.rollout.repetitionPenalty": 1.05,
+            "spec.rollout.validation.minP": None,
+            "spec.rollout.validation.repetitionPenalty": 1.05,
+        },
+    ),
+    (
+        f"+{ROLLOUT}.min_p=0.1 {ROLLOUT}.val_kwargs.temperature=1",
+        {"spec.rollout.validation.minP": 0.1},
+    ),
     # bfloat16 is what auto is on GPUs; processors are told.
     (f"{ROLLOUT}.dtype=bfloat16", {"spec.rollout.dtype": None}),
     (
