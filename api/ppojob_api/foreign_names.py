@@ -193,7 +193,7 @@ temperature | spec.rollout.temperature
 do_sample | spec.rollout.temperature | where false is 0
 top_k | spec.rollout.topK | -1: all
 rollout.dtype | spec.rollout.dtype
-gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
+gpu_memory_utilization | spec.rollout.gpuMemoryShare
 data_parallel_size | spec.rollout.parallelism.data
 rollout.nnodes | spec.roles.rollout.replicas | and for 0 no spec.roles.rollout
 rollout.n_gpus_per_node | spec.roles.rollout.gpusPerReplica
@@ -202,8 +202,8 @@ val_kwargs.do_sample | spec.rollout.validation.temperature | where false is 0
 val_kwargs.n validation.n | spec.rollout.validation.samples
 calculate_log_probs logprobs_mode | not needed | always, after temperature
 free_cache_engine | not needed | engine and trainer take turns with a GPU
-load_format enforce_eager | not needed | the engine gets its weights from the trainer
-max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
+load_format | not needed | the engine gets its weights from the trainer
+enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
 expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
 max_prompt_length prompt_length | spec.data.maxPromptTokens
 ignore_eos over_sample_rate | not yet | other ways of sampling
@@ -445,7 +445,7 @@ reward_num_nodes reward_num_gpus_per_node | spec.roles.rewardModel
 colocate_all_models colocate_actor_ref colocate_critic_reward | not needed | so by itself
 vllm_num_engines | spec.rollout.parallelism.data
 vllm_tensor_parallel_size | spec.rollout.parallelism.tensor
-vllm_gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
+vllm_gpu_memory_utilization | spec.rollout.gpuMemoryShare
 vllm_enable_sleep vllm_enable_sleep_mode deepspeed_enable_sleep | not needed | always
 vllm_sync_backend | not needed | the engine lives in the trainer's ranks
 ckpt_path save_path | spec.checkpoint.volume.claimName | and `ppojob run --output` here

@@ -37,6 +37,7 @@ from ppojob_trainer.rollout.vllm_engine import VllmEngine
 VOCAB = 512
 LENGTH = 128
 TYPES = ("float32", "bfloat16")
+ASKED = {"max_batched_tokens": 96, "gpu_memory_share": 0.3, "enforce_eager": True}
 
 
 def section(dtype: str, **changes: Any) -> RolloutSpec:
@@ -83,6 +84,13 @@ def scheduler_limits(folder: Path) -> dict[str, Any]:
         config = AutoConfig.from_pretrained(folder)
         arguments = vllm_engine.engine_args(many, config, device)
         facts[device] = [arguments.max_num_batched_tokens, arguments.max_num_seqs]
+        asked = section("float32", **ASKED)
+        arguments = vllm_engine.engine_args(asked, config, device)
+        facts[f"{device} as asked"] = [
+            arguments.max_num_batched_tokens,
+            arguments.gpu_memory_utilization,
+            arguments.enforce_eager,
+        ]
     return facts
 
 

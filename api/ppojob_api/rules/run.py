@@ -223,10 +223,25 @@ SAMPLING_RULES = rules(
     when: has(self.algorithm.dynamicSampling)
     must: self.rollout.maxStaleness == 0
 
-    spec.rollout | kvCacheGib | NoEffect
+    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens | NoEffect
         it has no effect with engine: huggingface; remove it, or engine: vllm
-    when: has(self.kvCacheGib)
+    when: has(self.$FIELD)
     must: self.engine != 'huggingface'
+
+    spec.rollout | enforceEager | NoEffect
+        it has no effect with engine: huggingface; remove it, or engine: vllm
+    when: self.engine == 'huggingface'
+    must: !self.enforceEager
+
+    spec.rollout | gpuMemoryShare | Conflict
+        kvCacheGib ${self.kvCacheGib} says how much the cache takes; one of the two
+    when: has(self.kvCacheGib)
+    must: !has(self.gpuMemoryShare)
+
+    spec.rollout | maxBatchedTokens | OutOfRange
+        a step gives each of maxSequences ${self.maxSequences} sequences a token; at least as many
+    when: has(self.maxBatchedTokens)
+    must: self.maxSequences <= self.maxBatchedTokens
 
     spec.rollout.parallelism | tensor | NotInThisVersion
         tensor parallel generation: not in this version; 1

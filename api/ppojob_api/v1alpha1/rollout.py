@@ -94,6 +94,19 @@ class RolloutSpec(Section):
     kv_cache_gib: Annotated[float, Field(gt=0, le=4_096)] | None = None
     """Memory of the key-value cache; absent: the engine's choice."""
 
+    gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of a GPU that weights and cache of the engine fill; absent: 0.5 beside a trainer, 0.9
+    in pods of roles.rollout. verl: gpu_memory_utilization, 0.5."""
+
+    max_batched_tokens: Tokens | None = None
+    """Tokens that an engine computes at one time, those of prompts among them; absent: 8192, or as
+    many as maxSequences. Processors compute a whole prompt at one time, however long.
+    verl: max_num_batched_tokens, 8192."""
+
+    enforce_eager: bool = False
+    """Without CUDA graphs and without compiling, as on processors: slower, in less memory, and
+    started sooner. verl: enforce_eager, false."""
+
     parallelism: RolloutParallelism = RolloutParallelism()
     """Layout of its own over the same GPUs."""
 

@@ -30,6 +30,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.types_by_device,
         surroundings.rollout_lengths,
         surroundings.rollout_pods,
+        surroundings.engine_memory,
         surroundings.gpus,
         surroundings.data_shard,
         surroundings.agent,

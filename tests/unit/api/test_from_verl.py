@@ -23,7 +23,7 @@ OURS = {
     "spec.rewards.weight",
     "spec.optimizer.epsilon",
     "spec.critic.optimizer.epsilon",
-    "spec.rollout.stopTokenIds",
+    *("spec.rollout.stopTokenIds", "spec.rollout.kvCacheGib"),
     *("spec.rollout.validation.minP", "spec.rollout.validation.repetitionPenalty"),
     "spec.training.sharePrompts",
     "spec.training.skipZeroGradientGroups",

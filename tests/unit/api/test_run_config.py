@@ -244,11 +244,23 @@ def test_facts_count_in_the_digest_and_not_in_the_trajectory() -> None:
         ({"optimizer": {"learningRate": 2.0e-6}}, False),
         ({"algorithm": algorithm("rloo")}, False),
         ({"roles": {"actorRollout": {"threadsPerRank": 2}}}, False),
+        ({"rollout": {"repetitionPenalty": 1.1}}, False),
         ({"steps": {"total": 20, "validateEvery": 5}}, True),
     ],
 )
 def test_what_decides_the_weights(spec: dict[str, Any], same: bool) -> None:
     assert (resolve(job(**spec)).trajectory_json() == resolve(job()).trajectory_json()) is same
+
+
+@pytest.mark.parametrize(
+    "setting", [{"gpuMemoryShare": 0.6}, {"maxBatchedTokens": 4096}, {"enforceEager": True}]
+)
+def test_how_engines_compute_may_differ_as_ranks_may(setting: dict[str, Any]) -> None:
+    changed, plain = (
+        json.loads(resolve(job(rollout=rollout)).trajectory_json()) for rollout in (setting, {})
+    )
+    assert changed["spec"] == plain["spec"]
+    assert changed["layout"] != plain["layout"]
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,12 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         "data.filter_overlong_prompts=true data.truncation=left",
         {"spec.data.overlongPrompts": "drop"},
     ),
+    # A share that counts on an offloaded trainer is none of ours.
+    (f"{ROLLOUT}.gpu_memory_utilization=0.6", {"spec.rollout.gpuMemoryShare": 0.6}),
+    (
+        f"{ROLLOUT}.gpu_memory_utilization=0.9 {ACTOR}.fsdp_config.optimizer_offload=true",
+        {"spec.rollout.gpuMemoryShare": None},
+    ),
     ("trainer.max_actor_ckpt_to_keep=1", {"spec.checkpoint.keepLast": None}),
     (
         "trainer.max_actor_ckpt_to_keep=1 trainer.max_critic_ckpt_to_keep=5",
