@@ -157,7 +157,10 @@ grad_clip optim.clip_grad | spec.optimizer.gradientClip
 optim.optimizer override_optimizer_config | not yet | another optimizer than AdamW
 optimizer_impl zero_indexed_step | not needed | there is one AdamW
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
-min_lr min_lr_factor lr_decay_steps | not yet | Megatron's schedules
+min_lr_ratio | spec.optimizer.minLearningRateRatio
+optim.min_lr | spec.optimizer.minLearningRateRatio | as a share of the learning rate
+critic.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
+min_lr_factor lr_decay_steps | not yet | Megatron's schedules
 lr_min lr_start lr_decay_ratio | not yet | VeOmni's schedules
 calculate_entropy | not needed | the entropy is always measured
 optim.betas | spec.optimizer.betas
@@ -314,6 +317,7 @@ adam_epsilon | spec.optimizer.epsilon
 max_grad_norm | spec.optimizer.gradientClip
 warmup_steps | spec.optimizer.warmupSteps
 warmup_ratio | spec.optimizer.warmupRatio
+lr_scheduler_kwargs min_lr_rate | spec.optimizer.minLearningRateRatio | that of cosine_with_min_lr
 per_device_train_batch_size | spec.training.microBatchTokens | in tokens
 per_device_eval_batch_size | not needed | the engine makes batches itself
 gradient_accumulation_steps | not needed | miniBatchPrompts is one optimizer step
@@ -506,7 +510,7 @@ spec.algorithm.kl.estimator spec.algorithm.kl.lossTerm.estimator | low_var_kl+ |
 spec.algorithm.kl.estimator | k2+ mse+ | k2
 spec.optimizer.schedule spec.critic.optimizer.schedule | constant_with_warmup | constant
 spec.optimizer.schedule spec.critic.optimizer.schedule | cosine_with_min_lr | cosine
-spec.optimizer.schedule spec.critic.optimizer.schedule | linear polynomial inverse_sqrt | not yet
+spec.optimizer.schedule spec.critic.optimizer.schedule | polynomial inverse_sqrt | not yet
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp32 float | float32
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | bf16 | bfloat16
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp16 float16 half fp8 float8 | not yet

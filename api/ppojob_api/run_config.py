@@ -102,9 +102,9 @@ class RunConfig(Section):
         """Canonical JSON of what decides the weights: what a resumed run is held against.
 
         It must agree in `spec`. Length of the run, loggers, time limits and checkpoints may change
-        on the way; with a cosine schedule, or a share of it as warm-up, the length decides the
-        learning rate, so there it counts. It may differ in `layout`, ranks, threads and how engines
-        compute: the order of sums is another then, and numbers agree to rounding.
+        on the way; with a schedule that falls, or a share of it as warm-up, the length decides
+        the learning rate, so there it counts. It may differ in `layout`, ranks, threads and how
+        engines compute: the order of sums is another then, and numbers agree to rounding.
         """
         spec = self.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}

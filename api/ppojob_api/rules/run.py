@@ -84,12 +84,12 @@ LENGTH_RULES = rules(
     must: self.warmupRatio == 0.0
 
     spec.optimizer spec.critic.optimizer | cycles | NoEffect
-        it has no effect with schedule: constant; remove it, or schedule: cosine
-    when: self.schedule == 'constant'
+        it has an effect with schedule: cosine alone; remove it, or schedule: cosine
+    when: self.schedule != 'cosine'
     must: self.cycles == 0.5
 
     spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
-        it has no effect with schedule: constant; remove it, or schedule: cosine
+        it has no effect with schedule: constant; remove it, or schedule: linear or cosine
     when: self.schedule == 'constant'
     must: self.minLearningRateRatio == 0.0
     """,

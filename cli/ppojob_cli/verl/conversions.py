@@ -53,6 +53,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         algorithm.rollout_correction,
         algorithm.mini_batches,
         algorithm.warmup,
+        algorithm.least_rate,
         algorithm.gradient_clip,
         algorithm.optimizer_kind,
         algorithm.same_as_policy,

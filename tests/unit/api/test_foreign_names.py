@@ -128,7 +128,7 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
         ("algorithm.type", "maxrl", ""),
         ("algorithm.lossAggregation", "seq-mean-token-sum", "sequence_mean_token_sum"),
         ("rollout.dtype", "float16", ""),
-        ("critic.optimizer.schedule", "linear", ""),
+        ("critic.optimizer.schedule", "polynomial", ""),
     ],
 )
 def test_word(field: str, word: str, ours: str) -> None:

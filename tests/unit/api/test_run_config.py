@@ -269,6 +269,7 @@ def test_how_engines_compute_may_differ_as_ranks_may(setting: dict[str, Any]) ->
         ({}, True),
         ({"critic": {"optimizer": {"schedule": "cosine"}}}, False),
         ({"optimizer": {"schedule": "cosine"}}, False),
+        ({"optimizer": {"schedule": "linear"}}, False),
         ({"optimizer": {"warmupRatio": 0.1}}, False),
     ],
 )

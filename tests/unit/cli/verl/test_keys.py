@@ -98,6 +98,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{OPTIM}.lr_warmup_steps=0 {OPTIM}.lr_warmup_steps_ratio=0.1",
         {"spec.optimizer.warmupSteps": None, "spec.optimizer.warmupRatio": 0.1},
     ),
+    (
+        f"{OPTIM}.lr_decay_style=linear {OPTIM}.lr=1e-5 {OPTIM}.min_lr=1e-6",
+        {"spec.optimizer.schedule": "linear", "spec.optimizer.minLearningRateRatio": 0.1},
+    ),
     (f"{ACTOR}.ppo_mini_batch_size=64", {"spec.algorithm.miniBatchPrompts": None}),
     # -1 is absent, in six places.
     (
