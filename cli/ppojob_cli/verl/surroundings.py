@@ -293,6 +293,9 @@ def name(verl: Verl, job: Draft) -> None:
     plain = re.sub(r"[^a-z0-9]+", "-", unread.without(str(given)).lower())
     slug = re.sub(r"^[^a-z]+", "", plain)[:JOB_NAME_LIMIT].strip("-")
     job.set("metadata.name", slug or "from-verl", key)
+    lost = ", ".join(unread.place(*one) for one in unread.marks(given))
+    if lost:
+        job.note(f"{lost} was not read, and metadata.name goes without it", key)
 
 
 def loggers(verl: Verl, job: Draft) -> None:

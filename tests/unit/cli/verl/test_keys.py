@@ -250,6 +250,13 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("trainer.experiment_name=Qwen2.5_7B", {"metadata.name": "qwen2-5-7b"}),
     ("trainer.experiment_name=2025", {"metadata.name": "from-verl"}),
+    (
+        "data.train_files=~/a.parquet data.val_files=[~/b.parquet,~c.parquet]",
+        {
+            "spec.data.train": [{"path": f"{Path.home()}/a.parquet"}],
+            "spec.data.validation": [{"path": f"{Path.home()}/b.parquet"}, {"path": "~c.parquet"}],
+        },
+    ),
     ("data.seed=3 data.shuffle=false", {"spec.data.seed": None, "spec.data.shuffle": False}),
 ]
 
@@ -283,8 +290,29 @@ FATES = [
     ("actor_rollout_ref.actor.optim.lr=1e-6", Fate.SAME),
     ("trainer.total_epochs=3", Fate.WRITTEN),
     ("trainer.no_such_key=3", Fate.UNKNOWN),
-    ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.UNREAD),
+    ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.REPLACED),
+    ("actor_rollout_ref.actor.optim.lr=fast", Fate.REPLACED),
+    ("trainer.project_name=${x.y}", Fate.IDLE),
+    ("actor_rollout_ref.model.path=${x.y}/m", Fate.UNREAD),
+    ("trainer.experiment_name=a_${now:%d}", Fate.NOTED),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("data.train_batchsize", "data.train_batch_size"),
+        ("algorithm.use_kl_loss", "actor_rollout_ref.actor.use_kl_loss"),
+        ("actor_rollout_ref.rolout.top_p", "actor_rollout_ref.rollout.top_p"),
+        ("trainer.shard_files", None),
+    ],
+)
+def test_a_key_that_nobody_knows_is_told_with_the_one_that_is_meant(
+    name: str, meant: str | None
+) -> None:
+    assert keys.nearest(name) == meant
+    why = converted([*BASE, f"{name}=1"]).outcomes[name].why
+    assert why.endswith(f", did you mean {meant}" if meant else " here")
 
 
 @pytest.mark.parametrize(("override", "fate"), FATES)
