@@ -430,7 +430,9 @@ ptx_coef aux_loss_coef | not yet | other terms of the loss
 normalize_reward | not yet | normalised rewards
 overlong_buffer_len | spec.algorithm.overlongPenalty.bufferTokens
 overlong_penalty_factor | spec.algorithm.overlongPenalty.factor
-dynamic_filtering dynamic_filtering_reward_range | not yet | filtering of groups by a range
+dynamic_filtering | spec.algorithm.dynamicSampling | on where it is given
+dynamic_filtering_reward_range | spec.algorithm.dynamicSampling.meanAbove \
+spec.algorithm.dynamicSampling.meanBelow
 enable_vllm_is_correction | not yet | correction of the rollout's policy
 async_train | spec.rollout.maxStaleness | where true is 1
 async_queue_size | spec.rollout.maxStaleness | 1 alone

@@ -47,7 +47,7 @@ actor_learning_rate          optimizer.learningRate
 critic_learning_rate         critic.optimizer.learningRate
 generate_max_len             data.maxResponseTokens
 num_episodes                 steps.epochs
-dynamic_filtering            FILTERING OF GROUPS BY A RANGE
+dynamic_filtering            algorithm.dynamicSampling
 use_wandb                    loggers
 min_p                        rollout.minP
 repetition_penalty           rollout.repetitionPenalty

@@ -280,6 +280,8 @@ FATES = [
     ("actor_rollout_ref.actor.kl_loss_coef=0.1", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", Fate.IDLE),
     ("critic.optim.lr=1", Fate.IDLE),
+    ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.LEFT_OUT),
+    ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", Fate.LOST),
     ("distillation.distillation_loss.topk=3", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
     ("data.image_key=images", Fate.LOST),
@@ -318,4 +320,4 @@ def test_a_key_that_nobody_knows_is_told_with_the_one_that_is_meant(
 @pytest.mark.parametrize(("override", "fate"), FATES)
 def test_what_becomes_of_a_key(override: str, fate: Fate) -> None:
     job = converted([*BASE, override])
-    assert job.outcomes[override.partition("=")[0]].fate == fate
+    assert job.outcomes[override.partition("=")[0].strip("+")].fate == fate
