@@ -110,8 +110,9 @@ def _at_home(value: JsonValue) -> JsonValue:
     """A path with the home folder in it, as verl reads ~, or paths."""
     if isinstance(value, list):
         return [_at_home(one) for one in value]
-    is_path = isinstance(value, str) and value.startswith("~/")
-    return os.path.expanduser(value) if is_path else value
+    if isinstance(value, str) and value.startswith("~/"):
+        return os.path.expanduser(value)
+    return value
 
 
 def takes_text(row: Key | None) -> bool:

@@ -148,8 +148,12 @@ def rollout_pods(verl: Verl, job: Draft) -> None:
 
 def engine_memory(verl: Verl, job: Draft) -> None:
     """The engine's share of a GPU, where verl's trainer stays on it beside the engine."""
-    key, trainer = f"{_ROLLOUT}.gpu_memory_utilization", "actor_rollout_ref.actor.fsdp_config"
-    is_offloaded = verl[f"{trainer}.param_offload"] or verl[f"{trainer}.optimizer_offload"]
+    key = f"{_ROLLOUT}.gpu_memory_utilization"
+    is_offloaded = any(
+        verl[f"actor_rollout_ref.actor.{trainer}.{what}_offload"]
+        for trainer in ("fsdp_config", "megatron")
+        for what in ("param", "optimizer")
+    )
     if is_offloaded and not verl[f"{_ROLLOUT}.nnodes"]:
         why = "a share beside a trainer that is offloaded, which stays on the GPU here"
         job.leave_out(why, key, changes_numbers=False)

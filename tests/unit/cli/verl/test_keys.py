@@ -234,6 +234,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{ROLLOUT}.gpu_memory_utilization=0.9 {ACTOR}.fsdp_config.optimizer_offload=true",
         {"spec.rollout.gpuMemoryShare": None},
     ),
+    (
+        f"{ROLLOUT}.gpu_memory_utilization=0.9 {ACTOR}.megatron.param_offload=true",
+        {"spec.rollout.gpuMemoryShare": None},
+    ),
     ("trainer.max_actor_ckpt_to_keep=1", {"spec.checkpoint.keepLast": None}),
     (
         "trainer.max_actor_ckpt_to_keep=1 trainer.max_critic_ckpt_to_keep=5",
