@@ -37,6 +37,8 @@ def refuse_what_the_peer_lacks(spec: PPOJobSpec) -> None:
         "optimizer.warmupSteps": (spec.optimizer.warmup_steps, 0),
         "model.dtype": (spec.model.dtype, "float32"),
         "rollout.topP": (spec.rollout.top_p, 1.0),
+        "rollout.minP": (spec.rollout.min_p, 0.0),
+        "rollout.repetitionPenalty": (spec.rollout.repetition_penalty, 1.0),
     }
     problems = [
         f"spec.{where}: got {got}: the peer does not mirror it; {allowed}"

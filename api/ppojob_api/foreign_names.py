@@ -157,7 +157,10 @@ grad_clip optim.clip_grad | spec.optimizer.gradientClip
 optim.optimizer override_optimizer_config | not yet | another optimizer than AdamW
 optimizer_impl zero_indexed_step | not needed | there is one AdamW
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
-min_lr min_lr_factor lr_decay_steps | not yet | Megatron's schedules
+min_lr_ratio | spec.optimizer.minLearningRateRatio
+optim.min_lr | spec.optimizer.minLearningRateRatio | as a share of the learning rate
+critic.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
+min_lr_factor lr_decay_steps | not yet | Megatron's schedules
 lr_min lr_start lr_decay_ratio | not yet | VeOmni's schedules
 calculate_entropy | not needed | the entropy is always measured
 optim.betas | spec.optimizer.betas
@@ -193,7 +196,7 @@ temperature | spec.rollout.temperature
 do_sample | spec.rollout.temperature | where false is 0
 top_k | spec.rollout.topK | -1: all
 rollout.dtype | spec.rollout.dtype
-gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
+gpu_memory_utilization | spec.rollout.gpuMemoryShare
 data_parallel_size | spec.rollout.parallelism.data
 rollout.nnodes | spec.roles.rollout.replicas | and for 0 no spec.roles.rollout
 rollout.n_gpus_per_node | spec.roles.rollout.gpusPerReplica
@@ -202,8 +205,8 @@ val_kwargs.do_sample | spec.rollout.validation.temperature | where false is 0
 val_kwargs.n validation.n | spec.rollout.validation.samples
 calculate_log_probs logprobs_mode | not needed | always, after temperature
 free_cache_engine | not needed | engine and trainer take turns with a GPU
-load_format enforce_eager | not needed | the engine gets its weights from the trainer
-max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
+load_format | not needed | the engine gets its weights from the trainer
+enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
 expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
 max_prompt_length prompt_length | spec.data.maxPromptTokens
 ignore_eos over_sample_rate | not yet | other ways of sampling
@@ -314,6 +317,7 @@ adam_epsilon | spec.optimizer.epsilon
 max_grad_norm | spec.optimizer.gradientClip
 warmup_steps | spec.optimizer.warmupSteps
 warmup_ratio | spec.optimizer.warmupRatio
+lr_scheduler_kwargs min_lr_rate | spec.optimizer.minLearningRateRatio | that of cosine_with_min_lr
 per_device_train_batch_size | spec.training.microBatchTokens | in tokens
 per_device_eval_batch_size | not needed | the engine makes batches itself
 gradient_accumulation_steps | not needed | miniBatchPrompts is one optimizer step
@@ -356,7 +360,7 @@ max_staleness | spec.rollout.maxStaleness | in versions; 1 is one step off-polic
 vllm_mode | spec.roles.rollout | for server; none for colocate
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
 vllm_max_model_length | spec.rollout.maxModelTokens
-min_p repetition_penalty generation_kwargs | not yet | other ways of sampling
+generation_kwargs | not yet | other ways of sampling
 use_peft peft_config | spec.model.lora | on where it is given
 lora_r | spec.model.lora.rank
 lora_target_modules | spec.model.lora.targetModules
@@ -426,7 +430,9 @@ ptx_coef aux_loss_coef | not yet | other terms of the loss
 normalize_reward | not yet | normalised rewards
 overlong_buffer_len | spec.algorithm.overlongPenalty.bufferTokens
 overlong_penalty_factor | spec.algorithm.overlongPenalty.factor
-dynamic_filtering dynamic_filtering_reward_range | not yet | filtering of groups by a range
+dynamic_filtering | spec.algorithm.dynamicSampling | on where it is given
+dynamic_filtering_reward_range | spec.algorithm.dynamicSampling.meanAbove \
+spec.algorithm.dynamicSampling.meanBelow
 enable_vllm_is_correction | not yet | correction of the rollout's policy
 async_train | spec.rollout.maxStaleness | where true is 1
 async_queue_size | spec.rollout.maxStaleness | 1 alone
@@ -445,7 +451,7 @@ reward_num_nodes reward_num_gpus_per_node | spec.roles.rewardModel
 colocate_all_models colocate_actor_ref colocate_critic_reward | not needed | so by itself
 vllm_num_engines | spec.rollout.parallelism.data
 vllm_tensor_parallel_size | spec.rollout.parallelism.tensor
-vllm_gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
+vllm_gpu_memory_utilization | spec.rollout.gpuMemoryShare
 vllm_enable_sleep vllm_enable_sleep_mode deepspeed_enable_sleep | not needed | always
 vllm_sync_backend | not needed | the engine lives in the trainer's ranks
 ckpt_path save_path | spec.checkpoint.volume.claimName | and `ppojob run --output` here
@@ -506,7 +512,7 @@ spec.algorithm.kl.estimator spec.algorithm.kl.lossTerm.estimator | low_var_kl+ |
 spec.algorithm.kl.estimator | k2+ mse+ | k2
 spec.optimizer.schedule spec.critic.optimizer.schedule | constant_with_warmup | constant
 spec.optimizer.schedule spec.critic.optimizer.schedule | cosine_with_min_lr | cosine
-spec.optimizer.schedule spec.critic.optimizer.schedule | linear polynomial inverse_sqrt | not yet
+spec.optimizer.schedule spec.critic.optimizer.schedule | polynomial inverse_sqrt | not yet
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp32 float | float32
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | bf16 | bfloat16
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp16 float16 half fp8 float8 | not yet

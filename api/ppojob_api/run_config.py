@@ -32,6 +32,10 @@ TRAJECTORY_SECTIONS = (
 )
 
 
+# Of the rollout, what may change as ranks and threads may.
+LAYOUT_OF_ENGINES = ("parallelism", "gpuMemoryShare", "maxBatchedTokens", "enforceEager")
+
+
 class EngineFacts(Section):
     """What else decides the bits of a run; null where it is not known yet (plan, operator)."""
 
@@ -98,15 +102,15 @@ class RunConfig(Section):
         """Canonical JSON of what decides the weights: what a resumed run is held against.
 
         It must agree in `spec`. Length of the run, loggers, time limits and checkpoints may change
-        on the way; with a cosine schedule, or a share of it as warm-up, the length decides the
-        learning rate, so there it counts. It may differ in `layout`, ranks and threads: the order
-        of sums is another then, and numbers agree to rounding.
+        on the way; with a schedule that falls, or a share of it as warm-up, the length decides
+        the learning rate, so there it counts. It may differ in `layout`, ranks, threads and how
+        engines compute: the order of sums is another then, and numbers agree to rounding.
         """
         spec = self.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
         layout = {
             "roles": parts.pop("roles"),
-            "rollout": {"parallelism": parts["rollout"].pop("parallelism")},
+            "rollout": {key: parts["rollout"].pop(key) for key in LAYOUT_OF_ENGINES},
         }
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
         if any(optimizer and optimizer.needs_length for optimizer in optimizers):

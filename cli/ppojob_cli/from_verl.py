@@ -11,12 +11,13 @@ from pydantic import JsonValue
 
 from ppojob_api import contract
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
+from ppojob_api.well_known import KIND
 from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import unread
 from ppojob_cli.verl.commented_yaml import commented
 from ppojob_cli.verl.conversions import convert
 from ppojob_cli.verl.draft import Draft, Fate
-from ppojob_cli.verl.settings import Settings, of_overrides, of_yaml, read_text
+from ppojob_cli.verl.settings import Given, Settings, of_overrides, of_yaml, read_text
 
 _YAML: Final = (".yaml", ".yml")
 _QUIET: Final = (Fate.WRITTEN, Fate.UNNEEDED, Fate.SAME, Fate.IDLE)
@@ -110,6 +111,9 @@ def _read(arguments: list[str], variables: tuple[str, ...]) -> tuple[str, Settin
         raise InputError(
             f"{name}: got {ABSENT}: {problem}; a script that calls {_MAIN}, or its YAML"
         ) from None
+    if settings.given.get("kind") == Given(KIND, name):
+        why = "it is a PPOJob already"
+        raise InputError(f"{name}: got kind {shown(KIND)}: {why}; `ppojob run` takes it as it is")
     if not settings.given and not settings.problems:
         raise InputError(f"{name}: got {ABSENT}: it gives no setting of verl's; KEY=VALUE, or YAML")
     settings.add(own)

@@ -201,6 +201,12 @@ def test_a_step_has_a_token_for_every_sequence(facts: Facts, device: str) -> Non
     assert tokens >= sequences == 9000
 
 
+def test_limits_of_tokens_and_memory_are_those_that_were_asked_for(facts: Facts) -> None:
+    assert facts["limits"]["cuda as asked"] == [96, 0.3, True]
+    # A prompt is computed whole there, and the longest has 128 tokens.
+    assert facts["limits"]["cpu as asked"][0] == 128
+
+
 def test_weights_that_do_not_fit_end_the_engine(behaviour: Facts) -> None:
     missing = "load_weights: 1 tensors missing, first model.norm.weight"
     assert behaviour["missing"] == f"RolloutError: {missing}"

@@ -31,12 +31,13 @@ from ppojob_trainer.rollout.protocol import (
     StopTexts,
     generate,
 )
-from ppojob_trainer.rollout.sampling import processed_logprobs
+from ppojob_trainer.rollout.sampling import penalised, processed_logprobs
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
 
 VOCAB = 512
 LENGTH = 128
 TYPES = ("float32", "bfloat16")
+ASKED = {"max_batched_tokens": 96, "gpu_memory_share": 0.3, "enforce_eager": True}
 
 
 def section(dtype: str, **changes: Any) -> RolloutSpec:
@@ -83,6 +84,13 @@ def scheduler_limits(folder: Path) -> dict[str, Any]:
         config = AutoConfig.from_pretrained(folder)
         arguments = vllm_engine.engine_args(many, config, device)
         facts[device] = [arguments.max_num_batched_tokens, arguments.max_num_seqs]
+        asked = section("float32", **ASKED)
+        arguments = vllm_engine.engine_args(asked, config, device)
+        facts[f"{device} as asked"] = [
+            arguments.max_num_batched_tokens,
+            arguments.gpu_memory_utilization,
+            arguments.enforce_eager,
+        ]
     return facts
 
 
@@ -95,9 +103,9 @@ def requests(groups: int = 6, samples: int = 4, *, length: int = 40) -> list[Req
     """Prompts of different lengths, `samples` rows each, drawn in different ways."""
     ways = [
         SamplingParams(1.0, 1.0, -1, 24, (2,)),
-        SamplingParams(0.7, 1.0, -1, 24, tuple(range(2, 12))),
-        SamplingParams(0.0, 1.0, -1, 24),
-        SamplingParams(1.2, 0.9, 40, 24, (2,)),
+        SamplingParams(0.7, 1.0, -1, 24, tuple(range(2, 12)), repetition_penalty=1.3),
+        SamplingParams(0.0, 1.0, -1, 24, repetition_penalty=0.8),
+        SamplingParams(1.2, 0.9, 40, 24, (2,), min_p=0.05),
     ]
     return [
         Request(f"{g}/{s}", text(length + g, g), ways[s % 4], seed=(1 << 61) + 1000 * g + s)
@@ -120,7 +128,9 @@ def differences(
         ids = torch.tensor([[*request.prompt, *response.tokens]])
         with torch.no_grad():
             logits = model(input_ids=ids).logits[0, len(request.prompt) - 1 : -1]
-        logprobs = processed_logprobs(logits, [request.sampling] * len(response.tokens))
+        ways = [request.sampling] * len(response.tokens)
+        texts = [ids[0, : len(request.prompt) + n].tolist() for n in range(len(ways))]
+        logprobs = processed_logprobs(penalised(logits, ways, texts), ways)
         taken = logprobs.gather(-1, torch.tensor(response.tokens)[:, None])[:, 0]
         result += (torch.tensor(response.logprobs) - taken).abs().tolist()
     return result

@@ -31,9 +31,9 @@ IMMUTABLE_RULES = rules(
     must: $SAME
 
     spec | steps.total steps.epochs | Conflict
-        spec.$FIELD decides the weights with schedule: cosine or a warmupRatio and $OTHER_NAME
-    when: self.optimizer.schedule == 'cosine' || self.optimizer.warmupRatio > 0.0
-        || has(self.critic) && self.critic.optimizer.schedule == 'cosine'
+        spec.$FIELD decides the weights with a schedule that falls or a warmupRatio and $OTHER_NAME
+    when: self.optimizer.schedule != 'constant' || self.optimizer.warmupRatio > 0.0
+        || has(self.critic) && self.critic.optimizer.schedule != 'constant'
         || has(self.critic) && self.critic.optimizer.warmupRatio > 0.0
     must: $SAME
 

@@ -49,6 +49,11 @@ ALGORITHM_RULES = rules(
     must: self.dynamicSampling.maxRounds * self.dynamicSampling.promptsPerRound
         >= self.promptsPerStep
 
+    spec.algorithm.dynamicSampling | meanAbove | OutOfRange
+        no mean is above it and below meanBelow ${self.meanBelow}; less than that
+    when: has(self.meanAbove) && has(self.meanBelow)
+    must: self.meanAbove < self.meanBelow
+
     spec | steps.epochs | Conflict
         algorithm.dynamicSampling draws prompts that nobody can count beforehand, so passes over
         the data give no number of steps; steps.total, or remove dynamicSampling

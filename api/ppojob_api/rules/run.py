@@ -84,12 +84,12 @@ LENGTH_RULES = rules(
     must: self.warmupRatio == 0.0
 
     spec.optimizer spec.critic.optimizer | cycles | NoEffect
-        it has no effect with schedule: constant; remove it, or schedule: cosine
-    when: self.schedule == 'constant'
+        it has an effect with schedule: cosine alone; remove it, or schedule: cosine
+    when: self.schedule != 'cosine'
     must: self.cycles == 0.5
 
     spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
-        it has no effect with schedule: constant; remove it, or schedule: cosine
+        it has no effect with schedule: constant; remove it, or schedule: linear or cosine
     when: self.schedule == 'constant'
     must: self.minLearningRateRatio == 0.0
     """,
@@ -196,9 +196,10 @@ SAMPLING_RULES = rules(
     must: self.rollout.topK != 1
 
     spec.rollout.validation | | NoEffect
-        topP and topK have no effect with temperature: 0; remove them, or a temperature above 0
+        topP, topK and minP have no effect with temperature: 0; remove them, or a temperature
+        above 0
     when: self.temperature == 0.0
-    must: self.topP == 1.0 && self.topK == -1
+    must: self.topP == 1.0 && self.topK == -1 && self.minP == 0.0
 
     spec.rollout.validation | samples | Conflict
         greedy samples of a prompt are identical; 1, or a temperature above 0 and topK other
@@ -222,10 +223,25 @@ SAMPLING_RULES = rules(
     when: has(self.algorithm.dynamicSampling)
     must: self.rollout.maxStaleness == 0
 
-    spec.rollout | kvCacheGib | NoEffect
+    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens | NoEffect
         it has no effect with engine: huggingface; remove it, or engine: vllm
-    when: has(self.kvCacheGib)
+    when: has(self.$FIELD)
     must: self.engine != 'huggingface'
+
+    spec.rollout | enforceEager | NoEffect
+        it has no effect with engine: huggingface; remove it, or engine: vllm
+    when: self.engine == 'huggingface'
+    must: !self.enforceEager
+
+    spec.rollout | gpuMemoryShare | Conflict
+        kvCacheGib ${self.kvCacheGib} says how much the cache takes; one of the two
+    when: has(self.kvCacheGib)
+    must: !has(self.gpuMemoryShare)
+
+    spec.rollout | maxBatchedTokens | OutOfRange
+        a step gives each of maxSequences ${self.maxSequences} sequences a token; at least as many
+    when: has(self.maxBatchedTokens)
+    must: self.maxSequences <= self.maxBatchedTokens
 
     spec.rollout.parallelism | tensor | NotInThisVersion
         tensor parallel generation: not in this version; 1

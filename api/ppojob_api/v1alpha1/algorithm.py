@@ -1,5 +1,6 @@
 """What is optimised: estimator, batch arithmetic, policy loss, aggregation and KL."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
@@ -217,6 +218,9 @@ class EntropyControlSpec(Section):
     """The largest weight. The published runs of the paper: 0.005."""
 
 
+GroupMean = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
+
+
 class DynamicSamplingSpec(Section):
     """Replace prompts whose responses all score the same (Yu et al. 2025, arXiv:2503.14476)."""
 
@@ -231,6 +235,19 @@ class DynamicSamplingSpec(Section):
 
     prompts_per_round: Count | None = None
     """Prompts of a round; absent: promptsPerStep. verl: data.gen_batch_size."""
+
+    mean_above: GroupMean | None = None
+    """Replace prompts as well whose responses have no higher mean of the metric, too hard ones;
+    absent: none. OpenRLHF: the first of dynamic_filtering_reward_range."""
+
+    mean_below: GroupMean | None = None
+    """Likewise those with no lower mean, too easy ones. OpenRLHF: the second."""
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """What the mean of a group has to lie between."""
+        low = -math.inf if self.mean_above is None else self.mean_above
+        return low, math.inf if self.mean_below is None else self.mean_below
 
 
 class ResamplingSpec(Section):

@@ -10,9 +10,11 @@ from ppojob_api.v1alpha1.section import (
     CodeSource,
     Count,
     Items,
+    MinP,
     Name,
     Path,
     Probability,
+    RepetitionPenalty,
     Seconds,
     Section,
     Temperature,
@@ -33,6 +35,12 @@ class ValidationSamplingSpec(Section):
 
     top_k: TopK = -1
     """-1: all. verl: val_kwargs.top_k, -1."""
+
+    min_p: MinP = 0.0
+    """As rollout.minP."""
+
+    repetition_penalty: RepetitionPenalty = 1.0
+    """As rollout.repetitionPenalty; it counts with temperature: 0, too."""
 
     samples: Annotated[int, Field(ge=1, le=65_536)] = 1
     """Responses of each prompt, for mean@n, best@n, maj@n. verl: val_kwargs.n, 1."""
@@ -67,6 +75,15 @@ class RolloutSpec(Section):
     top_k: TopK = -1
     """-1: all. verl: rollout.top_k, -1."""
 
+    min_p: MinP = 0.0
+    """Tokens less likely than this share of the most likely one are not drawn; 0: all are.
+    verl: rollout.min_p, which older versions hand to vLLM."""
+
+    repetition_penalty: RepetitionPenalty = 1.0
+    """What the logit of a token of prompt or response is divided by where it is positive, and else
+    multiplied with, before the next one is drawn; 1: neither.
+    verl: rollout.repetition_penalty, which older versions hand to vLLM."""
+
     max_model_tokens: Tokens | None = None
     """Longest prompt and response together; absent: maxPromptTokens + maxResponseTokens.
     verl: rollout.max_model_len."""
@@ -76,6 +93,19 @@ class RolloutSpec(Section):
 
     kv_cache_gib: Annotated[float, Field(gt=0, le=4_096)] | None = None
     """Memory of the key-value cache; absent: the engine's choice."""
+
+    gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of a GPU that weights and cache of the engine fill; absent: 0.5 beside a trainer, 0.9
+    in pods of roles.rollout. verl: gpu_memory_utilization, 0.5."""
+
+    max_batched_tokens: Tokens | None = None
+    """Tokens that an engine computes at one time, those of prompts among them; absent: 8192, or as
+    many as maxSequences. Processors compute a whole prompt at one time, however long.
+    verl: max_num_batched_tokens, 8192."""
+
+    enforce_eager: bool = False
+    """Without CUDA graphs and without compiling, as on processors: slower, in less memory, and
+    started sooner. verl: enforce_eager, false."""
 
     parallelism: RolloutParallelism = RolloutParallelism()
     """Layout of its own over the same GPUs."""

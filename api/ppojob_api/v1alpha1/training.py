@@ -177,11 +177,11 @@ class OptimizerSpec(Section):
     warmup_ratio: Share = 0.0
     """Share of all optimizer steps that warms up, rounded down. verl: lr_warmup_steps_ratio, 0."""
 
-    schedule: Literal["constant", "cosine"] = "constant"
-    """After the warm-up. verl: lr_scheduler_type, constant."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up. verl: lr_scheduler_type, constant; TRL: linear."""
 
     min_learning_rate_ratio: Share = 0.0
-    """The least that cosine reaches, as a share of learningRate. verl: min_lr_ratio, 0."""
+    """What linear and cosine fall to, as a share of learningRate. verl: min_lr_ratio, 0."""
 
     cycles: Annotated[float, Field(gt=0, le=1_000)] = 0.5
     """Waves of cosine: 0.5 falls once, 1 falls and rises again. verl: num_cycles, 0.5."""
@@ -201,7 +201,7 @@ class OptimizerSpec(Section):
     @property
     def needs_length(self) -> bool:
         """Whether the learning rate depends on how many steps there will be."""
-        return self.schedule == "cosine" or self.warmup_ratio > 0.0
+        return self.schedule != "constant" or self.warmup_ratio > 0.0
 
 
 class TrainingSpec(Section):

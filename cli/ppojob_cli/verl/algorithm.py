@@ -236,6 +236,16 @@ def _updates(verl: Verl, model: str) -> int:
     return int(epochs * max(1, -(-verl["data.train_batch_size"] // max(1, part))))
 
 
+def least_rate(verl: Verl, job: Draft) -> None:
+    """The rate that a schedule of Megatron's falls to, as a share of the highest."""
+    models = {_ACTOR: "spec.optimizer", "critic": "spec.critic.optimizer"}
+    for model, section in models.items():
+        least, highest = (verl[f"{model}.optim.{name}"] for name in ("min_lr", "lr"))
+        if least and highest and (model == _ACTOR or verl.is_on("critic.enable")):
+            share = round(least / highest, 9)  # 1e-6 of 1e-5 is 0.1
+            job.set(f"{section}.minLearningRateRatio", share, f"{model}.optim.min_lr")
+
+
 def gradient_clip(verl: Verl, job: Draft) -> None:
     """The largest norm, under its two names."""
     _gradient_clip(verl, job, _ACTOR, "spec.optimizer.gradientClip")

@@ -7,7 +7,7 @@ from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
 from ppojob_api.problem import shown
 from ppojob_cli.verl import algorithm, surroundings, unread
 from ppojob_cli.verl import keys as table
-from ppojob_cli.verl.draft import OFF, Draft, Fate, Outcome, Verl
+from ppojob_cli.verl.draft import OFF, Draft, Fate, Outcome, Verl, takes_text
 from ppojob_cli.verl.keys import Key
 from ppojob_cli.verl.settings import Settings, resolved
 
@@ -30,6 +30,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.types_by_device,
         surroundings.rollout_lengths,
         surroundings.rollout_pods,
+        surroundings.engine_memory,
         surroundings.gpus,
         surroundings.data_shard,
         surroundings.agent,
@@ -52,6 +53,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         algorithm.rollout_correction,
         algorithm.mini_batches,
         algorithm.warmup,
+        algorithm.least_rate,
         algorithm.gradient_clip,
         algorithm.optimizer_kind,
         algorithm.same_as_policy,
@@ -98,7 +100,9 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
     """What became of a key of which no conversion has told, or whose value was not read."""
     row = table.find(typed)
     if row is None:
-        job.outcomes[typed] = Outcome(Fate.UNKNOWN, "no key of verl's that is known here")
+        near = table.nearest(typed)
+        why = "no key of verl's that is known here" + (f", did you mean {near}" if near else "")
+        job.outcomes[typed] = Outcome(Fate.UNKNOWN, why)
         return
     target = table.main_name(typed)
     main = table.find(target) or row
@@ -107,13 +111,12 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
         return
     outcome = job.outcomes.get(typed) or _fate(verl, job, main, verl.raw(typed))
     if verl.is_unlike(target) and outcome.fate in {Fate.SAME, Fate.WRITTEN}:
-        outcome = Outcome(Fate.UNREAD, f"verl has {shown(main.default)} there")
+        outcome = Outcome(Fate.REPLACED, f"verl has {shown(main.default)} there")
     source = next(unread.marks(verl.raw(typed)), None)
     quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
     if source is not None and outcome.fate not in quiet and main.how != "name":
-        line, text = source
-        place = f" in line {line}" if line else ""
-        outcome = Outcome(Fate.UNREAD, f"{text}{place} was not read")
+        fate = Fate.UNREAD if takes_text(main) else Fate.REPLACED
+        outcome = Outcome(fate, f"{unread.place(*source)} was not read")
     job.outcomes[typed] = outcome
 
 

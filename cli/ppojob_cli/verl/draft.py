@@ -1,5 +1,6 @@
 """A job in the making: fields with the keys that they come from, and what became of each key."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,7 +33,8 @@ class Fate(Enum):
     NOTED = ""
     LEFT_OUT = "left out, and no number depends on it"
     LOST = "left out, and numbers depend on it"
-    UNREAD = "written as it stands there, or as by default"
+    UNREAD = "written with these words in it, which are to be replaced"
+    REPLACED = "verl's default counts in its place"
     UNKNOWN = "left out"
 
 
@@ -59,10 +61,10 @@ class Verl:
         default = None if row is None else row.default
         value = self._given[key].value if key in self._given else None
         if value is None or self.is_unlike(key):
-            return default
+            return _at_home(default)
         if not any(unread.marks(value)):
-            return value
-        return unread.told_in(value) if _takes_text(row) else default
+            return _at_home(value)
+        return unread.told_in(value) if takes_text(row) else default
 
     def is_unlike(self, key: str) -> bool:
         """Whether verl has a number or a boolean where something else was given."""
@@ -104,7 +106,16 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _takes_text(row: Key | None) -> bool:
+def _at_home(value: JsonValue) -> JsonValue:
+    """A path with the home folder in it, as verl reads ~, or paths."""
+    if isinstance(value, list):
+        return [_at_home(one) for one in value]
+    if isinstance(value, str) and value.startswith("~/"):
+        return os.path.expanduser(value)
+    return value
+
+
+def takes_text(row: Key | None) -> bool:
     """Whether the field of a key could hold the text of what was not read."""
     field = row.row.here[0] if row is not None and row.row.here else ""
     found = shape.at(tuple(field.replace("[]", ".0").split("."))) if field else None

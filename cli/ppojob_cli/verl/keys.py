@@ -11,6 +11,7 @@ means nothing where another key is off; `as KEY`: it is another name of that key
 is a function of `conversions`. Lines that begin with `>` are for the page alone.
 """
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,6 +105,17 @@ def find(name: str) -> Key | None:
     words = name.split(".")
     above = (".".join(words[:length]) for length in range(len(words), 0, -1))
     return next((table[f"{one}.*"] for one in above if f"{one}.*" in table), None)
+
+
+def nearest(name: str) -> str | None:
+    """The key that one that nobody knows is a slip for: of its section, or with its last word."""
+    section, _, last = name.rpartition(".")
+    here = {key.rpartition(".")[2]: key for key in rows() if key.rpartition(".")[0] == section}
+    near = difflib.get_close_matches(last, here, n=1, cutoff=suggestions.NEAR)
+    if near:
+        return here[near[0]]
+    alike = [key for key in rows() if key.rpartition(".")[2] == last]
+    return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)), None)
 
 
 def main_name(name: str) -> str:

@@ -106,9 +106,14 @@ def validation_sampling(verl: Verl, job: Draft) -> None:
     if verl[f"{at}.temperature"]:
         job.copy(f"{at}.top_p")
         job.copy(f"{at}.top_k")
+        if verl.is_given(f"{_ROLLOUT}.min_p"):
+            job.copy(f"{_ROLLOUT}.min_p", "spec.rollout.validation.minP")
         if verl.is_given(f"{at}.do_sample") and not verl[f"{at}.do_sample"]:
             why = "verl's main samples with val_kwargs.temperature all the same"
             job.note(why, f"{at}.do_sample")
+    if verl.is_given(f"{_ROLLOUT}.repetition_penalty"):
+        path = "spec.rollout.validation.repetitionPenalty"
+        job.copy(f"{_ROLLOUT}.repetition_penalty", path)
     job.copy(f"{at}.n")
 
 
@@ -139,6 +144,21 @@ def rollout_pods(verl: Verl, job: Draft) -> None:
         key = f"{_ROLLOUT}.n_gpus_per_node"
         gpus = verl[key] if verl.is_given(key) else verl["trainer.n_gpus_per_node"]
         job.set("spec.roles.rollout.gpusPerReplica", gpus, key)
+
+
+def engine_memory(verl: Verl, job: Draft) -> None:
+    """The engine's share of a GPU, where verl's trainer stays on it beside the engine."""
+    key = f"{_ROLLOUT}.gpu_memory_utilization"
+    is_offloaded = any(
+        verl[f"actor_rollout_ref.actor.{trainer}.{what}_offload"]
+        for trainer in ("fsdp_config", "megatron")
+        for what in ("param", "optimizer")
+    )
+    if is_offloaded and not verl[f"{_ROLLOUT}.nnodes"]:
+        why = "a share beside a trainer that is offloaded, which stays on the GPU here"
+        job.leave_out(why, key, changes_numbers=False)
+    elif verl.is_given(key):
+        job.copy(key)
 
 
 def gpus(verl: Verl, job: Draft) -> None:
@@ -277,6 +297,9 @@ def name(verl: Verl, job: Draft) -> None:
     plain = re.sub(r"[^a-z0-9]+", "-", unread.without(str(given)).lower())
     slug = re.sub(r"^[^a-z]+", "", plain)[:JOB_NAME_LIMIT].strip("-")
     job.set("metadata.name", slug or "from-verl", key)
+    lost = ", ".join(unread.place(*one) for one in unread.marks(given))
+    if lost:
+        job.note(f"{lost} was not read, and metadata.name goes without it", key)
 
 
 def loggers(verl: Verl, job: Draft) -> None:

@@ -29,6 +29,11 @@ def marks(value: object) -> Iterator[tuple[int, str]]:
         yield from ((int(found[1]), _source(found)) for found in _MARK.finditer(value))
 
 
+def place(line: int, source: str) -> str:
+    """The source of a piece, with its line where it has one."""
+    return f"{source} in line {line}" if line else source
+
+
 def without(text: str) -> str:
     """The text without them."""
     return _MARK.sub("", text)

@@ -39,7 +39,9 @@ CANNOT_BE_SET = {
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
     "spec.data.validation.weight",
     "spec.rollout.maxStaleness",
-    *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),
+    *("spec.data.seed", "spec.pods.tolerations.value"),
+    *(f"spec.rollout.{name}" for name in ("kvCacheGib", "gpuMemoryShare")),
+    *(f"spec.rollout.{name}" for name in ("maxBatchedTokens", "enforceEager")),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
     "spec.steps.generateOnly",
     *(f"spec.agent.tools.{name}" for name in ("source", "parameters")),  # of one that is built in

@@ -47,8 +47,10 @@ actor_learning_rate          optimizer.learningRate
 critic_learning_rate         critic.optimizer.learningRate
 generate_max_len             data.maxResponseTokens
 num_episodes                 steps.epochs
-dynamic_filtering            FILTERING OF GROUPS BY A RANGE
+dynamic_filtering            algorithm.dynamicSampling
 use_wandb                    loggers
+min_p                        rollout.minP
+repetition_penalty           rollout.repetitionPenalty
 """
 CASES = [line.split(maxsplit=1) for line in NAMES.strip().splitlines()]
 
@@ -126,7 +128,7 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
         ("algorithm.type", "maxrl", ""),
         ("algorithm.lossAggregation", "seq-mean-token-sum", "sequence_mean_token_sum"),
         ("rollout.dtype", "float16", ""),
-        ("critic.optimizer.schedule", "linear", ""),
+        ("critic.optimizer.schedule", "polynomial", ""),
     ],
 )
 def test_word(field: str, word: str, ours: str) -> None:

@@ -23,7 +23,8 @@ OURS = {
     "spec.rewards.weight",
     "spec.optimizer.epsilon",
     "spec.critic.optimizer.epsilon",
-    "spec.rollout.stopTokenIds",
+    *("spec.rollout.stopTokenIds", "spec.rollout.kvCacheGib"),
+    *("spec.rollout.validation.minP", "spec.rollout.validation.repetitionPenalty"),
     "spec.training.sharePrompts",
     "spec.training.skipZeroGradientGroups",
     "spec.roles.rollout",
@@ -54,6 +55,7 @@ OURS = {
     "spec.algorithm.entropyControl",
     *("spec.algorithm.highEntropyShare", "spec.algorithm.offPolicyThreshold"),
     "spec.algorithm.maskTruncated",
+    *(f"spec.algorithm.dynamicSampling.{name}" for name in ("meanAbove", "meanBelow")),
     "spec.rollout.maxStaleness",  # of verl's asynchronous trainers, which have no table here
     *(f"spec.algorithm.policyLoss.{name}" for name in ("vespo", "primeRl", "ipo")),
     # It stands at that of a KL in the loss alone.

@@ -244,6 +244,7 @@ def test_facts_count_in_the_digest_and_not_in_the_trajectory() -> None:
         ({"optimizer": {"learningRate": 2.0e-6}}, False),
         ({"algorithm": algorithm("rloo")}, False),
         ({"roles": {"actorRollout": {"threadsPerRank": 2}}}, False),
+        ({"rollout": {"repetitionPenalty": 1.1}}, False),
         ({"steps": {"total": 20, "validateEvery": 5}}, True),
     ],
 )
@@ -252,11 +253,23 @@ def test_what_decides_the_weights(spec: dict[str, Any], same: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    "setting", [{"gpuMemoryShare": 0.6}, {"maxBatchedTokens": 4096}, {"enforceEager": True}]
+)
+def test_how_engines_compute_may_differ_as_ranks_may(setting: dict[str, Any]) -> None:
+    changed, plain = (
+        json.loads(resolve(job(rollout=rollout)).trajectory_json()) for rollout in (setting, {})
+    )
+    assert changed["spec"] == plain["spec"]
+    assert changed["layout"] != plain["layout"]
+
+
+@pytest.mark.parametrize(
     ("spec", "same"),
     [
         ({}, True),
         ({"critic": {"optimizer": {"schedule": "cosine"}}}, False),
         ({"optimizer": {"schedule": "cosine"}}, False),
+        ({"optimizer": {"schedule": "linear"}}, False),
         ({"optimizer": {"warmupRatio": 0.1}}, False),
     ],
 )

@@ -79,6 +79,35 @@ def test_responses_that_score_the_same_are_no_signal(numbers, samples, dropped, 
     assert has_signal(numbers, samples, dropped) == signals
 
 
+@pytest.mark.parametrize(
+    ("bounds", "signals"),
+    [
+        ({}, [True, True, True, False]),
+        # Bounds are no part of what lies between them.
+        ({"mean_above": 0.25}, [False, True, True, False]),
+        ({"mean_below": 0.75}, [True, True, False, False]),
+        ({"mean_above": 0.25, "mean_below": 0.75}, [False, True, False, False]),
+    ],
+)
+def test_groups_are_replaced_whose_mean_is_out_of_bounds(
+    bounds: dict[str, float], signals: list[bool]
+) -> None:
+    means = DynamicSamplingSpec(**bounds).means
+    groups = [[0.0, 0.5], [0.0, 1.0], [0.5, 1.0], [0.5, 0.5]]
+    numbers = [number for group in groups for number in group]
+    assert has_signal(numbers, 2, [], means) == signals
+
+
+def test_dynamic_sampling_hands_its_bounds_on() -> None:
+    """Of two rounds of a prompt each, the first is too easy."""
+    settings = DynamicSamplingSpec(prompts_per_round=1, max_rounds=2, mean_below=0.75)
+    algorithm = AlgorithmSpec(type="grpo", prompts_per_step=1, samples_per_prompt=2)
+    stages, numbers = Rounds([1.0, 0.5], [1.0, 0.0]), itertools.count()
+    sampling = DynamicSampling(stages, algorithm, settings, drops=False)  # type: ignore[arg-type]
+    rows = sampling.rows(1, lambda count: [prompt(next(numbers))], StepTimer())
+    assert [one.index for one in rows.batch.prompts] == [1]
+
+
 def prompt(index: int) -> PromptRow:
     return PromptRow(
         index=index,

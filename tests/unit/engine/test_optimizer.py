@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import get_linear_schedule_with_warmup
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.optimizer import clip_gradients, learning_rate
@@ -46,6 +47,12 @@ RATES = {
         OptimizerSpec(learning_rate=1.0, schedule="cosine", cycles=1.5, warmup_ratio=0.1),
         {0: 0.0, 1: 1.0, 4: 0.0, 7: 1.0, 10: 0.0},
     ),
+    "a line that falls to its minimum and stays": (
+        OptimizerSpec(
+            learning_rate=4.0, warmup_steps=2, schedule="linear", min_learning_rate_ratio=0.5
+        ),
+        {0: 0.0, 1: 2.0, 2: 4.0, 4: 3.5, 6: 3.0, 10: 2.0, 12: 2.0},
+    ),
     "a warm-up that is longer than the job": (
         OptimizerSpec(learning_rate=1.0, warmup_steps=100, schedule="cosine"),
         {9: 0.09},
@@ -57,6 +64,17 @@ RATES = {
 def test_learning_rates_of_a_job_of_ten_steps(name):
     spec, rates = RATES[name]
     assert {step: learning_rate(spec, step, 10) for step in rates} == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_rates_of_transformers_linear(warmup: int) -> None:
+    spec = OptimizerSpec(learning_rate=5.0, warmup_steps=warmup, schedule="linear")
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=5.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, warmup, num_training_steps=10)
+    for step in range(12):
+        assert learning_rate(spec, step, 10) == pytest.approx(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
 
 
 @pytest.mark.parametrize("case", VERL["cosine_schedules"], ids=lambda case: f"{case['cycles']}")

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_models import TWO_LAYERS, make_model
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import (
@@ -36,8 +36,14 @@ def sampling(temperature: float = 1.0, **changes: object) -> SamplingParams:
 
 def mixed_requests(number: int = 24) -> list[Request]:
     """Prompts of different lengths, several samples each, with different ways to draw."""
-    greedy, cut = sampling(0.0), sampling(1.3, top_k=5, top_p=0.8)
-    ways = [sampling(), sampling(0.7, stop_token_ids=(3, 5)), greedy, cut]
+    ways = [
+        sampling(),
+        sampling(0.7, stop_token_ids=(3, 5)),
+        sampling(0.0),
+        sampling(1.3, top_k=5, top_p=0.8, min_p=0.01),
+        sampling(0.0, repetition_penalty=1.3),
+        sampling(1.3, repetition_penalty=1.1),
+    ]
     return [
         Request(
             request_id=f"row-{n}",
@@ -59,6 +65,11 @@ def test_logprobs_equal_a_forward_over_the_whole_text() -> None:
         with torch.no_grad():
             logits = model(input_ids=ids).logits[0, len(request.prompt) - 1 : -1]
         drawn = torch.tensor(done.tokens)
+        penalise = RepetitionPenaltyLogitsProcessor(request.sampling.repetition_penalty)
+        ends = range(len(request.prompt), ids.shape[1])
+        logits = torch.cat(
+            [penalise(ids[:, :end], row[None]) for end, row in zip(ends, logits, strict=True)]
+        )
         scaled = torch.log_softmax(logits / (request.sampling.temperature or 1.0), dim=-1)
         reference = scaled.gather(-1, drawn[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(done.logprobs), reference, atol=1e-5, rtol=0)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,17 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_trainer.rollout.protocol import SamplingParams
-from ppojob_trainer.rollout.sampling import draw, processed_logprobs, sample_seed
+from ppojob_trainer.rollout.sampling import draw, penalised, processed_logprobs, sample_seed
 
 
-def params(temperature: float = 1.0, top_p: float = 1.0, top_k: int = -1) -> SamplingParams:
-    return SamplingParams(temperature, top_p, top_k, max_tokens=1)
+def params(
+    temperature: float = 1.0, top_p: float = 1.0, top_k: int = -1, min_p: float = 0.0
+) -> SamplingParams:
+    return SamplingParams(temperature, top_p, top_k, max_tokens=1, min_p=min_p)
 
 
 def literal(logits: list[float], sampling: SamplingParams) -> list[float]:
     """The definition, one token at a time."""
     scaled = [value / (sampling.temperature or 1.0) for value in logits]
     kept = sorted(range(len(scaled)), key=lambda n: -scaled[n])
+    if sampling.temperature > 0.0:
+        likeliest = math.exp(scaled[kept[0]])
+        kept = [n for n in kept if math.exp(scaled[n]) >= sampling.min_p * likeliest]
     if sampling.temperature > 0.0 and sampling.top_k != -1:
         kept = kept[: sampling.top_k]
     if sampling.temperature > 0.0 and sampling.top_p < 1.0:
@@ -37,6 +43,7 @@ WAYS = st.builds(
     st.sampled_from([0.0, 0.3, 1.0, 1.7]),
     st.sampled_from([0.11, 0.52, 0.93, 1.0]),
     st.sampled_from([-1, 1, 3, 50]),
+    st.sampled_from([0.0, 0.03, 0.4]),
 )
 
 
@@ -49,6 +56,16 @@ def test_the_processed_distribution_is_the_literal_one(ways: list[SamplingParams
     for row, sampling in enumerate(ways):
         expected = torch.tensor(literal(logits[row].double().tolist(), sampling)).float()
         torch.testing.assert_close(result[row], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_that_were_seen_get_worse_by_the_penalty() -> None:
+    logits = torch.tensor([[2.0, -1.0, 3.0, 0.5]] * 3)
+    ways = [replace(params(), repetition_penalty=penalty) for penalty in (2.0, 1.0, 0.5)]
+    given = logits.clone()
+    result = penalised(logits, ways, [(2, 1, 2), (2, 1), (0,)])
+    assert result.tolist() == [[2, -2, 1.5, 0.5], [2, -1, 3, 0.5], [4, -1, 3, 0.5]]
+    assert torch.equal(logits, given)
+    assert penalised(logits.bfloat16(), ways, [(), (), ()]).dtype == torch.float32
 
 
 def test_a_uniform_number_picks_by_the_cumulative_distribution() -> None:

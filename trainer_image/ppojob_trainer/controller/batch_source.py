@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TypeAlias
 
 import msgspec
@@ -179,7 +180,7 @@ class DynamicSampling:
             batch, dropped = self._round(number, step, draw, timer)
             rounds.append(batch)
             numbers = batch.numbers(self.settings.metric, step, METRIC)
-            signals.append(has_signal(numbers, batch.samples, dropped))
+            signals.append(has_signal(numbers, batch.samples, dropped, self.settings.means))
             lost |= {(number, position) for position in _lost(batch, dropped)}
             if sum(map(sum, signals)) >= size:
                 break
@@ -233,14 +234,23 @@ def batch_source(
     return one_round
 
 
-def has_signal(numbers: list[float], samples: int, dropped: Sequence[int] = ()) -> list[bool]:
-    """(prompts,) whether the responses of each prompt have different numbers.
+def has_signal(
+    numbers: list[float],
+    samples: int,
+    dropped: Sequence[int] = (),
+    means: tuple[float, float] = (-math.inf, math.inf),
+) -> list[bool]:
+    """(prompts,) whether the responses of each prompt have different numbers, their mean in bounds.
 
-    `numbers` are those of all rows, `samples` a prompt; `dropped` rows do not count.
+    `numbers` are those of all rows, `samples` a prompt; `dropped` rows do not count. A mean lies
+    between the two `means`, on neither of them.
     """
-    left = set(range(len(numbers))) - set(dropped)
-    groups = (range(first, first + samples) for first in range(0, len(numbers), samples))
-    return [len({numbers[row] for row in group if row in left}) > 1 for group in groups]
+    left, (low, high) = set(range(len(numbers))) - set(dropped), means
+    firsts = range(0, len(numbers), samples)
+    groups = [
+        [numbers[row] for row in range(first, first + samples) if row in left] for first in firsts
+    ]
+    return [len(set(group)) > 1 and low < fmean(group) < high for group in groups]
 
 
 def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:

@@ -19,19 +19,22 @@ STATE_KEYS = (*MOMENTS, "step")
 def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     """The learning rate of optimizer step `step`, counted from 0.
 
-    Linear warm-up from 0, which the first step takes: `lr * step / warmup`. Then constant, or a
-    cosine between `lr` and `lr * r`, r the minimum's ratio, of so many cycles, half of one by
-    default: `lr * (r + (1 - r) (1 + cos(2 pi cycles x)) / 2)`, x the share of the steps after the
-    warm-up that are done. Past the end the cosine stays where it is. As in verl, but for that last:
-    there it would go on.
+    Linear warm-up from 0, which the first step takes: `lr * step / warmup`. Then constant, or from
+    `lr` towards `lr * r`, r the minimum's ratio: `lr * (r + (1 - r) f)`. With x the share of the
+    steps after the warm-up that are done, f is `1 - x` of a linear schedule, as in transformers and
+    Megatron, and `(1 + cos(2 pi cycles x)) / 2` of a cosine, of half a cycle by default, as in
+    verl. Past the end the rate stays where it is; verl's cosine would go on.
     """
     warmup = spec.warmup_steps or int(spec.warmup_ratio * total_steps)
     if step < warmup:
         return spec.learning_rate * step / warmup
     if spec.schedule == "constant":
         return spec.learning_rate
-    done = (step - warmup) / max(1, total_steps - warmup)
-    share = 0.5 * (1.0 + math.cos(2.0 * math.pi * spec.cycles * min(1.0, done)))
+    done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    if spec.schedule == "linear":
+        share = 1.0 - done
+    else:
+        share = 0.5 * (1.0 + math.cos(2.0 * math.pi * spec.cycles * done))
     floor = spec.min_learning_rate_ratio
     return spec.learning_rate * (floor + (1.0 - floor) * share)
 

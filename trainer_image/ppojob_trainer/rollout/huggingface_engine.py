@@ -24,7 +24,7 @@ from ppojob_trainer.rollout.protocol import (
     check_request,
     not_a_number,
 )
-from ppojob_trainer.rollout.sampling import draw, processed_logprobs
+from ppojob_trainer.rollout.sampling import draw, penalised, processed_logprobs
 
 
 @dataclass(slots=True)
@@ -215,7 +215,11 @@ class HuggingFaceEngine:
     def _draw(self, batch: _Batch) -> list[_Row]:
         """Give each row its next token; return the rows that it ended."""
         sampling = [row.request.sampling for row in batch.rows]
-        logprobs = processed_logprobs(batch.logits, sampling)
+        logits = batch.logits
+        if any(params.repetition_penalty != 1.0 for params in sampling):
+            texts = [(*row.request.prompt, *row.tokens) for row in batch.rows]
+            logits = penalised(logits, sampling, texts)
+        logprobs = processed_logprobs(logits, sampling)
         for row, is_broken in zip(batch.rows, logprobs.isnan().any(dim=-1).tolist(), strict=True):
             if is_broken:
                 raise not_a_number(row.request.request_id, self._policy_version)

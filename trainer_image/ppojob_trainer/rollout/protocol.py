@@ -54,8 +54,8 @@ class StopTexts:
 class SamplingParams:
     """How the tokens of one response are drawn.
 
-    The order is fixed: logits / temperature, then top-k, then top-p; what is left is renormalised,
-    and its log-probabilities are the ones reported.
+    The order is fixed, vLLM's: repetition penalty, division by the temperature, then min-p, top-k
+    and top-p; what is left is renormalised, and its log-probabilities are the ones reported.
     """
 
     temperature: float  # 0 takes the most likely token (reported as at temperature 1)
@@ -67,6 +67,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     # The response ends with the first of these texts ("stop"); None for no text
     stop_texts: StopTexts | None = None
+    min_p: float = 0.0  # Keep tokens of this share of the most likely one's probability; 0 all
+    # Logits of tokens in prompt and response are divided by this where positive, else multiplied
+    repetition_penalty: float = 1.0
 
     def ends_with(self, tokens: Sequence[int]) -> bool:
         """Whether the last of a response's tokens ends it by a text."""

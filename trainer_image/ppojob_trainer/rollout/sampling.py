@@ -50,18 +50,38 @@ def sample_seed(
     return (int.from_bytes(digest, "big") >> (64 - _SEED_BITS)) + sample_index
 
 
-def processed_logprobs(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    """Return log-probabilities after temperature, top-k and top-p, renormalised.
+def penalised(
+    logits: Tensor, sampling: Sequence[SamplingParams], texts: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return logits `(rows, vocab)` in float32 after the repetition penalty.
 
-    Logits are `(rows, vocab)`, of any floating type; temperature 0 leaves its row as at temperature
-    1, untruncated. The result is `(rows, vocab)` float32, -inf where top-k or top-p cut off.
+    Keskar et al. 2019, arXiv:1909.05858, section 4.1, in the form of transformers and vLLM, which
+    lowers a negative logit too. `texts` are the tokens of each row's prompt and response so far.
+    """
+    logits = logits.float().clone()
+    for row, (params, text) in enumerate(zip(sampling, texts, strict=True)):
+        penalty = params.repetition_penalty
+        if penalty != 1.0:
+            tokens = torch.tensor(sorted(set(text)), dtype=torch.int64, device=logits.device)
+            known = logits[row, tokens]
+            logits[row, tokens] = torch.where(known > 0, known / penalty, known * penalty)
+    return logits
+
+
+def processed_logprobs(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
+    """Return log-probabilities after temperature, min-p, top-k and top-p, renormalised.
+
+    Logits are `(rows, vocab)`, of any floating type, `penalised` where that changes something;
+    temperature 0 leaves its row as at temperature 1, untruncated. The result is `(rows, vocab)`
+    float32, -inf where something was cut off.
     """
     temperatures = [params.temperature or 1.0 for params in sampling]
     scaled = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
     cut = [
         row
         for row, params in enumerate(sampling)
-        if params.temperature > 0.0 and (params.top_k != -1 or params.top_p < 1.0)
+        if params.temperature > 0.0
+        and (params.top_k != -1 or params.top_p < 1.0 or params.min_p > 0.0)
     ]
     if cut:
         scaled[cut] = _truncated(scaled[cut], [sampling[row] for row in cut])
@@ -85,11 +105,13 @@ def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams])
 
 
 def _truncated(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    """Set to -inf what top-k and then top-p leave out; the most likely token always stays."""
+    """Set to -inf what min-p, top-k and then top-p leave out; the most likely token stays."""
     vocab = logits.shape[-1]
     top_k = [vocab if params.top_k == -1 else params.top_k for params in sampling]
     top_p = [params.top_p for params in sampling]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    least = torch.tensor([params.min_p for params in sampling], device=logits.device).log()
+    ordered = ordered.masked_fill(ordered < ordered[:, :1] + least[:, None], -torch.inf)
     rank = torch.arange(vocab, device=logits.device)
     ordered = ordered.masked_fill(
         rank >= torch.tensor(top_k, device=logits.device)[:, None], -torch.inf

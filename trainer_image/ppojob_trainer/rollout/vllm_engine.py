@@ -66,14 +66,14 @@ logger = logging.getLogger(__name__)
 
 # The smallest block of vLLM's fast CPU attention: a prompt is shared by whole blocks only.
 _CPU_BLOCK_TOKENS = 32
-# Prompts prefilled in one step: enough that a whole phase starts together.
+# Tokens of a step without `max_batched_tokens`: enough that a whole phase starts together.
 _PREFILL_TOKENS = 8192
 # Weights come from the trainer alone: nothing is read twice, and no file that vLLM would refuse.
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
-# Without `kv_cache_gib` on a GPU: the share that vLLM may fill, where a trainer keeps the rest and
-# where nobody does.
+# Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
+# does.
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
 
 
@@ -344,7 +344,7 @@ def engine_args(
         "seed": 0,
     }
     # A step gives every sequence a token: vLLM does not start where that is too much.
-    step_tokens = max(rollout.max_sequences, _PREFILL_TOKENS)
+    step_tokens = rollout.max_batched_tokens or max(rollout.max_sequences, _PREFILL_TOKENS)
     kv_cache_bytes = rollout.kv_cache_gib and int(rollout.kv_cache_gib * 2**30)
     if device == "cuda":
         return vllm.EngineArgs(
@@ -352,7 +352,8 @@ def engine_args(
             enable_sleep_mode=True,
             max_num_batched_tokens=step_tokens,
             kv_cache_memory_bytes=kv_cache_bytes,
-            gpu_memory_utilization=_GPU_MEMORY_SHARE[shares_device],
+            gpu_memory_utilization=rollout.gpu_memory_share or _GPU_MEMORY_SHARE[shares_device],
+            enforce_eager=rollout.enforce_eager,
         )
     return vllm.EngineArgs(
         **common,
@@ -381,6 +382,8 @@ def _sampling(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
         temperature=sampling.temperature,
         top_p=1.0 if greedy else sampling.top_p,
         top_k=-1 if greedy else sampling.top_k,
+        min_p=0.0 if greedy else sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
         seed=seed,
         max_tokens=sampling.max_tokens,
         stop_token_ids=list(sampling.stop_token_ids),

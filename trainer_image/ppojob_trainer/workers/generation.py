@@ -175,6 +175,8 @@ class Generation:
             temperature=chosen.temperature,
             top_p=chosen.top_p,
             top_k=chosen.top_k,
+            min_p=chosen.min_p,
+            repetition_penalty=chosen.repetition_penalty,
             max_tokens=self.spec.data.max_response_tokens,
             stop_token_ids=tuple(dict.fromkeys(ends)),
             stop_texts=agent.stop_texts if agent else None,

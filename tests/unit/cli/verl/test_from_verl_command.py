@@ -103,6 +103,7 @@ def test_what_is_no_source_is_one_line(arguments: str, tmp_path: Path) -> None:
     for name, text in (
         ("bad.yaml", "a: [b\n"),
         ("list.yaml", "- a\n"),
+        ("job.yaml", "apiVersion: ppojob.dev/v1alpha1\nkind: PPOJob\n"),
         ("other.sh", "python3 -m verl.trainer.sft_trainer a=1\n"),
         ("maybe.sh", "if $(command -v x); then\n  python -m verl.trainer.main_ppo a=1\nfi\n"),
         ("nothing.sh", "python3 -m verl.trainer.main_ppo\n"),

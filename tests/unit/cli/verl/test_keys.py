@@ -98,6 +98,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{OPTIM}.lr_warmup_steps=0 {OPTIM}.lr_warmup_steps_ratio=0.1",
         {"spec.optimizer.warmupSteps": None, "spec.optimizer.warmupRatio": 0.1},
     ),
+    (
+        f"{OPTIM}.lr_decay_style=linear {OPTIM}.lr=1e-5 {OPTIM}.min_lr=1e-6",
+        {"spec.optimizer.schedule": "linear", "spec.optimizer.minLearningRateRatio": 0.1},
+    ),
     (f"{ACTOR}.ppo_mini_batch_size=64", {"spec.algorithm.miniBatchPrompts": None}),
     # -1 is absent, in six places.
     (
@@ -198,6 +202,20 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{ROLLOUT}.val_kwargs.temperature=1 {ROLLOUT}.val_kwargs.top_p=0.7",
         {"spec.rollout.validation.topP": 0.7},
     ),
+    # Older versions of verl hand these to vLLM, for validations too.
+    (
+        f"+{ROLLOUT}.min_p=0.1 +{ROLLOUT}.repetition_penalty=1.05",
+        {
+            "spec.rollout.minP": 0.1,
+            "spec.rollout.repetitionPenalty": 1.05,
+            "spec.rollout.validation.minP": None,
+            "spec.rollout.validation.repetitionPenalty": 1.05,
+        },
+    ),
+    (
+        f"+{ROLLOUT}.min_p=0.1 {ROLLOUT}.val_kwargs.temperature=1",
+        {"spec.rollout.validation.minP": 0.1},
+    ),
     # bfloat16 is what auto is on GPUs; processors are told.
     (f"{ROLLOUT}.dtype=bfloat16", {"spec.rollout.dtype": None}),
     (
@@ -209,6 +227,16 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     (
         "data.filter_overlong_prompts=true data.truncation=left",
         {"spec.data.overlongPrompts": "drop"},
+    ),
+    # A share that counts on an offloaded trainer is none of ours.
+    (f"{ROLLOUT}.gpu_memory_utilization=0.6", {"spec.rollout.gpuMemoryShare": 0.6}),
+    (
+        f"{ROLLOUT}.gpu_memory_utilization=0.9 {ACTOR}.fsdp_config.optimizer_offload=true",
+        {"spec.rollout.gpuMemoryShare": None},
+    ),
+    (
+        f"{ROLLOUT}.gpu_memory_utilization=0.9 {ACTOR}.megatron.param_offload=true",
+        {"spec.rollout.gpuMemoryShare": None},
     ),
     ("trainer.max_actor_ckpt_to_keep=1", {"spec.checkpoint.keepLast": None}),
     (
@@ -226,6 +254,13 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("trainer.experiment_name=Qwen2.5_7B", {"metadata.name": "qwen2-5-7b"}),
     ("trainer.experiment_name=2025", {"metadata.name": "from-verl"}),
+    (
+        "data.train_files=~/a.parquet data.val_files=[~/b.parquet,~c.parquet]",
+        {
+            "spec.data.train": [{"path": f"{Path.home()}/a.parquet"}],
+            "spec.data.validation": [{"path": f"{Path.home()}/b.parquet"}, {"path": "~c.parquet"}],
+        },
+    ),
     ("data.seed=3 data.shuffle=false", {"spec.data.seed": None, "spec.data.shuffle": False}),
 ]
 
@@ -249,6 +284,8 @@ FATES = [
     ("actor_rollout_ref.actor.kl_loss_coef=0.1", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", Fate.IDLE),
     ("critic.optim.lr=1", Fate.IDLE),
+    ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.LEFT_OUT),
+    ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", Fate.LOST),
     ("distillation.distillation_loss.topk=3", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
     ("data.image_key=images", Fate.LOST),
@@ -259,11 +296,32 @@ FATES = [
     ("actor_rollout_ref.actor.optim.lr=1e-6", Fate.SAME),
     ("trainer.total_epochs=3", Fate.WRITTEN),
     ("trainer.no_such_key=3", Fate.UNKNOWN),
-    ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.UNREAD),
+    ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.REPLACED),
+    ("actor_rollout_ref.actor.optim.lr=fast", Fate.REPLACED),
+    ("trainer.project_name=${x.y}", Fate.IDLE),
+    ("actor_rollout_ref.model.path=${x.y}/m", Fate.UNREAD),
+    ("trainer.experiment_name=a_${now:%d}", Fate.NOTED),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("data.train_batchsize", "data.train_batch_size"),
+        ("algorithm.use_kl_loss", "actor_rollout_ref.actor.use_kl_loss"),
+        ("actor_rollout_ref.rolout.top_p", "actor_rollout_ref.rollout.top_p"),
+        ("trainer.shard_files", None),
+    ],
+)
+def test_a_key_that_nobody_knows_is_told_with_the_one_that_is_meant(
+    name: str, meant: str | None
+) -> None:
+    assert keys.nearest(name) == meant
+    why = converted([*BASE, f"{name}=1"]).outcomes[name].why
+    assert why.endswith(f", did you mean {meant}" if meant else " here")
 
 
 @pytest.mark.parametrize(("override", "fate"), FATES)
 def test_what_becomes_of_a_key(override: str, fate: Fate) -> None:
     job = converted([*BASE, override])
-    assert job.outcomes[override.partition("=")[0]].fate == fate
+    assert job.outcomes[override.partition("=")[0].strip("+")].fate == fate

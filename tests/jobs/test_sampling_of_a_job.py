@@ -1,0 +1,30 @@
+"""What a job says of sampling reaches the engine, for training and for validations."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_a_penalty_and_min_p_reach_training_and_validation(
+    tmp_path: Path, tiny_folder: Path, fork_server: None
+) -> None:
+    """With so large a penalty no token comes again; with such a min-p hardly a choice is left."""
+    one_of_a_kind = {"repetitionPenalty": 100}
+    rollout = {
+        **{"engine": "huggingface", "dtype": "float32", "validation": one_of_a_kind},
+        **{"minP": 0.9999, **one_of_a_kind},
+    }
+    steps = {"total": 1, "validateEvery": 1}
+    run = tiny_jobs.run_alone(
+        tiny_jobs.write_manifest(tmp_path, tiny_folder, rollout=rollout, steps=steps)
+    )
+    for batch in ("rollouts/step-000001.parquet", "validation/step-000000.parquet"):
+        rows = pq.read_table(run / batch).to_pylist()
+        assert rows
+        for row in rows:
+            assert len(set(row["response_ids"])) == len(row["response_ids"]) > 1
+            assert set(row["rollout_logprobs"]) == {0.0} or "validation" in batch
