@@ -49,6 +49,10 @@ def _role_lines(config: RunConfig) -> Iterator[str]:
     yield from map(_role_line, config.topology.roles)
     if config.topology.total_gpus:
         yield f"{counted(config.topology.total_gpus, 'GPU')} in all"
+    engines, ranks = config.spec.rollout.parallelism.data, config.spec.rollout.parallelism.tensor
+    if engines is not None and ranks > 1:
+        generating = config.topology.generating.role
+        yield f"{counted(engines, 'engine')} in {generating}, {ranks} ranks each"
 
 
 def _role_line(role: RoleTopology) -> str:

@@ -22,7 +22,7 @@ Facts = dict[str, Any]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for kind in ("tied", "untied"):
+    for kind in ("tied", "untied", "one key head"):
         save_model(
             folder / kind,
             seed=len(kind),
@@ -31,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             intermediate_size=256,
             num_hidden_layers=2,
             num_attention_heads=4,
-            num_key_value_heads=2,
+            num_key_value_heads=1 if kind == "one key head" else 2,
             max_position_embeddings=256,
             tie_word_embeddings=kind == "tied",
             initializer_range=0.05,
@@ -219,3 +219,18 @@ def test_more_prompts_than_one_step_prefills_and_than_the_cache_holds(facts: Fac
     assert pressure["many"]["max"] <= LIMITS["float32"][0]
     assert pressure["squeezed"]["max"] <= LIMITS["float32"][0]
     assert pressure["same tokens"] == pressure["rows"]
+
+
+def test_neighbours_share_an_engine(models: Path, tmp_path: Path) -> None:
+    """Two engines of two ranks in one world draw what one rank draws, and all ranks the same."""
+    world = ["--world", "4", "--store", str(tmp_path / "store"), "--tensor", "2"]
+    first, *others = run_together(
+        models, tmp_path, [["--rank", str(rank), *world] for rank in range(4)]
+    )
+    assert all(facts == first for facts in others)
+    for kind in ("tied", "untied", "one key head"):
+        found, (largest, mean) = first[kind], LIMITS["float32"]
+        assert found["tokens"] >= 99
+        assert found["max"] <= largest
+        assert found["mean"] <= mean
+        assert found["again"]

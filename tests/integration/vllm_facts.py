@@ -1,6 +1,7 @@
 """Run by test_vllm_engine.py in processes of its own: vLLM marks the process that imports it.
 
-Usage: vllm_facts.py FOLDER OUTPUT [--all] [--rank R --world W --store FILE] [--noise SEED]
+Usage: vllm_facts.py FOLDER OUTPUT [--all] [--noise SEED]
+                     [--rank R --world W --store FILE [--tensor N]]
 """
 
 import argparse
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
@@ -391,6 +392,22 @@ def few_facts(folder: Path, noise: int) -> dict[str, Any]:
     return facts
 
 
+def shared_engine(folder: Path, tensor: int) -> dict[str, Any]:
+    """What an engine of several ranks draws by the weights of an update, on this rank."""
+    facts: dict[str, Any] = {}
+    for kind in ("tied", "untied", "one key head"):
+        trainer = AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32)
+        layout, rows = RolloutParallelism(tensor=tensor), requests()
+        with engine(folder / kind, "float32", parallelism=layout) as opened:
+            disturb(trainer, seed=1)
+            opened.load_weights(1, trainer.named_parameters())
+            done = generate(opened, rows)
+            again = rows_of(generate(opened, rows)) == rows_of(done)
+        found = summary(differences(trainer, rows, done, "float32"))
+        facts[kind] = {**found, "rows": rows_of(done), "again": again}
+    return facts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -400,6 +417,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--world", type=int, default=0)
     parser.add_argument("--store", type=Path)
+    parser.add_argument("--tensor", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist = torch.distributed  # noqa: TID251  # the world of the role that the engine must respect
@@ -412,6 +430,8 @@ def main() -> None:
         )
     if arguments.all:
         facts = all_facts(arguments.folder, arguments.output)
+    elif arguments.tensor:
+        facts = shared_engine(arguments.folder, arguments.tensor)
     else:
         facts = few_facts(arguments.folder, arguments.noise)
     facts["world after close"] = dist.is_initialized()

@@ -58,6 +58,11 @@ _TRAINED = (
     (_CRITIC_PART, "actorRollout", f"!({_CRITIC_IN_OWN_PODS}) && {_HAS_CRITIC_PART}", " | here"),
 )
 
+_GENERATING = (
+    ("actorRollout", "!has(self.roles.rollout)"),
+    ("rollout", "has(self.roles.rollout)"),
+)
+
 # Rows and weights go from GPU to GPU, or from processor to processor.
 _CHANNELS = (("rollout", "has(self.roles.rollout)"), *((r, _in_own_pods(r)) for r in _HOSTED[:2]))
 
@@ -133,18 +138,6 @@ ROLE_RULES = (
         when: self.colocateWith != 'none'
         must: $UNSET($POD_FIELDS)
 
-        spec | rollout.parallelism.data | Conflict
-            each rank of roles.actorRollout holds one engine; as many as its ranks ${$RANKS}, or
-            remove it
-        when: !has(self.roles.rollout) && has(self.rollout.parallelism.data)
-        must: self.rollout.parallelism.data == $RANKS
-
-        spec | rollout.parallelism.data | Conflict
-            each rank of roles.rollout holds one engine; as many as its ranks ${$ENGINES}, or
-            remove it
-        when: has(self.roles.rollout) && has(self.rollout.parallelism.data)
-        must: self.rollout.parallelism.data == $ENGINES
-
         spec | rollout.maxStaleness | Conflict
             engines in the ranks that train take turns with the training; 0, or roles.rollout for
             engines in pods of their own
@@ -157,13 +150,35 @@ ROLE_RULES = (
         must: has(self.rewardModel)
         """,
         DEVICES=" ".join(f"spec.roles.{role}" for role in (*MODEL_ROLES, "rollout")),
-        ENGINES=_ranks("rollout"),
         MODELS=" ".join(f"spec.roles.{role}" for role in MODEL_ROLES),
         HOSTED=" ".join(f"spec.roles.{role}" for role in _HOSTED),
         OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",
         WITHIN="(self.parallelism.sequence * self.parallelism.tensor)",
         THREADS=f"{_ranks_of_pod()} * {either('threadsPerRank', '1')}",
         POD_FIELDS=" ".join(members(RolePods)),
-        RANKS=_ranks("actorRollout"),
+    ),
+    *rules(
+        """
+        spec | rollout.parallelism.tensor | Conflict
+            so many ranks of a pod of roles.$ROLE share an engine; a number that divides the ranks
+            of a pod ${$OF_POD}
+        when: $WHEN
+        must: $OF_POD % self.rollout.parallelism.tensor == 0
+
+        spec | rollout.parallelism.data | Conflict
+            the ranks of roles.$ROLE hold another number of engines; as many as its ranks over
+            tensor ${$RANKS / self.rollout.parallelism.tensor}, or remove it
+        when: $WHEN && has(self.rollout.parallelism.data)
+        must: self.rollout.parallelism.data == $RANKS / self.rollout.parallelism.tensor
+        """,
+        each=(
+            {
+                "ROLE": role,
+                "WHEN": when,
+                "RANKS": _ranks(role),
+                "OF_POD": _ranks_of_pod(f"roles.{role}."),
+            }
+            for role, when in _GENERATING
+        ),
     ),
 )

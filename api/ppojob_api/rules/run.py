@@ -243,9 +243,10 @@ SAMPLING_RULES = rules(
     when: has(self.maxBatchedTokens)
     must: self.maxSequences <= self.maxBatchedTokens
 
-    spec.rollout.parallelism | tensor | NotInThisVersion
-        tensor parallel generation: not in this version; 1
-    must: self.tensor == 1
+    spec.rollout | parallelism.tensor | Conflict
+        with engine: huggingface each rank holds an engine of its own; 1, or engine: vllm
+    when: self.engine == 'huggingface'
+    must: self.parallelism.tensor == 1
 
     spec.model | trustRemoteCode | NotInThisVersion
         code that comes with a model: not in this version; false

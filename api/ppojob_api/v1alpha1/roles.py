@@ -90,7 +90,7 @@ class RolesSpec(Section):
     """The policy, trained here, and generating here unless `rollout` is given."""
 
     rollout: DevicePods | None = None
-    """Pods of its own for generation, a whole engine a rank; absent: engines in the ranks of
+    """Pods of its own for generation, without a trainer; absent: engines in the ranks of
     actorRollout, which take turns with training."""
 
     reference: ColocatableRole | None = None

@@ -47,13 +47,15 @@ class ValidationSamplingSpec(Section):
 
 
 class RolloutParallelism(Section):
-    """Layout of the rollout engine over its GPUs."""
+    """Layout of the rollout engines over ranks."""
 
     tensor: Count = 1
-    """Tensor parallel ranks of one engine. verl: tensor_model_parallel_size."""
+    """Ranks of one pod that share each matrix product of an engine, its cache and its prompts; vLLM
+    alone. It divides the query heads, and is a divisor or a multiple of the key heads. verl:
+    tensor_model_parallel_size, 2."""
 
     data: Count | None = None
-    """Engines; absent: as many as the ranks hold."""
+    """Engines; absent: as many as the ranks over tensor."""
 
 
 class RolloutSpec(Section):
@@ -92,7 +94,7 @@ class RolloutSpec(Section):
     """Sequences generated at one time. verl: max_num_seqs; vLLM: 256."""
 
     kv_cache_gib: Annotated[float, Field(gt=0, le=4_096)] | None = None
-    """Memory of the key-value cache; absent: the engine's choice."""
+    """Memory of a rank's key-value cache; absent: the engine's choice."""
 
     gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of a GPU that weights and cache of the engine fill; absent: 0.5 beside a trainer, 0.9
@@ -108,7 +110,7 @@ class RolloutSpec(Section):
     started sooner. verl: enforce_eager, false."""
 
     parallelism: RolloutParallelism = RolloutParallelism()
-    """Layout of its own over the same GPUs."""
+    """Layout of its own over the same ranks."""
 
     validation: ValidationSamplingSpec = ValidationSamplingSpec()
     """Sampling of held-out prompts."""

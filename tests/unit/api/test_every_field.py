@@ -23,7 +23,6 @@ CANNOT_BE_SET = {
         "spec.sandbox.url",
     ),
     *("spec.algorithm.kl.referenceRefresh", "spec.algorithm.resampling.power"),
-    "spec.rollout.parallelism.tensor",
     # Beside another choice that the job makes.
     *(f"spec.algorithm.policyLoss.{name}" for name in ("clipLow", "clipHigh", "dualClip")),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("dppoKl", "gspo", "sapo", "clipCov")),
@@ -38,7 +37,7 @@ CANNOT_BE_SET = {
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
     "spec.data.validation.weight",
-    "spec.rollout.maxStaleness",
+    *("spec.rollout.maxStaleness", "spec.rollout.parallelism.tensor"),
     *("spec.data.seed", "spec.pods.tolerations.value"),
     *(f"spec.rollout.{name}" for name in ("kvCacheGib", "gpuMemoryShare")),
     *(f"spec.rollout.{name}" for name in ("maxBatchedTokens", "enforceEager")),

@@ -90,7 +90,7 @@ def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], 
         scoring = Scoring(roles, group, None, None)
         folder = f"rows-{chunk_bytes}"
         tape = RowTape(Journal(tmp_path / "journal"), tmp_path, "settings")
-        stages = RolloutStages(roles, group, Engines(group), scoring, tape, chunk_bytes)
+        stages = RolloutStages(roles, group, Engines(group, 1), scoring, tape, chunk_bytes)
         stages.write_rows(batch, 1, folder)
         return tmp_path / folder
 

@@ -69,6 +69,13 @@ def test_ranks_share_the_trainer_s_weights_and_each_has_an_engine(tmp_path):
     assert found == {"policy": 8 * POLICY, "rollout engine": 2 * POLICY + 2 * GIB}
 
 
+def test_ranks_of_an_engine_share_its_weights_and_have_a_cache_each(tmp_path):
+    rollout = {"engine": "vllm", "kvCacheGib": 2, "parallelism": {"tensor": 2}, "dtype": "float32"}
+    roles = {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"ranksPerReplica": 4}}
+    found = held(config_of(tmp_path, roles=roles, rollout=rollout), "rollout")
+    assert found == {"rollout engine": 2 * POLICY + 2 * GIB}
+
+
 def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
     pods = {"ranksPerReplica": 4, "parallelism": {"dataShard": 2}}
     roles = {"actorRollout": pods, "critic": {"colocateWith": "none", **pods}}

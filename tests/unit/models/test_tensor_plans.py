@@ -61,6 +61,30 @@ def test_every_weight_has_a_style(model_class) -> None:
     ("ranks", "changes", "allowed"),
     [
         (2, {}, None),
+        (4, {}, None),  # two ranks a key head
+        (4, {"num_attention_heads": 2}, "one of 1, 2"),
+        (4, {"num_attention_heads": 12, "num_key_value_heads": 3}, "one of 1, 3, 6, 12"),
+        (4, {"intermediate_size": 18}, "one of 1, 2"),
+    ],
+)
+def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, changes, allowed) -> None:
+    sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, **changes}
+    (tmp_path / "model").mkdir()
+    text = json.dumps({"model_type": "llama", **sizes})
+    (tmp_path / "model" / "config.json").write_text(text)
+    rollout = {"engine": "vllm", "parallelism": {"tensor": ranks}}
+    roles = {"actorRollout": {"ranksPerReplica": 4}}
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, rollout=rollout, roles=roles)
+    found = list(check_layouts(resolve(load_job(manifest)).spec))
+    assert [(p.where, p.allowed, p.reason_code) for p in found] == (
+        [("spec.rollout.parallelism.tensor", allowed, ReasonCode.OUT_OF_RANGE)] if allowed else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "allowed"),
+    [
+        (2, {}, None),
         (4, {}, "a divisor of 2"),  # key heads
         (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "a divisor of 3"),
         (2, {"intermediate_size": 23}, "a divisor of 1"),

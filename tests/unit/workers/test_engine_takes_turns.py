@@ -52,7 +52,7 @@ def restore(worker: ActorRolloutWorker) -> None:
 
 
 def generate(worker: ActorRolloutWorker, purpose: str) -> list[int]:
-    request = Generate(purpose, 1, 0, PROMPTS, SAMPLES)
+    request = Generate(purpose, 1, 0, PROMPTS, SAMPLES, (0, len(PROMPTS)))
     return ask(worker, methods.GENERATE, request).lengths
 
 

@@ -52,3 +52,9 @@ def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> No
     arrived = all_at_once(Queues(owners + makers), *[take] * owners, *givers)[:owners]
     expected = [[made(purpose, *run) for purpose in SAMPLES] for run in request.owners]
     assert arrived == expected + [[]] * (owners - len(expected))
+
+
+def test_a_rank_of_an_engine_keeps_its_run_or_nothing() -> None:
+    of_engine = made("train", 4, 7)
+    assert of_engine.within((5, 7)) == made("train", 5, 7)
+    assert of_engine.within((7, 7)) == made("train", 7, 7)

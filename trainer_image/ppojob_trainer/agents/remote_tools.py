@@ -4,11 +4,13 @@ Calls of `search` go to the role `retriever`, where there is one, all others to 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from ppojob_api.well_known import SEARCH_TOOL
+from ppojob_trainer.parallel.collectives import told_by_first
+from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
@@ -31,6 +33,8 @@ class RemoteTools:
         rows: (rows,) batch and number in it of each row of the phase.
         prompts: (rows,) what each row answers; it says what its tools are made with, and which.
         attempt: of the engines: calls of rows that are drawn anew are other calls.
+        world: this rank's. Of ranks that share an engine the first makes the calls and tells the
+            others: what does not say the same twice would have them draw different tokens.
     """
 
     caller: Caller
@@ -39,9 +43,15 @@ class RemoteTools:
     rows: Sequence[tuple[BatchName, int]]
     prompts: Sequence[PromptTokens]
     attempt: int = 0
+    world: World = field(default_factory=World.alone)
 
-    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Started:
-        """Ask for the calls, at least one, of a row that had so many answers before."""
+    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Started | None:
+        """Ask for the calls, at least one, of a row that had so many answers before.
+
+        Nothing is asked where another rank of the engine does it.
+        """
+        if not self.world.leads_engine:
+            return None
         batch, row = self.rows[number]
         prompt = self.prompts[number]
         asked, places = [], []
@@ -59,16 +69,20 @@ class RemoteTools:
             places += mine
         return self.caller.start(asked), places
 
-    def answers(self, started: Started) -> list[ToolAnswer]:
+    def answers(self, started: Started | None) -> list[ToolAnswer]:
         """Wait for the calls of a turn; one answer each, in the order of the calls."""
+        return told_by_first(self.world, None if started is None else self._waited(started))
+
+    def give_up(self, started: Started | None) -> None:
+        """Wait for them no longer."""
+        if started is not None:
+            self.caller.give_up(started[0])
+
+    def _waited(self, started: Started) -> list[ToolAnswer]:
         pending, places = started
         made = [one for acted in self.caller.wait(pending) for one in acted.answers]
         by_place = dict(zip(places, made, strict=True))
         return [by_place[place] for place in range(len(made))]
-
-    def give_up(self, started: Started) -> None:
-        """Wait for them no longer."""
-        self.caller.give_up(started[0])
 
     def _peers(self, call: ToolCall) -> Sequence[Peer]:
         """Who answers a call; one of an unknown tool goes to whichever role there is."""

@@ -13,12 +13,16 @@ from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.methods import BRING_WEIGHTS, GENERATE, HAND_OVER, RECALL
 from ppojob_trainer.rpc.wire import RequestId
 
+Run = tuple[int, int]
+"""Positions `[first, last)` of prompts in their batch."""
+
 
 @dataclass
 class Engines:
     """The policy's ranks generate: the weights are there, and the rows are where they belong."""
 
     group: RoleGroup
+    tensor: int  # ranks of one engine: so many neighbours
 
     @property
     def attempt(self) -> int:
@@ -26,8 +30,18 @@ class Engines:
         return 0
 
     def shares(self, prompts: int) -> list[tuple[int, int]]:
-        """Runs `[first, last)` of so many prompts, one for each rank that generates."""
+        """Runs `[first, last)` of so many prompts, one for each rank that keeps rows."""
         return shares(prompts, len(self.group.ranks))
+
+    def runs(self, prompts: int) -> list[tuple[Run, Run]]:
+        """What each rank generates, and what it keeps of it: runs of so many prompts.
+
+        Ranks of one engine generate the same, those too that keep nothing of it.
+        """
+        kept = self.shares(prompts)
+        kept += [(prompts, prompts)] * (-len(kept) % self.tensor)
+        engines = [kept[first : first + self.tensor] for first in range(0, len(kept), self.tensor)]
+        return [((parts[0][0], parts[-1][1]), own) for parts in engines for own in parts]
 
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
         """Fill in what is known of rows that were generated before these engines were lost.

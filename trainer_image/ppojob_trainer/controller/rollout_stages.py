@@ -106,11 +106,12 @@ class RolloutStages:
                 first=first,
                 prompts=batch.prompt_tokens(first, last),
                 samples=batch.samples,
+                kept=kept,
                 round=batch.round,
                 greedy=greedy is not None,
                 conversations=self._conversations(),
             )
-            for first, last in self.engines.shares(len(batch.prompts))
+            for (first, last), kept in self.engines.runs(len(batch.prompts))
         ]
         return requests, RequestId(0, step, f"{batch.label}/generate")
 

@@ -155,9 +155,11 @@ def _rollout_stages(
     actor, model = hosts["actorRollout"], None
     if "rewardModel" in hosts and spec.reward_model is not None:  # not where nobody scores
         model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
-    engines = Engines(actor)
+    tensor = spec.rollout.parallelism.tensor
+    engines = Engines(actor, tensor)
     if "rollout" in hosts:
-        engines = StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
+        seconds = spec.timeouts.stage_seconds
+        engines = StandaloneEngines(hosts["rollout"], tensor, channels, seconds)
     return RolloutStages(
         roles,
         actor,

@@ -158,6 +158,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
 
     Ranks have whole heads. They need not have equally many tokens of the vocabulary.
     """
+    yield from _check_engines(spec)
     pods = model_pods(spec.roles)
     folders: dict[RoleName, str | None] = {
         "actorRollout": spec.model.path,
@@ -193,6 +194,24 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
                 f"a divisor of {heads}",
                 ReasonCode.OUT_OF_RANGE,
             )
+
+
+def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
+    """Heads and features that the ranks of an engine cannot share; of key heads each has one."""
+    tensor, sizes = spec.rollout.parallelism.tensor, _sizes(spec.model.path)
+    if tensor == 1 or sizes is None:
+        return
+    most, keys = gcd(sizes.heads, sizes.inner), sizes.key_heads
+    fitting = [n for n in range(1, most + 1) if most % n == 0 and not (keys % n and n % keys)]
+    if tensor not in fitting:
+        yield Problem(
+            "spec.rollout.parallelism.tensor",
+            shown(tensor),
+            f"so many ranks share {sizes.heads} query heads, {keys} key heads and {sizes.inner} "
+            f"inner features of {spec.model.path}",
+            f"one of {', '.join(map(str, fitting))}",
+            ReasonCode.OUT_OF_RANGE,
+        )
 
 
 def check_targets(model: ModelSpec) -> Iterator[Problem]:

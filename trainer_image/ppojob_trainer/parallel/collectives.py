@@ -61,6 +61,16 @@ def shared_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice
     return [item for items in told for item in items], slice(first, first + len(mine))
 
 
+def told_by_first(world: World, mine: Item | None) -> Item:
+    """What the first of the ranks that share this one's engine has; the others have None."""
+    told = [mine]
+    if world.engine is not None:
+        dist.broadcast_object_list(told, group=world.engine, group_src=0)
+    (first,) = told
+    assert first is not None, "the first one has something"
+    return first
+
+
 @contextmanager
 def refused_together(world: World) -> Iterator[None]:
     """Let what one rank refuses in the block be refused by all of them at its end.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -77,6 +77,13 @@ class World:
     store: Store  # keys and values that the ranks share, prefixed by the attempt
     dims: ParallelDims = field(default_factory=ParallelDims)  # the layout of the role
     _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
+    # of the ranks that share this one's rollout engine; None where it has one of its own
+    engine: dist.ProcessGroup | None = None
+
+    @property
+    def leads_engine(self) -> bool:
+        """Whether it is the first of the ranks that share its engine."""
+        return self.engine is None or self.engine.rank() == 0
 
     @classmethod
     def alone(cls, device: torch.device | str = "cpu") -> World:
@@ -111,6 +118,7 @@ def open_world(
     device: torch.device,
     *,
     dims: ParallelDims | None = None,
+    engine_ranks: int = 1,
     address: str = "127.0.0.1",
     meeting: MeetingPoint | None = None,
     open_seconds: float = 300.0,
@@ -123,6 +131,7 @@ def open_world(
         size: ranks of the role.
         device: `cpu` (gloo) or `cuda:<index>` (nccl).
         dims: the layout of the role; None where each rank holds a shard of one model.
+        engine_ranks: so many neighbours share a rollout engine.
         address: of this pod; gloo and the store bind it and nothing else, since pods on one machine
             share the ports.
         meeting: where the ranks meet; None where there is one rank and nobody else needs its store.
@@ -155,7 +164,11 @@ def open_world(
     )
     try:
         groups = _open_groups(dims, rank, limit, options)
-        yield World(rank, size, device, dist.group.WORLD, store, dims, groups)
+        engine = None
+        if engine_ranks > 1:
+            engines = ParallelDims(replicate=size // engine_ranks, tensor=engine_ranks)
+            engine = _open_division(engines.groups("tensor"), rank, limit, options)
+        yield World(rank, size, device, dist.group.WORLD, store, dims, groups, engine)
     finally:
         dist.destroy_process_group()
 
@@ -171,14 +184,22 @@ def _open_groups(
         division = dims.groups(*names)
         if len(division) == 1:
             found[names] = everybody
-            continue
-        if len(division[0]) == 1 and names != HOLDERS:
-            continue
-        for ranks in division:
-            own = options() if rank in ranks else None
-            group = dist.new_group(list(ranks), timeout=limit, pg_options=own)
-            if rank in ranks:
-                found[names] = group
+        elif len(division[0]) > 1 or names == HOLDERS:
+            found[names] = _open_division(division, rank, limit, options)
+    return found
+
+
+def _open_division(
+    division: Sequence[Sequence[int]], rank: int, limit: timedelta, options: Callable[[], Any]
+) -> dist.ProcessGroup:
+    """The group of this rank out of those that all ranks are divided into."""
+    found = None
+    for ranks in division:
+        own = options() if rank in ranks else None
+        group = dist.new_group(list(ranks), timeout=limit, pg_options=own)
+        if rank in ranks:
+            found = group
+    assert found is not None, "a rank is in one of them"
     return found
 
 

@@ -25,9 +25,13 @@ def checkpoint_names(config: PretrainedConfig) -> frozenset[str]:
     return frozenset(dict((*backbone_tensors(sizes), *POLICY.head(sizes))))
 
 
-def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Return what one token takes in the cache: keys and values of all layers and heads."""
+def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
+    """Return what one token takes in a rank's cache: keys and values of all layers and its heads.
+
+    Ranks that share an engine share the heads, and each has one at the least.
+    """
     num_heads = config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return int(2 * config.num_hidden_layers * num_kv_heads * head_dim * dtype.itemsize)
+    heads = max(1, num_kv_heads // ranks)
+    return int(2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize)

@@ -3,6 +3,11 @@
 Order in a rank: the role's torch world first, then this engine, then the training model. vLLM
 builds its groups over whatever default group it finds; it neither owns nor ends that world.
 
+Neighbours in that world may share an engine (`parallelism.tensor`). Each drives the whole of it:
+the same requests in the same order make the same schedule everywhere, and each draws the same
+tokens from the same logits, which are gathered. So nobody tells anybody what to do, and the answers
+are on all of them.
+
 Four things about vLLM on the CPU cost time to find, and each has its line and its test here:
 
 - Linear layers are re-packed when they are loaded, so new weights go in layer by layer through
@@ -61,6 +66,7 @@ with process_state_kept(own_environment="VLLM_"):
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import FinishReason as VllmFinishReason
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 logger = logging.getLogger(__name__)
 
@@ -307,6 +313,19 @@ class VllmEngine:
         )
 
 
+class _OneOfSeveral(ExecutorWithExternalLauncher):
+    """A rank of an engine, whose other ranks somebody else has started."""
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        """How to meet them, rank and device; the world is there, and each rank sees one device.
+
+        On the CPU vLLM would have ranks that name the same meeting spin on shared memory, for ever
+        where one is gone, and leave it behind when they are killed. So each names another one.
+        """
+        rank = dist.get_rank()
+        return f"env://{rank}", rank, 0
+
+
 def _check_device(device: Literal["cpu", "cuda"]) -> None:
     found = current_platform.device_type
     if found != device:
@@ -326,6 +345,7 @@ def engine_args(
 ) -> vllm.EngineArgs:
     """Translate the spec; what differs by device is told apart here and nowhere else."""
     length = rollout.max_model_tokens or 0  # which a resolved run has
+    tensor = rollout.parallelism.tensor
     common = {
         "model": str(config.name_or_path),
         "dtype": rollout.dtype,
@@ -339,10 +359,15 @@ def engine_args(
         "max_logprobs": 1,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        # One engine a rank; several ranks of a role each have their own.
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": tensor,
+        # This process is one of the engine's ranks, and vLLM starts no others.
+        "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
         "seed": 0,
     }
+    if tensor > 1:
+        # Ranks that have a batch in flight each might not have the same one. A rank sees its own
+        # GPU alone, so they cannot reach into each other's memory.
+        common |= {"async_scheduling": False, "disable_custom_all_reduce": True}
     # A step gives every sequence a token: vLLM does not start where that is too much.
     step_tokens = rollout.max_batched_tokens or max(rollout.max_sequences, _PREFILL_TOKENS)
     kv_cache_bytes = rollout.kv_cache_gib and int(rollout.kv_cache_gib * 2**30)
@@ -369,7 +394,8 @@ def engine_args(
 def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: AutoConfig) -> int:
     """Room for all rows at full length within the limit, and for one in any case."""
     blocks = -(-length // _CPU_BLOCK_TOKENS)
-    per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, DTYPES[rollout.dtype])
+    dtype, tensor = DTYPES[rollout.dtype], rollout.parallelism.tensor
+    per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, dtype, tensor)
     # vLLM keeps one block for itself.
     rows = rollout.max_sequences + 1
     return max(min(rows * per_row, _CPU_KV_CACHE_BYTES), 2 * per_row)

@@ -118,7 +118,7 @@ class ActorRolloutWorker:
         batches = batches_of(request)
         made = self.generation.run(batches)
         for batch, rows in zip(batches, made, strict=True):
-            self._keep(batch.purpose, batch.round, self._own(batch, rows))
+            self._keep(batch.purpose, batch.round, self._own(rows, rows.trajectories))
         return generated(made)
 
     def _bring_weights(self, request: BringWeights) -> Nothing:
@@ -143,7 +143,7 @@ class ActorRolloutWorker:
         arrived = take_rows(link, request, self.rank, makers_from=owners)
         for batch, rows in zip(request.batches, arrived, strict=False):
             self._keep(batch.purpose, batch.round, self._own(rows, rows.trajectories))
-            self._told[batch] = generated([rows.trajectories])
+            self._told[batch] = generated([rows])
         return Nothing()
 
     def _recall(self, request: Recall) -> Recalled:
@@ -169,7 +169,7 @@ class ActorRolloutWorker:
         mine = demonstrated_rows(request.given.first, request.given.rows).experience
         return self.policy.loss(self.stages.batch_rows(batch_index(request.index), mine))
 
-    def _own(self, request: Generate | LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
+    def _own(self, request: LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
         agent = self.generation.spec.agent
         has_turns = agent is not None and agent.tool_rewards == "add"
         return own_rows(request.first, request.prompts, request.samples, rows, has_turns=has_turns)
@@ -241,7 +241,7 @@ def open_actor_rollout_worker(
     config = environment.config
     with ExitStack() as stack:
         world = stack.enter_context(open_role_world(environment, rank))
-        generation = stack.enter_context(open_generation(environment, keys))
+        generation = stack.enter_context(open_generation(environment, world, keys))
         policy, weights = _open_weights(config.spec, world)
         reward_model = None
         if "rewardModel" in config.topology.living_in(environment.role):

@@ -20,6 +20,7 @@ from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rollout.factory import NoEngine, build_engine
 from ppojob_trainer.rollout.protocol import (
@@ -36,6 +37,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, Generated, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.schemas import tool_schemas
+from ppojob_trainer.workers.handover import MadeRows
 
 TRAIN = "train"
 GREEDY = "greedy"
@@ -93,16 +95,21 @@ class Generation:
     engine: RolloutEngine  # draws; a `NoEngine` where engines have pods of their own
     chat: ChatTokenizer  # the policy's tokenizer
     caller: Caller  # calls the ranks of other roles
+    world: World  # this rank's; it knows who shares its engine
     # of rows that are conversations; None where each row is one response
     turns: Turns | None = None
 
-    def run(self, batches: list[Generate]) -> list[list[Trajectory]]:
-        """One generation phase: the rows of each batch, prompt after prompt."""
+    def run(self, batches: list[Generate]) -> list[MadeRows]:
+        """One generation phase: the rows of each batch that this rank keeps."""
         rows = [row for batch in batches for row in self._rows(batch)]
         turns = self.turns
-        made = iter(self._conversations(rows, turns) if turns else self._single_turns(rows))
-        sizes = [len(batch.prompts) * batch.samples for batch in batches]
-        return [list(itertools.islice(made, size)) for size in sizes]
+        drawn = iter(self._conversations(rows, turns) if turns else self._single_turns(rows))
+        made = []
+        for batch in batches:
+            own = list(itertools.islice(drawn, len(batch.prompts) * batch.samples))
+            of_engine = MadeRows(batch.first, batch.prompts, batch.samples, own)
+            made.append(of_engine.within(batch.kept))
+        return made
 
     def _single_turns(self, rows: list[_Row]) -> list[Trajectory]:
         requests = [
@@ -126,6 +133,7 @@ class Generation:
             rows=[(batch_of(row.batch), row.number) for row in rows],
             prompts=[_with_tools(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
             attempt=conversations.attempt,
+            world=self.world,
         )
         episodes = []
         for row in rows:
@@ -202,7 +210,7 @@ def batches_of(request: Generate) -> list[Generate]:
     return [request, greedy] if request.greedy else [request]
 
 
-def generated(made: list[list[Trajectory]]) -> Generated:
+def generated(made: list[MadeRows]) -> Generated:
     """What the controller is told of the batches of a request."""
     first, *greedy = (
         Generated(
@@ -211,13 +219,15 @@ def generated(made: list[list[Trajectory]]) -> Generated:
             figures=[row.figures for row in rows if row.figures],
             tool_seconds=[row.tool_seconds for row in rows if row.figures],
         )
-        for rows in made
+        for rows in (batch.trajectories for batch in made)
     )
     return msgspec.structs.replace(first, greedy=greedy[0] if greedy else None)
 
 
 @contextmanager
-def open_generation(environment: PodEnvironment, keys: KeyRing) -> Iterator[Generation]:
+def open_generation(
+    environment: PodEnvironment, world: World, keys: KeyRing
+) -> Iterator[Generation]:
     """The engine, if there is one, and the tokenizer of a rank; they live as long as the block.
 
     To be called once the world of the role is open, and before any model is loaded: vLLM takes the
@@ -243,7 +253,8 @@ def open_generation(environment: PodEnvironment, keys: KeyRing) -> Iterator[Gene
         stack.enter_context(chat)
         caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
         stack.callback(caller.close)
-        yield Generation(spec, engine, chat, caller, _turns(spec, chat) if generates else None)
+        turns = _turns(spec, chat) if generates else None
+        yield Generation(spec, engine, chat, caller, world, turns)
 
 
 def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:

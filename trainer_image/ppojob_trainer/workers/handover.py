@@ -27,7 +27,7 @@ class MadeRows(msgspec.Struct, frozen=True, array_like=True):
     trajectories: list[Trajectory]
 
     def within(self, run: Run) -> MadeRows:
-        """Those of the prompts that lie in a run, which overlaps this one."""
+        """Those of the prompts that lie in a run, which overlaps this one or is empty."""
         first = max(self.first, run[0])
         begin, end = first - self.first, min(run[1] - self.first, len(self.prompts))
         rows = slice(begin * self.samples, end * self.samples)

@@ -65,6 +65,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         role.world_size,
         device,
         dims=role_dims(environment, role.role),
+        engine_ranks=engine_ranks(config, role.role),
         address=environment.address,
         meeting=meeting,
         open_seconds=timeouts.startup_seconds,
@@ -91,7 +92,7 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
 
 
 def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
-    """The layout of a role that has pods of its own; engines are whole models, one a rank."""
+    """The layout of a role that has pods of its own; each rank with an engine keeps own rows."""
     if role == "rollout":
         return ParallelDims(replicate=environment.config.topology.role("rollout").world_size)
     pods = model_pods(environment.config.spec.roles)
@@ -100,6 +101,13 @@ def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
         for name, own in pods.items()
         if name == role
     )
+
+
+def engine_ranks(config: RunConfig, role: RoleName) -> int:
+    """How many ranks of a role share a rollout engine."""
+    spec = config.spec
+    has_engines = config.topology.generating.role == role and spec.rollout.replay is None
+    return spec.rollout.parallelism.tensor if has_engines and not spec.algorithm.is_sft else 1
 
 
 @dataclass(frozen=True, slots=True)

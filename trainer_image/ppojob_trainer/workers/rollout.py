@@ -73,8 +73,7 @@ class RolloutWorker:
         made = self.generation.run(batches)
         self._made = {k: kept for k, kept in self._made.items() if k[0] >= request.step - 1}
         for batch, rows in zip(batches, made, strict=True):
-            key = batch.step, batch.purpose, batch.round
-            self._made[key] = MadeRows(batch.first, batch.prompts, batch.samples, rows)
+            self._made[batch.step, batch.purpose, batch.round] = rows
         return generated(made)
 
     def _hand_over(self, request: HandOver) -> Nothing:
@@ -92,6 +91,6 @@ def open_rollout_worker(
     """The worker of one rank, whose engine lives as long as the block."""
     with (
         open_role_world(environment, rank) as world,
-        open_generation(environment, keys) as generation,
+        open_generation(environment, world, keys) as generation,
     ):
         yield RolloutWorker(generation, open_channels(environment, world))

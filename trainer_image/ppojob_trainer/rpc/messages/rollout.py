@@ -59,7 +59,9 @@ class Generate(msgspec.Struct, frozen=True):
         purpose: `train` or `validation`; the store of rows has one batch for each.
         step: step of the loop, which goes into every sample's seed.
         first: position in the batch of the first of these prompts.
-        prompts: this rank's share of the prompts, in the order of the batch.
+        prompts: the share of this rank's engine of the prompts, in the order of the batch.
+        kept: run `[first, last)` of positions whose rows this rank keeps: all ranks of an engine
+            generate the same, and each keeps a part.
         greedy: whether each prompt has a greedy response too, a batch `greedy` of its own.
         conversations: absent where each row is one response.
     """
@@ -69,6 +71,7 @@ class Generate(msgspec.Struct, frozen=True):
     first: int
     prompts: list[PromptTokens]
     samples: int
+    kept: tuple[int, int]
     round: int = 0
     greedy: bool = False
     conversations: Conversations | None = None

@@ -1,0 +1,73 @@
+"""Engines that several ranks share, by the real vLLM: rows, kills, pods of their own, tools."""
+
+from pathlib import Path
+
+import agent_jobs
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+ENGINE = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
+SHARED = {**ENGINE, "parallelism": {"tensor": 2}}
+TWO = {"ranksPerReplica": 2}
+CHANGES = {
+    "timeouts": {"livenessSeconds": 60},
+    "recovery": {"restartsWithoutProgress": 100},
+    "steps": {"total": 2, "validateEvery": 2},
+    "checkpoint": {"every": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a job that nobody disturbs, whose two ranks share an engine and train."""
+    folder = tmp_path_factory.mktemp("shared")
+    job = {**CHANGES, "rollout": SHARED, "roles": {"actorRollout": TWO}}
+    return tiny_jobs.run_alone(tiny_jobs.write_manifest(folder, tiny_folder, **job))
+
+
+def drawn(output: Path) -> list[list[int]]:
+    """The responses of the first step, row by row."""
+    table = pq.read_table(output / "rollouts" / "step-000001.parquet").to_pylist()
+    return [row["response_ids"] for row in sorted(table, key=lambda row: row["row"])]
+
+
+def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undisturbed):
+    """Log-probabilities differ by roundings, too little for another token to be drawn here."""
+    job = tiny_job(**CHANGES, rollout=ENGINE, roles={"actorRollout": TWO})
+    start(job, output).succeed(600)
+    assert drawn(output) == drawn(undisturbed)
+    for ours, theirs in zip(
+        run_folders.without_clock(output), run_folders.without_clock(undisturbed), strict=True
+    ):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("roles", [{}, {"rollout": TWO}], ids=["beside", "apart"])
+def test_killed_in_generation(start, tiny_job, output, once, undisturbed, roles):
+    """One of the ranks that share the engine goes before, and one behind its answer."""
+    points = ("rpc.generate.answer.before@2=kill", "rpc.generate.answer.after@1=kill")
+    job = tiny_job(**CHANGES, rollout=SHARED, roles={"actorRollout": TWO, **roles})
+    start(job, output, **job_points.armed(once, *points)).succeed(1_500)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(output) == run_folders.result(undisturbed)
+
+
+def test_a_tool_is_called_once_for_all_ranks_of_an_engine(start, tmp_path: Path, output: Path):
+    """It never says the same twice, and the ranks would go on with different rows."""
+    folder = agent_jobs.make_talking_folder(tmp_path)
+    source = {"path": str(agent_jobs.write_tools(folder, 0.0)), "function": "draw"}
+    job = agent_jobs.talking(folder, source)
+    job |= {"rollout": {**SHARED, "stopTokenIds": agent_jobs.STOPS}, "steps": {"total": 2}}
+    job |= {"roles": {"actorRollout": TWO}, "data": {**job["data"], "validation": []}}
+    start(tiny_jobs.write_manifest(folder, folder, **job), output).succeed(600)
+    told = [
+        float(row["calls"])
+        for step in (1, 2)
+        for row in pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+    ]
+    assert sum(told) == len((folder / "calls").read_text()) > len(told)
