@@ -125,7 +125,9 @@ fused_kernel_options use_prefix_grouper | not needed | kernels are chosen here
 external_lib override_config hf_config_path | not yet | code and settings beside the model folder
 model.lora model.lora.rank critic.model.lora.rank | not yet | adapters of Megatron's layers
 enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
-critic.lora_rank critic.lora_alpha critic.target_modules | not yet | LoRA of a critic
+critic.lora_rank | spec.critic.lora.rank
+critic.lora_alpha | spec.critic.lora.alpha
+critic.target_modules | spec.critic.lora.targetModules
 exclude_modules target_parameters | not yet | other choices of adapted layers
 lora_adapter_path | not yet | adapters to begin with
 use_liger tiled_mlp | not yet | other kernels

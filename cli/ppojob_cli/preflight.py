@@ -82,7 +82,10 @@ def check_inputs(config: RunConfig) -> Preflight:
         Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
     )
     found.parameters = model.parameters
-    misfits = (*_context(spec, model), *check_targets(spec.model), *check_layouts(spec))
+    misfits = [*_context(spec, model), *check_layouts(spec)]
+    misfits += check_targets(spec.model.lora, spec.model.path, "spec.model.lora")
+    if spec.critic is not None and spec.critic.path is not None:
+        misfits += check_targets(spec.critic.lora, spec.critic.path, "spec.critic.lora")
     found.add([*model.errors, *misfits], model.warnings)
     largest_token_id = _check_data(config, model, found)
     if not spec.steps.generate_only:

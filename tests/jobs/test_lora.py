@@ -1,4 +1,4 @@
-"""A job that trains adapters: killed it ends as it would have, and the weights below stay."""
+"""Jobs that train adapters: killed they end as they would have, and the weights below stay."""
 
 import subprocess
 import sys
@@ -70,3 +70,39 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output", tmp_path / "again"]
     subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
     assert contents(tmp_path / "again") == contents(whole / "export")
+
+
+def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
+    run_through, tiny_folder: Path, tiny_job, tmp_path: Path
+):
+    """Beside a policy without, over two ranks in pods of its own."""
+    lora = {"rank": 2, "targetModules": ["v_proj", "down_proj"]}
+    job = {
+        **tiny_jobs.PPO,
+        "critic": {"lora": lora, "optimizer": {"learningRate": 1e-2}},
+        "roles": {"critic": {"colocateWith": "none", "ranksPerReplica": 2}},
+        "steps": {"total": STEPS},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    calm.mkdir()
+    undisturbed = tiny_jobs.undisturbed_result(calm, tiny_folder, **job)
+    points = (
+        "rpc.update.answer.before@2=kill",  # in step 1: back to the beginning
+        "rpc.restore.answer.before@2=kill",
+        "checkpoint.shard.write.middle@5=kill",
+    )
+    run_through(tiny_job(**job), killed, *points, seconds=500)
+    assert run_folders.result(killed) == undisturbed
+    losses = [line["critic/vf_loss"] for line in run_folders.metrics(killed) if line["step"]]
+    assert len(set(losses)) == STEPS
+    kept = [
+        load_file(path) for path in killed.glob("checkpoints/latest/critic/*/model.safetensors")
+    ]
+    assert len(kept) == 2
+    assert {name.rpartition(".")[0].rpartition(".")[2] for file in kept for name in file} == {
+        "v_proj",
+        "down_proj",
+        "score",
+    }

@@ -68,14 +68,15 @@ def beside(spoil: Spoil) -> Spoil:
     return both
 
 
-def critic(spoil: Callable[[Path], object]) -> Spoil:
+def critic(spoil: Callable[[Path], object] | None = None, **settings: object) -> Spoil:
     """Judge by a critic of the policy's weights, whose folder is spoilt."""
 
     def spoil_critic(wrong: RefusedJob) -> None:
         folder = shutil.copytree(wrong.model, wrong.files / "critic")
         wrong.set("spec.algorithm.type", "ppo")
-        wrong.set("spec.critic", {"path": str(folder)})
-        spoil(folder)
+        wrong.set("spec.critic", {"path": str(folder), **settings})
+        if spoil is not None:
+            spoil(folder)
 
     return spoil_critic
 
@@ -128,6 +129,7 @@ CASES: dict[str, Spoil] = {
     "adapters of no layer": lambda wrong: wrong.set(
         "spec.model.lora", {"rank": 4, "targetModules": ["q_proj", "v_prj", "lm_head"]}
     ),
+    "critic: adapters of no layer": critic(lora={"rank": 4, "targetModules": ["score"]}),
     "more ranks share heads than there are": lambda wrong: wrong.set(
         "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"sequence": 3}}
     ),

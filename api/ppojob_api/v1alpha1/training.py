@@ -244,6 +244,10 @@ class CriticSpec(Section):
     """Folder in Hugging Face form; absent: the policy's, with a new value head.
     verl: critic.model.path."""
 
+    lora: LoraSpec | None = None
+    """Train adapters beside frozen weights, and the value head whole; absent: all weights are
+    trained."""
+
     optimizer: CriticOptimizerSpec = CriticOptimizerSpec()
     """How it is optimised."""
 

@@ -6,6 +6,7 @@ from typing import Any
 from ppojob_api.problem import shown
 from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
+from ppojob_cli.verl import keys as table
 from ppojob_cli.verl import unread
 from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl_tools import read_verl_agent
@@ -74,15 +75,19 @@ def chat_template(verl: Verl, job: Draft) -> None:
 
 
 def lora(verl: Verl, job: Draft) -> None:
-    """Adapters; a rank of 0 is none."""
-    if not verl[f"{_MODEL}.lora_rank"]:
-        return
-    job.copy(f"{_MODEL}.lora_rank")
-    job.copy(f"{_MODEL}.lora_alpha")
-    key = f"{_MODEL}.target_modules"
-    modules = verl[key]
-    names = None if modules == "all-linear" else modules
-    job.set("spec.model.lora.targetModules", [names] if isinstance(names, str) else names, key)
+    """Adapters of the policy and of a critic; a rank of 0 is none."""
+    has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
+    for model in (_MODEL, "critic.model") if has_critic else (_MODEL,):
+        if not verl[f"{model}.lora_rank"]:
+            continue
+        job.copy(f"{model}.lora_rank")
+        job.copy(f"{model}.lora_alpha")
+        key = f"{model}.target_modules"
+        names, row = verl[key], table.find(key)
+        if names == "all-linear":
+            names = None
+        assert row is not None
+        job.set(row.row.here[0], [names] if isinstance(names, str) else names, key)
 
 
 def seed(verl: Verl, job: Draft) -> None:

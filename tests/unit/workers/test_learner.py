@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import training_ranks
 from lone_role import grpo_spec
 from safetensors.torch import load_file
 from tiny_models import save_model
@@ -11,7 +12,7 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.errors import DamagedCheckpoint
-from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.workers.learner import Learner
@@ -48,6 +49,38 @@ def test_a_checkpoint_brings_everything_back(make_learner, copies, is_equal, tmp
 
     restored(learner)
     assert is_equal(beginning, copies(trained_tensors(learner.model)))
+
+
+def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
+    copies, is_equal, tmp_path
+):
+    training_ranks.save_models(tmp_path)
+    world, folder = World.alone(), tmp_path / "tied"
+
+    def made() -> Learner:
+        return Learner(
+            "critic",
+            world,
+            0,
+            lambda: load_value_model(folder, lora=training_ranks.CRITIC_LORA),
+            lambda model, _: training_ranks.value_engine(model, world),
+        )
+
+    def update(learner: Learner) -> dict[str, torch.Tensor]:
+        learner.engine.update(training_ranks.valued_rows(), training_ranks.VALUE_GOAL)
+        return copies(trained_tensors(learner.model))
+
+    learner, second = restored(made()), made()
+    beginning = copies(trained_tensors(learner.model))
+    update(learner)
+    (tmp_path / "checkpoint").mkdir()
+    files = learner.save(tmp_path / "checkpoint")
+    went_on = update(learner)
+    second.restore(tmp_path / "checkpoint", files, 10)
+    assert is_equal(update(second), went_on)
+    assert not any(torch.equal(tensor, beginning[name]) for name, tensor in went_on.items())
+    restored(learner)
+    assert is_equal(copies(trained_tensors(learner.model)), beginning)
 
 
 def test_a_checkpoint_without_one_of_the_files_is_refused(make_learner, tmp_path):

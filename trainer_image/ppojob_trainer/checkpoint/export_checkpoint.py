@@ -45,7 +45,9 @@ def export_checkpoint(checkpoint: Path, target: Path) -> int:
     tensors = read_parts(checkpoint, entries, {}, rank=0)
     adapters: dict[str, Adapter] = {}
     if model.lora is not None:
-        identity.check_base(settings, base_of(model), checkpoint)
+        base = base_of(model.path)
+        bases = {} if base is None else {"spec.model.path": base}
+        identity.check_bases(settings, bases, checkpoint)
         adapters = adapters_in(tensors, model.lora.alpha)
         tensors = dict(hf_named_tensors(load_model(model.path, dtype)))
     export_model(

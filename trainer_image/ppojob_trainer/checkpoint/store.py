@@ -118,10 +118,10 @@ class CheckpointStore:
         job_uid: str,
         config: bytes,
         files: Mapping[str, str] = _NO_FILES,
-        base: str | None = None,
+        bases: Mapping[str, str] = _NO_FILES,
     ) -> None:
         self.root = root
-        self._identity = identity.Identity(job_uid=job_uid, config=config, files=files, base=base)
+        self._identity = identity.Identity(job_uid, config, files, bases)
         self._verified: set[int] = set()
         durable.make_folder(root, parents=True, exist_ok=True)
 

@@ -15,7 +15,7 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.suggestions import NEAR
 from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.problems import ModelReason, read_object
@@ -195,17 +195,20 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             )
 
 
-def check_targets(model: ModelSpec) -> Iterator[Problem]:
-    """Targets that no layer of the model is called; nothing where its folder is wrong."""
-    if model.lora is None or (sizes := _sizes(model.path)) is None:
+def check_targets(lora: LoraSpec | None, folder: str, where: str) -> Iterator[Problem]:
+    """Targets that no layer of a model is called; nothing where its folder is wrong.
+
+    `where` is the section of the adapters.
+    """
+    if lora is None or (sizes := _sizes(folder)) is None:
         return
     names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
-    for index, target in enumerate(model.lora.target_modules or ()):
+    for index, target in enumerate(lora.target_modules or ()):
         if target not in names:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
             yield Problem(
-                f"spec.model.lora.targetModules[{index}]",
+                f"{where}.targetModules[{index}]",
                 shown(target),
                 f"no linear layer of the model is called so{meant}",
                 f"{', '.join(sorted(names))}; without the field all of them",
@@ -213,10 +216,9 @@ def check_targets(model: ModelSpec) -> Iterator[Problem]:
             )
 
 
-def count_adapters(model: ModelSpec) -> int:
+def count_adapters(lora: LoraSpec | None, folder: str) -> int:
     """Numbers in all adapters of a model; 0 without, or where its config.json cannot be read."""
-    lora = model.lora
-    if lora is None or (sizes := _sizes(model.path)) is None:
+    if lora is None or (sizes := _sizes(folder)) is None:
         return 0
     of_a_layer = sum(
         lora.rank * sum(shape)

@@ -98,6 +98,8 @@ def load_value_model(
     *,
     world: World | None = None,
     trust_remote_code: bool = False,
+    lora: LoraSpec | None = None,
+    seed: int = 0,
 ) -> PreTrainedModel:
     """Load the critic's model, or make one of a language model: one number a token on the backbone.
 
@@ -113,7 +115,7 @@ def load_value_model(
     0. Dropout on the head is off, as in verl: the values of an update and those that it is clipped
     to come from the same function.
 
-    Otherwise as `load_model`; `score` is its head.
+    Otherwise as `load_model`; `score` is its head, which is trained beside adapters too.
     """
     model, missing = _load(
         AutoModelForTokenClassification,
@@ -122,6 +124,7 @@ def load_value_model(
         dtype,
         world,
         trust_remote_code=trust_remote_code,
+        lora=lora,
         may_lack={SCORE_WEIGHT, SCORE_BIAS},
         num_labels=1,
         classifier_dropout=0.0,
@@ -129,6 +132,7 @@ def load_value_model(
     parameters = dict(model.named_parameters())
     for name in sorted(missing):
         fill(parameters[name], torch.zeros(parameters[name].shape))
+    draw_adapters(model, seed)
     return model
 
 
@@ -243,7 +247,9 @@ def _load_sharded(
         box = box_of(parameter)
         path = weights.files.get(name)
         part = torch.zeros(box.local_shape) if path is None else _read_part(path, name, box)
-        state[name] = nn.Parameter(cut_like(parameter, part.to(world.device, parameter.dtype)))
+        # A head beside adapters is wider than the weights, and has their digits all the same.
+        rounded = part.to(world.device, options["dtype"]).to(parameter.dtype)
+        state[name] = nn.Parameter(cut_like(parameter, rounded))
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
     _restore_buffers(model, world.device)

@@ -23,6 +23,9 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.parallel.boxes import whole
 from ppojob_trainer.parallel.fsdp import fill
 
+VALUE_HEAD: Final = "score"
+"""transformers' name of the layer of a classifier's outputs."""
+
 A: Final = "lora_a"
 B: Final = "lora_b"
 
@@ -77,8 +80,12 @@ def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
 
     The model is one of transformers, not cut yet, on the meta device or with weights. Without
     targets all linear layers of the decoder layers get one: neither the embedding nor the head.
+    A head of a single output, which begins as nothing, is trained whole, in float32 as well.
     """
     model.requires_grad_(False)
+    head = getattr(model, VALUE_HEAD, None)
+    if head is not None:
+        head.float().requires_grad_(True)
     base: Any = model.base_model
     targets = lora.target_modules
     for name, layer in base.layers.named_modules():
