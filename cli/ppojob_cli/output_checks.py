@@ -27,6 +27,7 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller.position import read_position
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
+from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.architectures import count_adapters
 from ppojob_trainer.models.fingerprint import bases_of
 
@@ -83,9 +84,13 @@ def volatile_warning(folder: Path) -> Iterator[Problem]:
 def _written_over(config: RunConfig, folder: Path) -> str | None:
     """What the run would write over: the model that it begins from, or what no run has left."""
     target = os.path.realpath(folder)
-    written = {target, os.path.join(target, EXPORT_FOLDER)}
+    export = os.path.join(target, EXPORT_FOLDER)
+    written = {target, export, os.path.join(export, ADAPTER_FOLDER)}
     model = config.spec.model
-    for name, path in (("path", model.path), ("tokenizerPath", model.tokenizer_path)):
+    named = {"path": model.path, "tokenizerPath": model.tokenizer_path}
+    if model.lora is not None:
+        named["lora.path"] = model.lora.path
+    for name, path in named.items():
         if path is not None and os.path.realpath(path) in written:
             return f"spec.model.{name} {path} would be written over"
     before = read_summary(folder) if config.spec.steps.generate_only else None

@@ -26,6 +26,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
+from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import check_layouts, check_targets
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, REWARD
@@ -83,9 +84,11 @@ def check_inputs(config: RunConfig) -> Preflight:
     )
     found.parameters = model.parameters
     misfits = [*_context(spec, model), *check_layouts(spec)]
-    misfits += check_targets(spec.model.lora, spec.model.path, "spec.model.lora")
-    if spec.critic is not None and spec.critic.path is not None:
-        misfits += check_targets(spec.critic.lora, spec.critic.path, "spec.critic.lora")
+    for name, one in (("model", spec.model), ("critic", spec.critic)):
+        if one is not None and one.lora is not None and one.path is not None:
+            section = f"spec.{name}.lora"
+            misfits += check_targets(one.lora, one.path, section)
+            misfits += check_adapters(one.lora, one.path, section)
     found.add([*model.errors, *misfits], model.warnings)
     largest_token_id = _check_data(config, model, found)
     if not spec.steps.generate_only:

@@ -13,6 +13,12 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 4
+ADAPTERS = {
+    "rank": 4,
+    "alpha": 8,
+    "targetModules": ["q_proj", "v_proj", "down_proj"],
+    "dropout": 0.1,
+}
 EXPORTED = ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json")
 
 
@@ -24,24 +30,22 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
 ):
     """With both kinds of a KL, whose reference is the policy without its adapters."""
-    job = tiny_job(
-        model={
-            "path": str(tiny_folder / "model"),
-            "lora": {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "v_proj", "down_proj"]},
-        },
-        algorithm={
+    sections: dict[str, object] = {
+        "model": {"path": str(tiny_folder / "model"), "lora": ADAPTERS},
+        "algorithm": {
             "type": "grpo",
             "promptsPerStep": 4,
             "samplesPerPrompt": 4,
             "miniBatchPrompts": 2,
             "kl": {"in": "reward", "lossTerm": {"estimator": "full"}},
         },
-        optimizer={"learningRate": 1e-2},
-        roles={"actorRollout": {"ranksPerReplica": 2}},
-        steps={"total": STEPS},
-        checkpoint={"every": 1},
-        recovery={"restartsWithoutProgress": 100},
-    )
+        "optimizer": {"learningRate": 1e-2},
+        "roles": {"actorRollout": {"ranksPerReplica": 2}},
+        "steps": {"total": STEPS},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    job = tiny_job(**sections)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     start(job, whole).succeed()
     trained = run_folders.metrics(whole)[-STEPS:]
@@ -70,6 +74,23 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output", tmp_path / "again"]
     subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
     assert contents(tmp_path / "again") == contents(whole / "export")
+    alone = tmp_path / "alone"
+    command[-1] = alone
+    subprocess.run([*command, "--adapters"], check=True, capture_output=True)
+    kept = {path.name: path.read_bytes() for path in alone.iterdir()}
+    assert kept == {path.name: path.read_bytes() for path in (whole / "export/adapter").iterdir()}
+
+    # The next job begins with them: its reference is the model without, its engine has them.
+    model = {"path": str(tiny_folder / "model"), "lora": {**ADAPTERS, "path": str(alone)}}
+    following = {**sections, "model": model, "steps": {"total": 2}}
+    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    start(tiny_job(**following), calm).succeed()
+    record = run_folders.metrics(calm)[-2]
+    assert record["step"] == 1
+    assert record["actor/reward_kl_penalty"] != 0.0
+    assert record["training/rollout_probs_diff_mean"] < 1e-5
+    run_through(tiny_job(**following), disturbed, "rpc.update.answer.after@1=kill")
+    assert run_folders.result(disturbed) == run_folders.result(calm)
 
 
 def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(

@@ -1,12 +1,14 @@
 """A model in training: what of it is saved and restored, all weights or adapters alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import training_ranks
 from lone_role import grpo_spec
 from safetensors.torch import load_file
 from tiny_models import save_model
-from training_ranks import CASES, make_engine, objective, rows_of_step
+from training_ranks import CASES, make_engine, objective, rows_of_step, run_case
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
@@ -112,6 +114,17 @@ def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path):
     trained = {f"{layer}.lora_a", f"{layer}.lora_b"}
     moments = {f"{name}/{key}" for name in trained for key in ("exp_avg", "exp_avg_sq", "step")}
     assert [set(names) for names in found] == [trained, moments | {"updates"}]
+
+
+def test_what_adapters_drop_is_drawn_again_where_a_layer_is_computed_again(is_equal, tmp_path):
+    training_ranks.save_models(tmp_path)
+    lora = LoraSpec(rank=3, dropout=0.3)
+    plain = replace(CASES["adapters"], owners=(0,) * 5)
+    cases = replace(plain, lora=lora), replace(plain, lora=lora, recompute=True), plain
+    found, again, whole = (run_case(case, tmp_path, World.alone()) for case in cases)
+    assert is_equal(again, found)
+    name = "gradient/model.layers.0.self_attn.q_proj.lora_b"
+    assert not torch.allclose(found[name], whole[name], rtol=1e-3)
 
 
 def test_the_reference_is_the_policy_without_its_adapters(make_learner, tmp_path):

@@ -15,7 +15,7 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.suggestions import NEAR
 from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.problems import ModelReason, read_object
@@ -170,7 +170,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         (role if role in pods else "actorRollout", folder) for role, folder in folders.items()
     }
     for host, folder in sorted((host, folder) for host, folder in hosted if folder):
-        layout, sizes = pods[host].parallelism, _sizes(folder)
+        layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
         heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner)
@@ -195,16 +195,16 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             )
 
 
-def check_targets(lora: LoraSpec | None, folder: str, where: str) -> Iterator[Problem]:
+def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
     """Targets that no layer of a model is called; nothing where its folder is wrong.
 
     `where` is the section of the adapters.
     """
-    if lora is None or (sizes := _sizes(folder)) is None:
+    if (sizes := sizes_of(folder)) is None:
         return
     names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
     for index, target in enumerate(lora.target_modules or ()):
-        if target not in names:
+        if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
             yield Problem(
@@ -218,17 +218,16 @@ def check_targets(lora: LoraSpec | None, folder: str, where: str) -> Iterator[Pr
 
 def count_adapters(lora: LoraSpec | None, folder: str) -> int:
     """Numbers in all adapters of a model; 0 without, or where its config.json cannot be read."""
-    if lora is None or (sizes := _sizes(folder)) is None:
+    if lora is None or (sizes := sizes_of(folder)) is None:
         return 0
     of_a_layer = sum(
-        lora.rank * sum(shape)
-        for name, shape in linear_layers(sizes).items()
-        if lora.target_modules is None or name.rpartition(".")[2] in lora.target_modules
+        lora.rank * sum(shape) for name, shape in linear_layers(sizes).items() if lora.adapts(name)
     )
     return sizes.layers * of_a_layer
 
 
-def _sizes(folder: str) -> Sizes | None:
+def sizes_of(folder: str) -> Sizes | None:
+    """What the config.json of a folder says; None where it cannot be read."""
     path = Path(folder) / "config.json"
     config = read_object(path, ModelReason.BAD_CONFIG)
     if isinstance(config, Problem) or config.get("model_type") not in ARCHITECTURES:

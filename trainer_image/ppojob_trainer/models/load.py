@@ -18,6 +18,7 @@ from transformers import (
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
@@ -65,7 +66,7 @@ def load_model(
         trust_remote_code=trust_remote_code,
         lora=lora,
     )
-    draw_adapters(model, seed)
+    _begin_adapters(model, lora, seed)
     return model
 
 
@@ -132,8 +133,27 @@ def load_value_model(
     parameters = dict(model.named_parameters())
     for name in sorted(missing):
         fill(parameters[name], torch.zeros(parameters[name].shape))
-    draw_adapters(model, seed)
+    _begin_adapters(model, lora, seed)
     return model
+
+
+def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int) -> None:
+    """Draw adapters, or read those of a folder, which `_load` has judged."""
+    if lora is None or lora.path is None:
+        draw_adapters(model, seed)
+        return
+    path = Path(lora.path) / WEIGHTS_FILE
+    with safe_open(path, framework="pt") as file:
+        for name, parameter in model.named_parameters():
+            if not is_adapter(name):
+                continue
+            values = file.get_tensor(peft_name(name))
+            if not values.isfinite().all():
+                raise ConfigError(
+                    f"{path}: got values that are NaN or infinite in {peft_name(name)}: nothing "
+                    "can be computed with them; the adapters as they were trained"
+                )
+            fill(parameter, values)
 
 
 def _load(
@@ -157,6 +177,9 @@ def _load(
         values have no meaning.
     """
     refuse_config(folder, kind, trust_remote_code=trust_remote_code)
+    section = kind.where.removesuffix("path") + "lora"
+    if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
+        raise ConfigError(map(str, problems))
     world = world or World.alone()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
