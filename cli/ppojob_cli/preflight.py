@@ -12,6 +12,7 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.topology import calls_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RewardModelSpec
+from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_cli.machine_checks import machine_problems, threads_warning
 from ppojob_cli.output_checks import (
@@ -84,7 +85,8 @@ def check_inputs(config: RunConfig) -> Preflight:
     )
     found.parameters = model.parameters
     misfits = [*_context(spec, model), *check_layouts(spec)]
-    for name, one in (("model", spec.model), ("critic", spec.critic)):
+    adapted: dict[str, ModelSpec | CriticSpec | None] = {"model": spec.model, "critic": spec.critic}
+    for name, one in adapted.items():
         if one is not None and one.lora is not None and one.path is not None:
             section = f"spec.{name}.lora"
             misfits += check_targets(one.lora, one.path, section)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 _SMALL: Final = (".json", ".jinja", ".model", ".txt", ".py")
@@ -35,7 +36,10 @@ def bases_of(spec: PPOJobSpec) -> dict[str, str]:
 
     Without those that cannot be read.
     """
-    models = {"spec.model.path": spec.model, "spec.critic.path": spec.critic}
+    models: dict[str, ModelSpec | CriticSpec | None] = {
+        "spec.model.path": spec.model,
+        "spec.critic.path": spec.critic,
+    }
     found = {
         where: base_of(model.path)
         for where, model in models.items()
