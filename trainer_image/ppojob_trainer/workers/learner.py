@@ -42,10 +42,9 @@ class Learner:
     ) -> None:
         self.model = load()
         # Beside frozen weights little is trained: what it begins with is kept.
+        kept = trained_tensors(self.model) if adapters_of(self.model) else {}
         self._beginning = {
-            name: local_part(tensor).to("cpu", copy=True)
-            for name, tensor in trained_tensors(self.model).items()
-            if adapters_of(self.model)
+            name: local_part(tensor).to("cpu", copy=True) for name, tensor in kept.items()
         }
         self._role = role
         self._world = world
