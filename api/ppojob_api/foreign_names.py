@@ -125,9 +125,14 @@ fused_kernel_options use_prefix_grouper | not needed | kernels are chosen here
 external_lib override_config hf_config_path | not yet | code and settings beside the model folder
 model.lora model.lora.rank critic.model.lora.rank | not yet | adapters of Megatron's layers
 enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
-critic.lora_rank critic.lora_alpha critic.target_modules | not yet | LoRA of a critic
-exclude_modules target_parameters | not yet | other choices of adapted layers
-lora_adapter_path | not yet | adapters to begin with
+critic.lora_rank | spec.critic.lora.rank
+critic.lora_alpha | spec.critic.lora.alpha
+critic.target_modules | spec.critic.lora.targetModules
+target_modules | spec.model.lora.targetModules
+exclude_modules | spec.model.lora.targetModules | those that are left
+critic.exclude_modules | spec.critic.lora.targetModules | those that are left
+target_parameters | not yet | adapters of experts
+critic.lora_adapter_path | spec.critic.lora.path
 use_liger tiled_mlp | not yet | other kernels
 mtp | not yet | prediction of several tokens
 qat quantization_config_file | not yet | quantized weights
@@ -364,7 +369,9 @@ generation_kwargs | not yet | other ways of sampling
 use_peft peft_config | spec.model.lora | on where it is given
 lora_r | spec.model.lora.rank
 lora_target_modules | spec.model.lora.targetModules
-lora_dropout | not yet | dropout of adapters
+lora_dropout | spec.model.lora.dropout
+use_rslora | spec.model.lora.rankStabilized
+use_dora lora_modules_to_save lora_target_parameters | not yet | other adapters
 load_in_4bit load_in_8bit | not yet | quantized weights
 use_liger_kernel torch_compile attn_implementation | not yet | other kernels
 model_init_kwargs | not yet | settings beside the model folder

@@ -1,4 +1,4 @@
-"""`ppojob export`: the model of a checkpoint as a Hugging Face folder."""
+"""`ppojob export`: the model of a checkpoint as a Hugging Face folder, or its adapters."""
 
 import re
 from pathlib import Path
@@ -29,19 +29,22 @@ _POINTERS = ("latest", "best")
     metavar="DIR",
     help="Folder that is made.",
 )
-def export(run: Path, checkpoint: str, output: Path) -> None:
+@click.option("--adapters", is_flag=True, help="The LoRA adapters alone, in PEFT's form.")
+def export(run: Path, checkpoint: str, output: Path, *, adapters: bool) -> None:
     """Write the policy of a checkpoint as a Hugging Face folder.
 
     RUN is the run folder. The weights are put together, however many ranks wrote them. Needs no
     GPU and no running job.
     """
     from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
+    from ppojob_trainer.models.adapter_files import CONFIG_FILE
 
     with told():
         folder = _checkpoint_folder(run, checkpoint)
-        _check_output(output)
-        step = export_checkpoint(folder, output)
-    click.echo(f"{output}: the policy after step {step}")
+        _check_output(output, CONFIG_FILE if adapters else "config.json")
+        step = export_checkpoint(folder, output, only_adapters=adapters)
+    what = "the policy's adapters" if adapters else "the policy"
+    click.echo(f"{output}: {what} after step {step}")
 
 
 def _checkpoint_folder(run: Path, checkpoint: str) -> Path:
@@ -63,9 +66,10 @@ def _checkpoint_folder(run: Path, checkpoint: str) -> Path:
     return (root / name).resolve()
 
 
-def _check_output(output: Path) -> None:
-    """An export replaces its folder as a whole, so only an export may be replaced."""
-    if output.exists() and any(output.iterdir()) and not (output / "config.json").is_file():
+def _check_output(output: Path, config: str) -> None:
+    """An export replaces its folder as a whole, so only one with its config may be replaced."""
+    if output.exists() and any(output.iterdir()) and not (output / config).is_file():
         raise InputError(
-            f"--output: got {output}: it is not empty, and no model; a new folder, or an export"
+            f"--output: got {output}: it is not empty, and has no {config}; a new folder, or an "
+            "export of the same kind"
         )

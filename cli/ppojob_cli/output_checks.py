@@ -27,8 +27,9 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller.position import read_position
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
+from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.architectures import count_adapters
-from ppojob_trainer.models.fingerprint import base_of
+from ppojob_trainer.models.fingerprint import bases_of
 
 LOCK_FILE: Final = ".lock"
 """What a run of this machine owns its folder by."""
@@ -83,9 +84,13 @@ def volatile_warning(folder: Path) -> Iterator[Problem]:
 def _written_over(config: RunConfig, folder: Path) -> str | None:
     """What the run would write over: the model that it begins from, or what no run has left."""
     target = os.path.realpath(folder)
-    written = {target, os.path.join(target, EXPORT_FOLDER)}
+    export = os.path.join(target, EXPORT_FOLDER)
+    written = {target, export, os.path.join(export, ADAPTER_FOLDER)}
     model = config.spec.model
-    for name, path in (("path", model.path), ("tokenizerPath", model.tokenizer_path)):
+    named = {"path": model.path, "tokenizerPath": model.tokenizer_path}
+    if model.lora is not None:
+        named["lora.path"] = model.lora.path
+    for name, path in named.items():
         if path is not None and os.path.realpath(path) in written:
             return f"spec.model.{name} {path} would be written over"
     before = read_summary(folder) if config.spec.steps.generate_only else None
@@ -112,7 +117,7 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
     free = facts.f_bavail * facts.f_frsize + _freed_at_start(folder / CHECKPOINTS_FOLDER)
     export = _EXPORT_BYTES[config.spec.model.dtype] if config.spec.checkpoint.export else 0
     model = config.spec.model
-    trained = parameters if model.lora is None else count_adapters(model)
+    trained = parameters if model.lora is None else count_adapters(model.lora, model.path)
     needed = trained * _CHECKPOINT_BYTES + parameters * export
     if needed > free:
         what = "a checkpoint and the export need" if export else "a checkpoint needs"
@@ -165,8 +170,9 @@ def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
     root = folder / CHECKPOINTS_FOLDER
     if not os.path.isdir(root):
         return []
-    base = base_of(config.spec.model)
-    store = CheckpointStore(root, job_uid=config.uid, config=config.trajectory_json(), base=base)
+    store = CheckpointStore(
+        root, job_uid=config.uid, config=config.trajectory_json(), bases=bases_of(config.spec)
+    )
     if config.spec.checkpoint.resume == "never" and store.steps():
         problem = Problem(
             "spec.checkpoint.resume",

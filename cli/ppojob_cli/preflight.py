@@ -12,6 +12,7 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.topology import calls_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RewardModelSpec
+from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_cli.machine_checks import machine_problems, threads_warning
 from ppojob_cli.output_checks import (
@@ -26,6 +27,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
+from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import check_layouts, check_targets
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, REWARD
@@ -82,7 +84,13 @@ def check_inputs(config: RunConfig) -> Preflight:
         Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
     )
     found.parameters = model.parameters
-    misfits = (*_context(spec, model), *check_targets(spec.model), *check_layouts(spec))
+    misfits = [*_context(spec, model), *check_layouts(spec)]
+    adapted: dict[str, ModelSpec | CriticSpec | None] = {"model": spec.model, "critic": spec.critic}
+    for name, one in adapted.items():
+        if one is not None and one.lora is not None and one.path is not None:
+            section = f"spec.{name}.lora"
+            misfits += check_targets(one.lora, one.path, section)
+            misfits += check_adapters(one.lora, one.path, section)
     found.add([*model.errors, *misfits], model.warnings)
     largest_token_id = _check_data(config, model, found)
     if not spec.steps.generate_only:

@@ -43,7 +43,7 @@ FOREIGN = {
     "lr": "write spec.optimizer.learningRate",
     "filterGroups": "write spec.algorithm.dynamicSampling",
     "lora_rank": "write spec.model.lora.rank",
-    "lora_dropout": "not in this version",
+    "use_dora": "not in this version",
 }
 
 

@@ -1,4 +1,4 @@
-"""A job that trains adapters: killed it ends as it would have, and the weights below stay."""
+"""Jobs that train adapters: killed they end as they would have, and the weights below stay."""
 
 import subprocess
 import sys
@@ -13,6 +13,12 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 4
+ADAPTERS = {
+    "rank": 4,
+    "alpha": 8,
+    "targetModules": ["q_proj", "v_proj", "down_proj"],
+    "dropout": 0.1,
+}
 EXPORTED = ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json")
 
 
@@ -24,24 +30,22 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
 ):
     """With both kinds of a KL, whose reference is the policy without its adapters."""
-    job = tiny_job(
-        model={
-            "path": str(tiny_folder / "model"),
-            "lora": {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "v_proj", "down_proj"]},
-        },
-        algorithm={
+    sections: dict[str, object] = {
+        "model": {"path": str(tiny_folder / "model"), "lora": ADAPTERS},
+        "algorithm": {
             "type": "grpo",
             "promptsPerStep": 4,
             "samplesPerPrompt": 4,
             "miniBatchPrompts": 2,
             "kl": {"in": "reward", "lossTerm": {"estimator": "full"}},
         },
-        optimizer={"learningRate": 1e-2},
-        roles={"actorRollout": {"ranksPerReplica": 2}},
-        steps={"total": STEPS},
-        checkpoint={"every": 1},
-        recovery={"restartsWithoutProgress": 100},
-    )
+        "optimizer": {"learningRate": 1e-2},
+        "roles": {"actorRollout": {"ranksPerReplica": 2}},
+        "steps": {"total": STEPS},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    job = tiny_job(**sections)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     start(job, whole).succeed()
     trained = run_folders.metrics(whole)[-STEPS:]
@@ -70,3 +74,56 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output", tmp_path / "again"]
     subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
     assert contents(tmp_path / "again") == contents(whole / "export")
+    alone = tmp_path / "alone"
+    command[-1] = alone
+    subprocess.run([*command, "--adapters"], check=True, capture_output=True)
+    kept = {path.name: path.read_bytes() for path in alone.iterdir()}
+    assert kept == {path.name: path.read_bytes() for path in (whole / "export/adapter").iterdir()}
+
+    # The next job begins with them: its reference is the model without, its engine has them.
+    model = {"path": str(tiny_folder / "model"), "lora": {**ADAPTERS, "path": str(alone)}}
+    following = {**sections, "model": model, "steps": {"total": 2}}
+    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    start(tiny_job(**following), calm).succeed()
+    record = run_folders.metrics(calm)[-2]
+    assert record["step"] == 1
+    assert record["actor/reward_kl_penalty"] != 0.0
+    assert record["training/rollout_probs_diff_mean"] < 1e-5
+    run_through(tiny_job(**following), disturbed, "rpc.update.answer.after@1=kill")
+    assert run_folders.result(disturbed) == run_folders.result(calm)
+
+
+def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
+    run_through, tiny_folder: Path, tiny_job, tmp_path: Path
+):
+    """Beside a policy without, over two ranks in pods of its own."""
+    lora = {"rank": 2, "targetModules": ["v_proj", "down_proj"]}
+    job = {
+        **tiny_jobs.PPO,
+        "critic": {"lora": lora, "optimizer": {"learningRate": 1e-2}},
+        "roles": {"critic": {"colocateWith": "none", "ranksPerReplica": 2}},
+        "steps": {"total": STEPS},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    calm.mkdir()
+    undisturbed = tiny_jobs.undisturbed_result(calm, tiny_folder, **job)
+    points = (
+        "rpc.update.answer.before@2=kill",  # in step 1: back to the beginning
+        "rpc.restore.answer.before@2=kill",
+        "checkpoint.shard.write.middle@5=kill",
+    )
+    run_through(tiny_job(**job), killed, *points, seconds=500)
+    assert run_folders.result(killed) == undisturbed
+    losses = [line["critic/vf_loss"] for line in run_folders.metrics(killed) if line["step"]]
+    assert len(set(losses)) == STEPS
+    kept = [
+        load_file(path) for path in killed.glob("checkpoints/latest/critic/*/model.safetensors")
+    ]
+    assert len(kept) == 2
+    assert {name.rpartition(".")[0].rpartition(".")[2] for file in kept for name in file} == {
+        "v_proj",
+        "down_proj",
+        "score",
+    }

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 6
 ROWS = 8
+COPIES = {"roles": {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"dataShard": 1}}}}
+"""Two ranks, each with all weights."""
 
 
 def talk(number: int) -> list[dict[str, object]]:
@@ -147,6 +149,37 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     assert result(output) == result(whole)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"model": {"lora": {"rank": 4, "dropout": 0.1}}},
+        COPIES,
+        {"training": {"autocast": "bfloat16"}},
+    ],
+    ids=["adapters", "copies", "bfloat16"],
+)
+def test_jobs_of_all_kinds_learn_and_lose_nothing_when_killed(
+    kind: dict[str, Any],
+    whole: Path,
+    start: Callable[..., Run],
+    run_through: Callable[..., Run],
+    tiny_folder: Path,
+    tiny_job,
+    rows: Path,
+    tmp_path: Path,
+) -> None:
+    model = {"path": str(tiny_folder / "model"), **kind.get("model", {})}
+    job = tiny_job(**sections_of(rows, **{**kind, "model": model}))
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    start(job, calm).succeed()
+    losses = [line["val/loss"] for line in run_folders.metrics(calm) if "val/loss" in line]
+    assert losses[0] > losses[1] > losses[2]
+    points = "rpc.update.answer.after@3=kill", "rpc.update.answer.before@7=kill_group"
+    run_through(job, killed, *points)
+    assert result(killed) == result(calm)
+    assert result(calm) != result(whole)
+
+
 def test_an_interrupt_finishes_the_step_and_the_same_command_goes_on(
     whole: Path, start: Callable[..., Run], tiny_job, rows: Path, output: Path, once: Path
 ) -> None:
@@ -168,6 +201,7 @@ def test_ranks_and_micro_batches_change_only_rounding(
     three = {"roles": {"actorRollout": {"ranksPerReplica": 3}}}
     small = {"training": {"autocast": "none", "microBatchTokens": 200}}
     run_folders.assert_close(finished("three", **sections_of(rows, **three, **small)), one)
+    run_folders.assert_close(finished("copies", **sections_of(rows, **COPIES)), one)
 
 
 def test_ranks_that_share_tokens_need_one_row_together(

@@ -3,6 +3,7 @@
 What is said of a folder alone is in tests/unit/models.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ LINES = read_lines(Path(__file__).with_suffix(".txt"))
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 WEIGHTS = "model.safetensors"
+ADAPTERS = "adapter_model.safetensors"
 
 Spoil = Callable[[RefusedJob], object]
 
@@ -68,16 +70,37 @@ def beside(spoil: Spoil) -> Spoil:
     return both
 
 
-def critic(spoil: Callable[[Path], object]) -> Spoil:
+def critic(spoil: Callable[[Path], object] | None = None, **settings: object) -> Spoil:
     """Judge by a critic of the policy's weights, whose folder is spoilt."""
 
     def spoil_critic(wrong: RefusedJob) -> None:
         folder = shutil.copytree(wrong.model, wrong.files / "critic")
         wrong.set("spec.algorithm.type", "ppo")
-        wrong.set("spec.critic", {"path": str(folder)})
-        spoil(folder)
+        wrong.set("spec.critic", {"path": str(folder), **settings})
+        if spoil is not None:
+            spoil(folder)
 
     return spoil_critic
+
+
+def beginning(spoil: Callable[[Path], object] | None = None, **settings: object) -> Spoil:
+    """Begin with adapters of v_proj, of rank 2, whose folder is spoilt."""
+    layer = "base_model.model.model.layers.{}.self_attn.v_proj.lora_{}.weight"
+
+    def spoil_adapters(wrong: RefusedJob) -> None:
+        folder = wrong.files / "adapters"
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text("{}")
+        edit(folder / "adapter_config.json", {"peft_type": "LORA", "r": 2, "lora_alpha": 16})
+        matrices = {"A": np.ones((2, 64), np.float32), "B": np.ones((32, 2), np.float32)}
+        named = {layer.format(n, kind): m for n in range(2) for kind, m in matrices.items()}
+        save_file(named, folder / ADAPTERS)
+        lora = {"path": str(folder), "rank": 2, "targetModules": ["v_proj"], **settings}
+        wrong.set("spec.model.lora", lora)
+        if spoil is not None:
+            spoil(folder)
+
+    return spoil_adapters
 
 
 def judge(spoil: Callable[[Path], object] | None = None, **settings: object) -> Spoil:
@@ -128,6 +151,23 @@ CASES: dict[str, Spoil] = {
     "adapters of no layer": lambda wrong: wrong.set(
         "spec.model.lora", {"rank": 4, "targetModules": ["q_proj", "v_prj", "lm_head"]}
     ),
+    "critic: adapters of no layer": critic(lora={"rank": 4, "targetModules": ["score"]}),
+    "begin: no adapters": beginning(lambda folder: (folder / "adapter_config.json").unlink()),
+    "begin: another rank and alpha": beginning(rank=4, alpha=8),
+    "begin: other modules": beginning(targetModules=["q_proj", "v_proj"]),
+    "begin: more than adapters": beginning(
+        lambda folder: save_file(
+            {**load_file(folder / ADAPTERS), "score.weight": np.ones((1, 64), np.float32)},
+            folder / ADAPTERS,
+        )
+    ),
+    "begin: of another kind": beginning(
+        lambda folder: edit(
+            folder / "adapter_config.json",
+            {"peft_type": "LOHA", "alpha_pattern": {"v_proj": 4}},
+        )
+    ),
+    "begin: a file that is cut": beginning(lambda folder: os.truncate(folder / ADAPTERS, 100)),
     "more ranks share heads than there are": lambda wrong: wrong.set(
         "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"sequence": 3}}
     ),

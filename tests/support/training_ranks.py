@@ -137,6 +137,8 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
     "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
 }
+CRITIC_LORA = LoraSpec(rank=3)
+VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
 
@@ -337,19 +339,30 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     return {}
 
 
-def run_value_model(folder: Path, world: World) -> dict[str, Tensor]:
-    """A critic as it begins, and its values behind two updates."""
-    model = load_value_model(folder / "tied", world=world)
-    beginning = {f"model/{name}": tensor.clone() for name, tensor in named_full_tensors(model)}
+def valued_rows() -> Experience:
+    """The rows of the step with values of 0, and returns."""
     rows = rows_of_step()
     rows.values, rows.returns = torch.zeros(rows.num_tokens), rows.advantages
-    mine = rows.select(rows_of_rank(CASES["even"].owners, world.rank, world.dims))
+    return rows
+
+
+def value_engine(model: PreTrainedModel, world: World) -> TrainEngine:
     training = TrainingSpec(autocast="none", micro_batch_tokens=30)
     optimizer = OptimizerSpec(learning_rate=1e-2)
-    engine = TrainEngine(model, ValueHead(), training, optimizer, 10, world)
-    goal = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
-    norms = [engine.update(mine, goal).values["critic/grad_norm"] for _ in range(2)]
-    return {**beginning, "norms": torch.tensor(norms), "values": engine.predict(rows)[0]}
+    return TrainEngine(model, ValueHead(), training, optimizer, 10, world)
+
+
+def run_value_model(folder: Path, world: World, lora: LoraSpec | None = None) -> dict[str, Tensor]:
+    """A critic as it begins, and what it is behind two updates."""
+    model = load_value_model(folder / "tied", world=world, lora=lora, seed=3)
+    beginning = {f"model/{name}": tensor.clone() for name, tensor in named_full_tensors(model)}
+    rows = valued_rows()
+    mine = rows.select(rows_of_rank(CASES["even"].owners, world.rank, world.dims))
+    engine = value_engine(model, world)
+    norms = [engine.update(mine, VALUE_GOAL).values["critic/grad_norm"] for _ in range(2)]
+    trained = {f"trained/{name}": whole(tensor) for name, tensor in trained_tensors(model).items()}
+    values = engine.predict(rows)[0]
+    return {**beginning, **trained, "norms": torch.tensor(norms), "values": values}
 
 
 def run_memory(folder: Path, world: World) -> dict[str, Tensor]:
@@ -493,6 +506,7 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "checkpoint-adapters": partial(run_checkpoint, name="adapters"),
     "export": run_export,
     "value_model": run_value_model,
+    "value_model_of_adapters": partial(run_value_model, lora=CRITIC_LORA),
     "memory": run_memory,
     "exchange": run_exchange,
     "heads": run_heads,

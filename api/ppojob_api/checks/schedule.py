@@ -42,7 +42,7 @@ def rounded_updates(job: PPOJob) -> Iterator[Problem]:
         return
     # Adapters are float32, whatever the weights are.
     optimizers = [] if spec.model.lora else [spec.optimizer]
-    optimizers += [spec.critic.optimizer] if spec.critic else []
+    optimizers += [spec.critic.optimizer] if spec.critic and not spec.critic.lora else []
     if not optimizers:
         return
     rate = min(optimizer.learning_rate for optimizer in optimizers)

@@ -202,6 +202,12 @@ ALGORITHM_RULES = rules(
     when: has(self.model.lora)
     must: !has(self.algorithm.kl.referenceRefresh)
 
+    spec | model.lora.path | NotInThisVersion | here
+        engines of a job that trains nothing read the model's folder alone; an export, which has
+        merged weights, as model.path
+    when: has(self.model.lora) && has(self.model.lora.path)
+    must: !self.steps.validateOnly && !self.steps.generateOnly
+
     spec | roles.reference.colocateWith | NotInThisVersion
         a KL of estimator: full to a reference in pods of its own: not in this version;
         actorRollout, or another estimator

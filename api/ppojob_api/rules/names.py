@@ -19,7 +19,9 @@ DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".py")
 _OF_ALL_JOBS = {"model.path", "data.train", "data.validation"}
 _SINGLE = (
     *(f"model.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
+    "model.lora.path",
     "critic.path",
+    "critic.lora.path",
     *(f"rewardModel.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
     "rollout.replay",
     *(f"agent.retriever.{name}" for name in ("index", "encoder")),

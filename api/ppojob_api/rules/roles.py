@@ -63,6 +63,13 @@ _GENERATING = (
     ("rollout", "has(self.roles.rollout)"),
 )
 
+# What trains adapters, and the pods that it lives in.
+_ADAPTED = (
+    ("model", "actorRollout", "true"),
+    ("critic", "critic", _CRITIC_IN_OWN_PODS),
+    ("critic", "actorRollout", f"!({_CRITIC_IN_OWN_PODS})"),
+)
+
 # Rows and weights go from GPU to GPU, or from processor to processor.
 _CHANNELS = (("rollout", "has(self.roles.rollout)"), *((r, _in_own_pods(r)) for r in _HOSTED[:2]))
 
@@ -101,6 +108,19 @@ ROLE_RULES = (
         each=(
             {"BATCH": field, "ROLE": role, "PARTS": _coordinates(role), "WHEN": when, "HERE": here}
             for field, role, when, here in _TRAINED
+        ),
+    ),
+    *rules(
+        """
+        spec | $MODEL.lora.dropout | NotInThisVersion | here
+            dropout over ranks of roles.$ROLE that share tokens or matrix products: not in this
+            version; 0, or parallelism without sequence and tensor
+        when: has(self.$MODEL) && has(self.$MODEL.lora) && $LIVES_THERE
+        must: self.$MODEL.lora.dropout == 0.0
+            || self.roles.$ROLE.parallelism.sequence * self.roles.$ROLE.parallelism.tensor == 1
+        """,
+        each=(
+            {"MODEL": model, "ROLE": role, "LIVES_THERE": where} for model, role, where in _ADAPTED
         ),
     ),
     *rules(

@@ -1,6 +1,7 @@
 """What is trained, on which prompts, by which optimizer: a section each; and the critic of PPO."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -21,6 +22,10 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1_000)]
 
 
+ALL_LINEAR: Final = "all-linear"
+"""PEFT's word for all linear layers."""
+
+
 class LoraSpec(Section):
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): y = W x + alpha / rank * B A x.
 
@@ -34,8 +39,29 @@ class LoraSpec(Section):
     """What an adapter adds counts alpha / rank times. verl: lora_alpha, 16."""
 
     target_modules: Annotated[Items[Name], Field(min_length=1, max_length=64)] | None = None
-    """Linear layers that get an adapter, such as [q_proj, v_proj]; absent: all of the decoder
-    layers, neither head nor embedding. verl: target_modules, all-linear."""
+    """Linear layers that get an adapter, such as [q_proj, v_proj]; absent, or [all-linear]: all of
+    the decoder layers, neither head nor embedding. verl: target_modules, all-linear."""
+
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that updates drop. PEFT and verl: 0. TRL: lora_dropout, 0.05."""
+
+    rank_stabilized: bool = False
+    """What an adapter adds counts alpha / √rank times (Kalajdzievski 2023, arXiv:2312.03732).
+    TRL and PEFT: use_rslora, false."""
+
+    path: Path | None = None
+    """Folder of adapters to begin with, in PEFT's form, as `adapter/` in an export; absent: A is
+    drawn and B is zero. The reference is the model without them. verl: lora_adapter_path."""
+
+    def adapts(self, layer: str) -> bool:
+        """Whether a linear layer of a decoder layer, by its name there, gets an adapter."""
+        targets = self.target_modules
+        return not targets or ALL_LINEAR in targets or layer.rpartition(".")[2] in targets
+
+    @property
+    def scale(self) -> float:
+        """How many times B A counts."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
 class ModelSpec(Section):
@@ -243,6 +269,10 @@ class CriticSpec(Section):
     path: Path | None = None
     """Folder in Hugging Face form; absent: the policy's, with a new value head.
     verl: critic.model.path."""
+
+    lora: LoraSpec | None = None
+    """Train adapters beside frozen weights, and the value head whole; absent: all weights are
+    trained."""
 
     optimizer: CriticOptimizerSpec = CriticOptimizerSpec()
     """How it is optimised."""

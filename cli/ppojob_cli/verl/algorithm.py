@@ -285,9 +285,6 @@ def critic(verl: Verl, job: Draft) -> None:
     if verl["algorithm.adv_estimator"] != "gae":
         job.leave_out("only ppo reads values", "critic.enable", changes_numbers=False)
         return
-    for key in ("critic.model.lora_rank", "critic.model.lora.rank"):
-        if verl[key]:
-            job.leave_out("LoRA of a critic: not in this version", key)
     path = "critic.model.path"
     is_other = verl.is_given(path) and verl[path] != verl["actor_rollout_ref.model.path"]
     job.set(f"{section}.path", verl[path] if is_other else None, path)

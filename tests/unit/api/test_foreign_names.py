@@ -34,7 +34,9 @@ off_policy_mask_threshold    algorithm.offPolicyThreshold
 importance_sampling_level    algorithm.policyLoss.type
 use_peft                     model.lora
 lora_r                       model.lora.rank
-lora_dropout                 DROPOUT OF ADAPTERS
+lora_dropout                 model.lora.dropout
+use_rslora                   model.lora.rankStabilized
+use_dora                     OTHER ADAPTERS
 advantage_estimator          algorithm.type
 n_samples_per_prompt         algorithm.samplesPerPrompt
 rollout_batch_size           algorithm.promptsPerStep

@@ -21,6 +21,11 @@ OURS = {
     *(f"spec.rewards.{name}" for name in ("timeLimitSeconds", "errorScore", "onError")),
     "spec.rewards.source.package",
     "spec.rewards.weight",
+    *(
+        f"spec.{model}.lora.{name}"
+        for model in ("model", "critic")
+        for name in ("dropout", "rankStabilized")
+    ),
     "spec.optimizer.epsilon",
     "spec.critic.optimizer.epsilon",
     *("spec.rollout.stopTokenIds", "spec.rollout.kvCacheGib"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.models.lora import Adapter, adapters_in
 
@@ -20,8 +21,9 @@ def test_merged_and_apart(dtype, alpha, tmp_path):
     generator = torch.Generator().manual_seed(0)
     w, a, b = (torch.randn(*shape, generator=generator) for shape in ((6, 8), (3, 8), (6, 3)))
     weights = {f"{LAYER}.weight": w.to(dtype), "model.norm.weight": torch.ones(8, dtype=dtype)}
-    adapters = adapters_in({f"{LAYER}.lora_a": a, f"{LAYER}.lora_b": b}, alpha)
-    assert adapters == {f"{LAYER}.weight": Adapter(a, b, alpha)}
+    lora = LoraSpec(rank=3, alpha=alpha)
+    adapters = adapters_in({f"{LAYER}.lora_a": a, f"{LAYER}.lora_b": b}, lora)
+    assert adapters == {f"{LAYER}.weight": Adapter(a, b, lora)}
     target = tmp_path / "export"
     export_model(
         target,

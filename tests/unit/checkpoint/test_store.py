@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.identity import check_base
+from ppojob_trainer.checkpoint.identity import check_bases
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
     CheckpointSaved,
@@ -186,16 +187,21 @@ def test_a_field_that_is_new_has_had_its_default(root: Path):
 
 
 def test_adapters_belong_to_the_weights_that_they_were_trained_on(root: Path):
-    def check(theirs: str | None, ours: str | None) -> None:
-        settings = {} if theirs is None else {"base": theirs}
-        check_base(settings, ours, root / "step-000003")
+    policy, critic = "spec.model.path", "spec.critic.path"
+    theirs = {policy: "a" * 64, critic: "c" * 64}
 
-    check("a" * 64, "a" * 64)
-    check(None, "a" * 64)  # weights that could not be read are not compared
-    check("a" * 64, None)
-    message = r"^spec\.model\.path: got weights b{12}: .*-000003 were trained on a{12};"
-    with pytest.raises(CannotResume, match=message):
-        check("a" * 64, "b" * 64)
+    def check(ours: dict[str, str], theirs: dict[str, str]) -> None:
+        check_bases({"bases": theirs} if theirs else {}, ours, root / "step-000003")
+
+    check(theirs, theirs)
+    check(theirs, {})  # weights that could not be read are not compared
+    check({}, theirs)
+    for changed in (policy, critic):
+        message = (
+            f"^{re.escape(changed)}: got weights b{{12}}: .*-000003 were trained on [ac]{{12}};"
+        )
+        with pytest.raises(CannotResume, match=message):
+            check({**theirs, changed: "b" * 64}, theirs)
 
 
 def test_a_field_that_an_older_version_did_not_have_is_absent_in_both(root: Path):

@@ -77,8 +77,14 @@ def test_a_checkpoint_that_is_not_there(name: str, run: Path, tmp_path: Path) ->
 def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("years of work")
-    assert "it is not empty, and no model" in refused(run, tmp_path / "full")
+    assert "it is not empty, and has no config.json" in refused(run, tmp_path / "full")
+    said = refused(run, run / "checkpoints", "--adapters")
+    assert "it is not empty, and has no adapter_config.json" in said
     assert (tmp_path / "full" / "thesis.tex").exists()
+
+
+def test_a_run_without_adapters_has_none_to_be_written(run: Path, tmp_path: Path) -> None:
+    assert refused(run, tmp_path / "x", "--adapters").startswith("--adapters: got ")
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(run: Path, tmp_path: Path) -> None:

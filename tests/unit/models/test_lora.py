@@ -1,15 +1,19 @@
 """Adapters against the formula written out densely, and where a model gets them."""
 
+import json
 import math
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import TWO_LAYERS, make_model, save_model
 from torch import nn
 from transformers import Qwen2ForCausalLM
 
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.models.load import load_model
+from ppojob_trainer.checkpoint.export import export_adapters
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.lora import (
     LoraLinear,
     adapters_of,
@@ -39,8 +43,9 @@ def layer_of(model):
     return model.model.layers[1].self_attn.q_proj
 
 
-def test_a_layer_and_its_gradients_are_those_of_the_dense_formula():
-    layer = layer_of(adapted())
+@pytest.mark.parametrize(("lora", "scale"), [({}, 6.0 / 4.0), ({"rank_stabilized": True}, 3.0)])
+def test_a_layer_and_its_gradients_are_those_of_the_dense_formula(lora, scale):
+    layer = layer_of(adapted(**lora))
     assert layer.bias is not None
     x = torch.randn(3, 5, 32, requires_grad=True)
     y = layer(x)
@@ -48,7 +53,7 @@ def test_a_layer_and_its_gradients_are_those_of_the_dense_formula():
     y.backward(slope)
 
     w, a, b = (t.detach().double() for t in (layer.weight, layer.lora_a, layer.lora_b))
-    dense, scale = w + 6.0 / 4.0 * b @ a, 6.0 / 4.0
+    dense = w + scale * b @ a
     rows, slopes = x.detach().double().flatten(0, 1), slope.double().flatten(0, 1)
     expected = {
         "y": (y.detach(), (rows @ dense.T + layer.bias.double()).view(y.shape)),
@@ -60,6 +65,22 @@ def test_a_layer_and_its_gradients_are_those_of_the_dense_formula():
         torch.testing.assert_close(found.double(), literal, rtol=1e-5, atol=1e-5, msg=name)
     assert layer.weight.grad is None
     assert layer.bias.grad is None
+
+
+def test_in_training_the_adapter_alone_sees_less_of_its_inputs():
+    layer, x = layer_of(adapted(dropout=0.5)), torch.randn(200, 32)
+    layer.train()
+    torch.manual_seed(3)
+    found = layer(x)
+    assert not torch.equal(layer(x), found)
+    torch.manual_seed(3)
+    kept = torch.empty_like(x).bernoulli_(0.5) / 0.5  # each number is there twice, or not at all
+    assert kept.mean() == pytest.approx(1.0, abs=0.1)
+    change = 6.0 / 4.0 * (x * kept) @ layer.lora_a.T @ layer.lora_b.T
+    expected = nn.functional.linear(x, layer.weight, layer.bias) + change
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    layer.eval()
+    assert torch.equal(layer(x), layer_of(adapted())(x))
 
 
 def test_merged_weights_give_the_model_s_own_logits_and_without_adapters_the_base_s():
@@ -75,12 +96,19 @@ def test_merged_weights_give_the_model_s_own_logits_and_without_adapters_the_bas
         torch.testing.assert_close(found, plain(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("targets", [None, ("v_proj", "down_proj")])
-def test_the_chosen_layers_alone_are_trained_and_all_names_stand(targets):
+@pytest.mark.parametrize(
+    ("targets", "layers"),
+    [
+        (None, ALL),
+        (("all-linear",), ALL),
+        (("v_proj", "down_proj"), {"v_proj", "down_proj"}),
+    ],
+)
+def test_the_chosen_layers_alone_are_trained_and_all_names_stand(targets, layers):
     plain = make_model(**TWO_LAYERS, tie_word_embeddings=False)
     model = adapted(make_model(**TWO_LAYERS, tie_word_embeddings=False), target_modules=targets)
     chosen = [name for name, layer in model.named_modules() if isinstance(layer, LoraLinear)]
-    assert {name.split(".")[-1] for name in chosen} == set(targets or ALL)
+    assert {name.split(".")[-1] for name in chosen} == layers
     assert all(name.startswith("model.layers.") for name in chosen)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained == trained_tensors(model).keys()
@@ -110,6 +138,45 @@ def test_the_beginning_is_the_model_as_it_is_and_follows_from_seed_and_name(tmp_
         assert not torch.equal(tensor, other.get_parameter(name))
         drawn.append(tensor[0, :4])
     assert len({tuple(row.tolist()) for row in drawn}) == len(drawn)
+
+
+def test_a_model_begins_with_the_adapters_of_a_folder_in_peft_s_form(tmp_path):
+    plain = dict(save_model(tmp_path / "model", **TWO_LAYERS).named_parameters())
+    lora = {"rank": 3, "alpha": 5.0, "target_modules": ("q_proj", "down_proj")}
+    kept = {}
+    for layer in range(2):
+        for name in ("self_attn.q_proj", "mlp.down_proj"):
+            at = f"model.layers.{layer}.{name}"
+            rows, columns = plain[f"{at}.weight"].shape
+            kept[at] = torch.randn(3, columns).bfloat16(), torch.randn(rows, 3).bfloat16()
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    matrices = {}
+    for at, (a, b) in kept.items():
+        matrices |= {f"base_model.model.{at}.lora_A.weight": a}
+        matrices |= {f"base_model.model.{at}.lora_B.weight": b}
+    save_file(matrices, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 5, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    spec = LoraSpec(**lora, path=str(folder))
+    for load in (load_model, load_value_model):  # a critic may begin with those of the policy
+        merged = dict(named_full_tensors(load(tmp_path / "model", lora=spec)))
+        for at, (a, b) in kept.items():
+            w = plain[f"{at}.weight"].double()
+            dense = w + 5.0 / 3.0 * b.double() @ a.double()
+            found = merged[f"{at}.weight"].double()
+            torch.testing.assert_close(found, dense, rtol=1e-5, atol=1e-5)
+
+    export_adapters(tmp_path / "again", adapters_of(load_model(tmp_path / "model", lora=spec)), "m")
+    again = load_file(tmp_path / "again" / "adapter_model.safetensors")
+    assert again.keys() == matrices.keys()
+    assert all(torch.equal(again[name], matrices[name].float()) for name in matrices)
+
+    matrices[next(iter(matrices))][0, 0] = torch.nan
+    save_file(matrices, folder / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors: got values that are NaN"):
+        load_model(tmp_path / "model", lora=spec)
 
 
 @pytest.mark.parametrize("autocast", [True, False])

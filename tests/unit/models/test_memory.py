@@ -58,8 +58,12 @@ def test_adapters_alone_have_gradients_and_moments_and_the_policy_is_its_referen
         "rollout engine": 4 * POLICY,
         "critic": 8 * CRITIC,
     }
-    apart = config_of(tmp_path, **tiny_jobs.PPO, roles=tiny_jobs.OWN_PODS, model=model)
+    apart = config_of(
+        tmp_path,
+        **tiny_jobs.PPO | {"critic": {"lora": lora}, "roles": tiny_jobs.OWN_PODS, "model": model},
+    )
     assert held(apart, "reference") == {"reference": 2 * POLICY}
+    assert held(apart, "critic") == {"critic": 2 * POLICY, "critic's adapters": adapters}
 
 
 def test_ranks_share_the_trainer_s_weights_and_each_has_an_engine(tmp_path):

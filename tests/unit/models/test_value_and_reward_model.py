@@ -14,9 +14,10 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.load import load_reward_model, load_value_model
-from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 
 
 def save(folder, model_class=LlamaForCausalLM, **options: object) -> PreTrainedModel:
@@ -63,6 +64,23 @@ def test_a_reward_model_gives_its_head(tmp_path):
     own = tensors(load_value_model(tmp_path))
     assert torch.equal(own["score.weight"], saved["score.weight"])
     assert own["score.bias"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_beside_adapters_the_head_is_trained_whole_and_in_float32(tmp_path, dtype):
+    save(tmp_path, LlamaForTokenClassification, num_labels=1)
+    plain = load_value_model(tmp_path, dtype)
+    model = load_value_model(tmp_path, dtype, lora=LoraSpec(rank=2, target_modules=("v_proj",)))
+    head = {"score.weight", "score.bias"}
+    layer = "model.layers.0.self_attn.v_proj"
+    trained = trained_tensors(model)
+    assert trained.keys() == {f"{layer}.lora_a", f"{layer}.lora_b"} | head
+    assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
+    for name, tensor in tensors(plain).items():
+        found = model.get_parameter(name)
+        assert torch.equal(found, tensor.to(found.dtype))
+        assert found.dtype == (torch.float32 if name in head else dtype)
+        assert found.requires_grad == (name in head)
 
 
 def test_dropout_on_the_head_is_off(tmp_path):

@@ -234,18 +234,25 @@ def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout):
 
 @pytest.mark.parametrize("layout", WORLDS)
 def test_a_new_value_head_is_the_same_under_any_layout(folder, layout):
+    """Also beside adapters, which begin as nothing."""
     expected = dict(hf_named_tensors(load_value_model(folder / "tied")))
     assert expected["model.embed_tokens.weight"].shape[0] == VOCABULARY
-    assert_equal(under(results(folder, layout, "value_model", 1), "model/"), expected)
+    for name in ("value_model", "value_model_of_adapters"):
+        assert_equal(under(results(folder, layout, name, 1), "model/"), expected)
 
 
+@pytest.mark.parametrize("lora", [None, training_ranks.CRITIC_LORA])
 @pytest.mark.parametrize("layout", WORLDS)
-def test_a_critic_is_updated_as_by_one_rank(folder, layout):
-    expected = training_ranks.run_value_model(folder, World.alone())
-    found = results(folder, layout, "value_model", 1)
+def test_a_critic_is_updated_as_by_one_rank(folder, layout, lora):
+    expected = training_ranks.run_value_model(folder, World.alone(), lora)
+    found = results(folder, layout, "value_model_of_adapters" if lora else "value_model", 1)
     torch.testing.assert_close(found["norms"], expected["norms"], rtol=1e-5, atol=0)
     torch.testing.assert_close(found["values"], expected["values"], rtol=0, atol=1e-4)
     assert expected["values"].std() > 0.1
+    trained = under(found, "trained/")
+    assert trained.keys() == under(expected, "trained/").keys()
+    assert {"score.weight", "score.bias"} <= trained.keys()
+    assert ("model.norm.weight" in trained) == (lora is None)
 
 
 @pytest.mark.parametrize("layout", WORLDS)

@@ -1,17 +1,20 @@
 """A model in training: what of it is saved and restored, all weights or adapters alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+import training_ranks
 from lone_role import grpo_spec
 from safetensors.torch import load_file
 from tiny_models import save_model
-from training_ranks import CASES, make_engine, objective, rows_of_step
+from training_ranks import CASES, make_engine, objective, rows_of_step, run_case
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.errors import DamagedCheckpoint
-from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.workers.learner import Learner
@@ -50,6 +53,38 @@ def test_a_checkpoint_brings_everything_back(make_learner, copies, is_equal, tmp
     assert is_equal(beginning, copies(trained_tensors(learner.model)))
 
 
+def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
+    copies, is_equal, tmp_path
+):
+    training_ranks.save_models(tmp_path)
+    world, folder = World.alone(), tmp_path / "tied"
+
+    def made() -> Learner:
+        return Learner(
+            "critic",
+            world,
+            0,
+            lambda: load_value_model(folder, lora=training_ranks.CRITIC_LORA),
+            lambda model, _: training_ranks.value_engine(model, world),
+        )
+
+    def update(learner: Learner) -> dict[str, torch.Tensor]:
+        learner.engine.update(training_ranks.valued_rows(), training_ranks.VALUE_GOAL)
+        return copies(trained_tensors(learner.model))
+
+    learner, second = restored(made()), made()
+    beginning = copies(trained_tensors(learner.model))
+    update(learner)
+    (tmp_path / "checkpoint").mkdir()
+    files = learner.save(tmp_path / "checkpoint")
+    went_on = update(learner)
+    second.restore(tmp_path / "checkpoint", files, 10)
+    assert is_equal(update(second), went_on)
+    assert not any(torch.equal(tensor, beginning[name]) for name, tensor in went_on.items())
+    restored(learner)
+    assert is_equal(copies(trained_tensors(learner.model)), beginning)
+
+
 def test_a_checkpoint_without_one_of_the_files_is_refused(make_learner, tmp_path):
     learner = restored(make_learner())
     files = learner.save(tmp_path)
@@ -79,6 +114,17 @@ def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path):
     trained = {f"{layer}.lora_a", f"{layer}.lora_b"}
     moments = {f"{name}/{key}" for name in trained for key in ("exp_avg", "exp_avg_sq", "step")}
     assert [set(names) for names in found] == [trained, moments | {"updates"}]
+
+
+def test_what_adapters_drop_is_drawn_again_where_a_layer_is_computed_again(is_equal, tmp_path):
+    training_ranks.save_models(tmp_path)
+    lora = LoraSpec(rank=3, dropout=0.3)
+    plain = replace(CASES["adapters"], owners=(0,) * 5)
+    cases = replace(plain, lora=lora), replace(plain, lora=lora, recompute=True), plain
+    found, again, whole = (run_case(case, tmp_path, World.alone()) for case in cases)
+    assert is_equal(again, found)
+    name = "gradient/model.layers.0.self_attn.q_proj.lora_b"
+    assert not torch.allclose(found[name], whole[name], rtol=1e-3)
 
 
 def test_the_reference_is_the_policy_without_its_adapters(make_learner, tmp_path):

@@ -5,7 +5,8 @@ written aside and renamed, so a folder named ``export`` is always whole.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -15,15 +16,19 @@ from torch import Tensor
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.tensors import Join, give_parts, join, stored_dtype, write_tensors
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.lora import Adapter
+from ppojob_trainer.models.adapter_files import (
+    ADAPTER_FOLDER,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    peft_name,
+)
+from ppojob_trainer.models.lora import A, Adapter, B
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
 FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
 CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
 
 MAX_FILE_BYTES: Final = 5 << 30
-ADAPTER_FOLDER: Final = "adapter"
-"""Folder of the adapters in an export, where a job has trained such."""
 _NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
 
 _TOKENIZER_FILES: Final = (
@@ -75,17 +80,30 @@ def export_model(
             give_parts({name: named[name] for name in names}, dtype=dtype, join=join)
         give_parts(_peft_named(adapters))
         return
+    with _replacing(target) as aside:
+        durable.make_folder(aside, parents=True)
+        durable.write_file(aside / "config.json", _config(model_folder, dtype), FILE_POINT)
+        _copy(model_folder, aside, _MODEL_FILES)
+        _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
+        if chat_template is not None:
+            durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
+        _write_weights(aside, named, dtype, max_file_bytes, join)
+        if adapters:
+            _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder))
+
+
+def export_adapters(target: Path, adapters: Mapping[str, Adapter], base: str) -> None:
+    """Write a folder of adapters alone, as `export_model` writes that beside merged weights."""
+    with _replacing(target) as aside:
+        _write_adapters(aside, adapters, base)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Replace a folder as a whole by that which the block makes."""
     aside = target.with_name(f".{target.name}.aside")
     durable.remove_tree(aside, CLEAR_POINT)
-    durable.make_folder(aside, parents=True)
-    durable.write_file(aside / "config.json", _config(model_folder, dtype), FILE_POINT)
-    _copy(model_folder, aside, _MODEL_FILES)
-    _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
-    if chat_template is not None:
-        durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
-    _write_weights(aside, named, dtype, max_file_bytes, join)
-    if adapters:
-        _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder))
+    yield aside
     old = target.with_name(f".{target.name}.old")
     durable.remove_tree(old, CLEAR_POINT)
     if target.exists():
@@ -178,34 +196,33 @@ def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str) ->
 
     Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
     """
-    durable.make_folder(folder)
-    weights = folder / "adapter_model.safetensors"
-    write_tensors(weights, _peft_named(adapters), metadata={"format": "pt"})
-    one = next(iter(adapters.values()))
+    durable.make_folder(folder, parents=True)
+    write_tensors(folder / WEIGHTS_FILE, _peft_named(adapters), metadata={"format": "pt"})
+    lora = next(iter(adapters.values())).lora
     config = {
         "base_model_name_or_path": base,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": int(one.alpha) if one.alpha.is_integer() else one.alpha,
-        "lora_dropout": 0.0,
+        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        "lora_dropout": lora.dropout,
         "modules_to_save": None,
         "peft_type": "LORA",
-        "r": one.rank,
+        "r": lora.rank,
         "target_modules": sorted({name.split(".")[-2] for name in adapters}),
         "task_type": "CAUSAL_LM",
-        "use_rslora": False,
+        "use_rslora": lora.rank_stabilized,
     }
     text = json.dumps(config, indent=2, ensure_ascii=False)
-    durable.write_file(folder / "adapter_config.json", text.encode() + b"\n", FILE_POINT)
+    durable.write_file(folder / CONFIG_FILE, text.encode() + b"\n", FILE_POINT)
 
 
 def _peft_named(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
     """The matrices by PEFT's names."""
     found = {}
     for name, adapter in adapters.items():
-        layer = "base_model.model." + name.removesuffix(".weight")
-        found[f"{layer}.lora_A.weight"] = adapter.a
-        found[f"{layer}.lora_B.weight"] = adapter.b
+        layer = name.removesuffix(".weight")
+        found[peft_name(f"{layer}.{A}")] = adapter.a
+        found[peft_name(f"{layer}.{B}")] = adapter.b
     return found

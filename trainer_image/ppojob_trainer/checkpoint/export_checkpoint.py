@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.checkpoint import identity, manifest
-from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
@@ -21,11 +21,12 @@ from ppojob_trainer.models.lora import Adapter, adapters_in
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
 
-def export_checkpoint(checkpoint: Path, target: Path) -> int:
+def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = False) -> int:
     """Put the policy's weights together, however many ranks wrote them, and write them.
 
     The checkpoint's own configuration names the model that training began from: adapters are merged
-    into its weights, and its config, tokenizer and template go along.
+    into its weights, and its config, tokenizer and template go along. Or the adapters alone are
+    written, in PEFT's form, without a look at the weights below.
 
     Returns:
         The checkpoint's step.
@@ -33,7 +34,8 @@ def export_checkpoint(checkpoint: Path, target: Path) -> int:
     Raises:
         DamagedCheckpoint: a file is absent or not what the manifest says.
         StorageError: the disk refused.
-        ConfigError: the model's folder, its tokenizer or its template is gone.
+        ConfigError: the model's folder, its tokenizer or its template is gone; there are no
+            adapters.
         CannotResume: the model's weights are not those that the checkpoint's adapters were trained
         on.
     """
@@ -45,8 +47,19 @@ def export_checkpoint(checkpoint: Path, target: Path) -> int:
     tensors = read_parts(checkpoint, entries, {}, rank=0)
     adapters: dict[str, Adapter] = {}
     if model.lora is not None:
-        identity.check_base(settings, base_of(model), checkpoint)
-        adapters = adapters_in(tensors, model.lora.alpha)
+        adapters = adapters_in(tensors, model.lora)
+    if only_adapters:
+        if not adapters:
+            raise ConfigError(
+                f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
+                "spec.model.lora, or the model without --adapters"
+            )
+        export_adapters(target, adapters, model.path)
+        return found.progress.step
+    if adapters:
+        base = base_of(model.path)
+        bases = {} if base is None else {"spec.model.path": base}
+        identity.check_bases(settings, bases, checkpoint)
         tensors = dict(hf_named_tensors(load_model(model.path, dtype)))
     export_model(
         target,

@@ -56,20 +56,20 @@ class Identity:
             which checkpoints must agree, and an object `layout`, in which they may differ.
         files: path -> SHA-256 of the reward functions' files, which may differ too: users often
             mend one before they go on. Kept beside the configuration, as its object `files`.
-        base: fingerprint of the model that the adapters of a checkpoint belong to; None where
-            checkpoints hold all weights, or where it is not known.
+        bases: fingerprints of the weights that the adapters of a checkpoint belong to, by the
+            fields of their folders; empty where checkpoints hold all weights.
     """
 
     job_uid: str
     config: bytes
     files: Mapping[str, str] = field(default_factory=dict)
-    base: str | None = None
+    bases: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> bytes:
         """The bytes that a checkpoint keeps."""
         whole = json.loads(self.config) | ({"files": dict(self.files)} if self.files else {})
-        if self.base is not None:
-            whole["base"] = self.base
+        if self.bases:
+            whole["bases"] = dict(self.bases)
         return json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -88,17 +88,24 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
             "go on with the old value, or begin a run of its own in another folder"
             for where, old, new in differences
         )
-    check_base(theirs, owner.base, folder)
+    check_bases(theirs, owner.bases, folder)
 
 
-def check_base(theirs: Mapping[str, Json], base: str | None, folder: Path) -> None:
-    """Refuse adapters of another model than the one of fingerprint `base` by CannotResume."""
-    known = theirs.get("base", base)
-    if isinstance(known, str) and base is not None and known != base:
+def check_bases(theirs: Mapping[str, Json], bases: Mapping[str, str], folder: Path) -> None:
+    """Refuse adapters of other weights than those of fingerprints `bases` by CannotResume."""
+    found = theirs.get("bases")
+    known = found if isinstance(found, dict) else {}
+    differing = [
+        (where, base, other)
+        for where, base in bases.items()
+        if isinstance(other := known.get(where), str) and other != base
+    ]
+    if differing:
         raise CannotResume(
-            f"spec.model.path: got weights {base[:_SHOWN_DIGITS]}: the adapters of checkpoint "
-            f"{folder.name} were trained on {known[:_SHOWN_DIGITS]}; the model as it was, or begin "
+            f"{where}: got weights {base[:_SHOWN_DIGITS]}: the adapters of checkpoint "
+            f"{folder.name} were trained on {other[:_SHOWN_DIGITS]}; the model as it was, or begin "
             "a run of its own in another folder"
+            for where, base, other in differing
         )
 
 

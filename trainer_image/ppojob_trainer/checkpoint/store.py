@@ -43,7 +43,7 @@ LATEST_POINT: Final = durable.point("checkpoint.latest", "write", *durable.RENAM
 PRUNE_POINT: Final = durable.point("checkpoint.prune", *durable.RENAME_ACTS)
 SWEEP_POINT: Final = durable.point("checkpoint.sweep", *durable.REMOVE_ACTS)
 
-_NO_FILES: Final[Mapping[str, str]] = {}
+_NONE: Final[Mapping[str, str]] = {}
 _SEALED = re.compile(r"step-(\d{6,})")
 _SWEPT = re.compile(r"\.step-\d+(\.\d+)?\.(partial|damaged|pruned)|\.(latest|best)\.aside")
 _LEFT_BY_A_KILLED_SEAL: Final = frozenset(
@@ -117,11 +117,11 @@ class CheckpointStore:
         *,
         job_uid: str,
         config: bytes,
-        files: Mapping[str, str] = _NO_FILES,
-        base: str | None = None,
+        files: Mapping[str, str] = _NONE,
+        bases: Mapping[str, str] = _NONE,
     ) -> None:
         self.root = root
-        self._identity = identity.Identity(job_uid=job_uid, config=config, files=files, base=base)
+        self._identity = identity.Identity(job_uid, config, files, bases)
         self._verified: set[int] = set()
         durable.make_folder(root, parents=True, exist_ok=True)
 

@@ -44,7 +44,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks
-from ppojob_trainer.models.fingerprint import base_of
+from ppojob_trainer.models.fingerprint import bases_of
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.retrieval.manifest import MANIFEST
@@ -80,7 +80,7 @@ def build_loop(
         job_uid=config.uid,
         config=config.trajectory_json(),
         files=_code_files(spec),
-        base=base_of(spec.model),
+        bases=bases_of(spec),
     )
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()

@@ -15,7 +15,7 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.suggestions import NEAR
 from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.problems import ModelReason, read_object
@@ -171,7 +171,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         (role if role in pods else "actorRollout", folder) for role, folder in folders.items()
     }
     for host, folder in sorted((host, folder) for host, folder in hosted if folder):
-        layout, sizes = pods[host].parallelism, _sizes(folder)
+        layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
         heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner)
@@ -198,7 +198,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
     """Heads and features that the ranks of an engine cannot share; of key heads each has one."""
-    tensor, sizes = spec.rollout.parallelism.tensor, _sizes(spec.model.path)
+    tensor, sizes = spec.rollout.parallelism.tensor, sizes_of(spec.model.path)
     if tensor == 1 or sizes is None:
         return
     most, keys = gcd(sizes.heads, sizes.inner), sizes.key_heads
@@ -214,17 +214,20 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         )
 
 
-def check_targets(model: ModelSpec) -> Iterator[Problem]:
-    """Targets that no layer of the model is called; nothing where its folder is wrong."""
-    if model.lora is None or (sizes := _sizes(model.path)) is None:
+def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
+    """Targets that no layer of a model is called; nothing where its folder is wrong.
+
+    `where` is the section of the adapters.
+    """
+    if (sizes := sizes_of(folder)) is None:
         return
     names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
-    for index, target in enumerate(model.lora.target_modules or ()):
-        if target not in names:
+    for index, target in enumerate(lora.target_modules or ()):
+        if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
             yield Problem(
-                f"spec.model.lora.targetModules[{index}]",
+                f"{where}.targetModules[{index}]",
                 shown(target),
                 f"no linear layer of the model is called so{meant}",
                 f"{', '.join(sorted(names))}; without the field all of them",
@@ -232,20 +235,18 @@ def check_targets(model: ModelSpec) -> Iterator[Problem]:
             )
 
 
-def count_adapters(model: ModelSpec) -> int:
+def count_adapters(lora: LoraSpec | None, folder: str) -> int:
     """Numbers in all adapters of a model; 0 without, or where its config.json cannot be read."""
-    lora = model.lora
-    if lora is None or (sizes := _sizes(model.path)) is None:
+    if lora is None or (sizes := sizes_of(folder)) is None:
         return 0
     of_a_layer = sum(
-        lora.rank * sum(shape)
-        for name, shape in linear_layers(sizes).items()
-        if lora.target_modules is None or name.rpartition(".")[2] in lora.target_modules
+        lora.rank * sum(shape) for name, shape in linear_layers(sizes).items() if lora.adapts(name)
     )
     return sizes.layers * of_a_layer
 
 
-def _sizes(folder: str) -> Sizes | None:
+def sizes_of(folder: str) -> Sizes | None:
+    """What the config.json of a folder says; None where it cannot be read."""
     path = Path(folder) / "config.json"
     config = read_object(path, ModelReason.BAD_CONFIG)
     if isinstance(config, Problem) or config.get("model_type") not in ARCHITECTURES:

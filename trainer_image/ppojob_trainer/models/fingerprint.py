@@ -11,7 +11,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 _SMALL: Final = (".json", ".jinja", ".model", ".txt", ".py")
@@ -30,12 +31,27 @@ def fingerprint(folder: Path) -> str:
     return _digest(folder, (*_SMALL, _WEIGHTS))
 
 
-def base_of(model: ModelSpec) -> str | None:
-    """The fingerprint of the weights below a job's adapters; None without, or if unreadable."""
-    if model.lora is None:
-        return None
+def bases_of(spec: PPOJobSpec) -> dict[str, str]:
+    """Fingerprints of the weights below a resolved job's adapters, by the fields of their folders.
+
+    Without those that cannot be read.
+    """
+    models: dict[str, ModelSpec | CriticSpec | None] = {
+        "spec.model.path": spec.model,
+        "spec.critic.path": spec.critic,
+    }
+    found = {
+        where: base_of(model.path)
+        for where, model in models.items()
+        if model is not None and model.lora is not None and model.path is not None
+    }
+    return {where: base for where, base in found.items() if base is not None}
+
+
+def base_of(folder: str) -> str | None:
+    """The fingerprint of a folder's weights alone; None where they cannot be read."""
     try:
-        return _digest(Path(model.path), (_WEIGHTS,))
+        return _digest(Path(folder), (_WEIGHTS,))
     except (OSError, BadHeader):
         return None
 

@@ -18,6 +18,7 @@ from transformers import (
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
@@ -65,7 +66,7 @@ def load_model(
         trust_remote_code=trust_remote_code,
         lora=lora,
     )
-    draw_adapters(model, seed)
+    _begin_adapters(model, lora, seed)
     return model
 
 
@@ -98,6 +99,8 @@ def load_value_model(
     *,
     world: World | None = None,
     trust_remote_code: bool = False,
+    lora: LoraSpec | None = None,
+    seed: int = 0,
 ) -> PreTrainedModel:
     """Load the critic's model, or make one of a language model: one number a token on the backbone.
 
@@ -113,7 +116,7 @@ def load_value_model(
     0. Dropout on the head is off, as in verl: the values of an update and those that it is clipped
     to come from the same function.
 
-    Otherwise as `load_model`; `score` is its head.
+    Otherwise as `load_model`; `score` is its head, which is trained beside adapters too.
     """
     model, missing = _load(
         AutoModelForTokenClassification,
@@ -122,6 +125,7 @@ def load_value_model(
         dtype,
         world,
         trust_remote_code=trust_remote_code,
+        lora=lora,
         may_lack={SCORE_WEIGHT, SCORE_BIAS},
         num_labels=1,
         classifier_dropout=0.0,
@@ -129,7 +133,27 @@ def load_value_model(
     parameters = dict(model.named_parameters())
     for name in sorted(missing):
         fill(parameters[name], torch.zeros(parameters[name].shape))
+    _begin_adapters(model, lora, seed)
     return model
+
+
+def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int) -> None:
+    """Draw adapters, or read those of a folder, which `_load` has judged."""
+    if lora is None or lora.path is None:
+        draw_adapters(model, seed)
+        return
+    path = Path(lora.path) / WEIGHTS_FILE
+    with safe_open(path, framework="pt") as file:
+        for name, parameter in model.named_parameters():
+            if not is_adapter(name):
+                continue
+            values = file.get_tensor(peft_name(name))
+            if not values.isfinite().all():
+                raise ConfigError(
+                    f"{path}: got values that are NaN or infinite in {peft_name(name)}: nothing "
+                    "can be computed with them; the adapters as they were trained"
+                )
+            fill(parameter, values)
 
 
 def _load(
@@ -153,6 +177,9 @@ def _load(
         values have no meaning.
     """
     refuse_config(folder, kind, trust_remote_code=trust_remote_code)
+    section = kind.where.removesuffix("path") + "lora"
+    if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
+        raise ConfigError(map(str, problems))
     world = world or World.alone()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
@@ -243,7 +270,9 @@ def _load_sharded(
         box = box_of(parameter)
         path = weights.files.get(name)
         part = torch.zeros(box.local_shape) if path is None else _read_part(path, name, box)
-        state[name] = nn.Parameter(cut_like(parameter, part.to(world.device, parameter.dtype)))
+        # A head beside adapters is wider than the weights, and has their digits all the same.
+        rounded = part.to(world.device, options["dtype"]).to(parameter.dtype)
+        state[name] = nn.Parameter(cut_like(parameter, rounded))
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
     _restore_buffers(model, world.device)

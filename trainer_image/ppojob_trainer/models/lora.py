@@ -3,7 +3,7 @@
 A chosen layer stays where it is, under its name and with its `weight`, which is frozen. Beside it
 come the adapter's two matrices, which alone are trained::
 
-    y = W x + (alpha / rank) B (A x)       lora_a: A (rank, in), lora_b: B (out, rank)
+    y = W x + scale B (A x)       scale: alpha / rank, lora_a: A (rank, in), lora_b: B (out, rank)
 
 B begins at zero, so a job begins with the model as it is.
 """
@@ -23,6 +23,9 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.parallel.boxes import whole
 from ppojob_trainer.parallel.fsdp import fill
 
+VALUE_HEAD: Final = "score"
+"""transformers' name of the layer of a classifier's outputs."""
+
 A: Final = "lora_a"
 B: Final = "lora_b"
 
@@ -32,13 +35,14 @@ class LoraLinear(nn.Linear):
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter
-    alpha: float
+    lora: LoraSpec
     is_adapted: bool
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
-        """`W x + (alpha / rank) B (A x)`, and within `adapters_off` the first term alone.
+        """`W x + scale B (A x)`, and within `adapters_off` the first term alone.
 
-        (..., in) -> (..., out), in the type that the layer without an adapter gives.
+        (..., in) -> (..., out), in the type that the layer without an adapter gives. In training
+        the adapter sees x without what is dropped, drawn from torch's global generator.
         """
         output = super().forward(input)
         if not self.is_adapted:
@@ -46,30 +50,24 @@ class LoraLinear(nn.Linear):
         # Adapters are float32, also where weights and x are bfloat16; autocast sees to that itself.
         is_cast = torch.is_autocast_enabled(input.device.type)
         x = input if is_cast else input.to(self.lora_a.dtype)
+        if self.lora.dropout > 0.0:
+            x = functional.dropout(x, self.lora.dropout, self.training)
         change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
-        return torch.add(output, change.to(output.dtype), alpha=self.alpha / len(self.lora_a))
+        return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The adapter of one weight: A (rank, in) and B (out, rank), float32, cut where the model is.
-
-    Its scale is alpha / rank.
-    """
+    """The adapter of a weight: A (rank, in) and B (out, rank), float32, cut where the model is."""
 
     a: Tensor
     b: Tensor
-    alpha: float
-
-    @property
-    def rank(self) -> int:
-        """Rows of A."""
-        return self.a.shape[0]
+    lora: LoraSpec
 
     def merged(self, weight: Tensor) -> Tensor:
-        """`W + (alpha / rank) B A`, float32, whole; a collective where the model is cut."""
+        """`W + scale B A`, float32, whole; a collective where the model is cut."""
         change = whole(self.b) @ whole(self.a)
-        return torch.add(whole(weight).float(), change, alpha=self.alpha / self.rank)
+        return torch.add(whole(weight).float(), change, alpha=self.lora.scale)
 
 
 def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
@@ -77,13 +75,15 @@ def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
 
     The model is one of transformers, not cut yet, on the meta device or with weights. Without
     targets all linear layers of the decoder layers get one: neither the embedding nor the head.
+    A head of a single output, which begins as nothing, is trained whole, in float32 as well.
     """
     model.requires_grad_(False)
+    head = getattr(model, VALUE_HEAD, None)
+    if head is not None:
+        head.float().requires_grad_(True)
     base: Any = model.base_model
-    targets = lora.target_modules
     for name, layer in base.layers.named_modules():
-        is_target = targets is None or name.rpartition(".")[2] in targets
-        if isinstance(layer, nn.Linear) and is_target:
+        if isinstance(layer, nn.Linear) and lora.adapts(name):
             _add_adapter(layer, lora)
 
 
@@ -96,7 +96,7 @@ def _add_adapter(layer: nn.Linear, lora: LoraSpec) -> None:
     assert isinstance(layer, LoraLinear), "it was made one"
     layer.lora_a = matrix(lora.rank, layer.in_features)
     layer.lora_b = matrix(layer.out_features, lora.rank)
-    layer.alpha = lora.alpha
+    layer.lora = lora
     layer.is_adapted = True
 
 
@@ -124,17 +124,17 @@ def is_adapter(name: str) -> bool:
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     """The adapters of a model by the names of the weights that they change; empty without LoRA."""
     return {
-        f"{name}.weight": Adapter(layer.lora_a.detach(), layer.lora_b.detach(), layer.alpha)
+        f"{name}.weight": Adapter(layer.lora_a.detach(), layer.lora_b.detach(), layer.lora)
         for name, layer in model.named_modules()
         if isinstance(layer, LoraLinear)
     }
 
 
-def adapters_in(tensors: Mapping[str, Tensor], alpha: float) -> dict[str, Adapter]:
+def adapters_in(tensors: Mapping[str, Tensor], lora: LoraSpec) -> dict[str, Adapter]:
     """The same from a checkpoint's tensors by name (`<layer>.lora_a`, `<layer>.lora_b`)."""
     layers = [name.removesuffix(f".{A}") for name in sorted(tensors) if name.endswith(A)]
     return {
-        f"{layer}.weight": Adapter(tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"], alpha)
+        f"{layer}.weight": Adapter(tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"], lora)
         for layer in layers
     }
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import HEAD, count_adapters
 from ppojob_trainer.models.weight_files import read_weights
@@ -70,19 +71,25 @@ def held_by_rank(
     found: dict[str, int] = {}
     if "actorRollout" in living and spec.steps.trains:
         found["policy"] = (weight if has_adapters else trained) * policy // ranks
-        found["adapters"] = _TRAINED * _ADAPTER_BYTES * count_adapters(spec.model) // ranks
+        found["adapters"] = _adapters(spec.model.lora, spec.model.path) // ranks
     if "actorRollout" in living:
         found |= engine
     # With adapters the policy is its own reference.
     if "reference" in living and not (has_adapters and "actorRollout" in living):
         found["reference"] = weight * policy // ranks
     if "critic" in living and spec.critic is not None:
-        found["critic"] = trained * parameters.get(spec.critic.path or "", 0) // ranks
+        lora, path = spec.critic.lora, spec.critic.path or ""
+        found["critic"] = (weight if lora else trained) * parameters.get(path, 0) // ranks
+        found["critic's adapters"] = _adapters(lora, path) // ranks
     model = spec.reward_model
     if "rewardModel" in living and model is not None:
         count = parameters.get(model.path, 0)
         found["reward model"] = _WEIGHT_BYTES[model.dtype] * count // ranks
     return {name: size for name, size in found.items() if size}
+
+
+def _adapters(lora: LoraSpec | None, folder: str) -> int:
+    return _TRAINED * _ADAPTER_BYTES * count_adapters(lora, folder)
 
 
 def _engine(config: RunConfig, parameters: Mapping[str, int]) -> dict[str, int]:

@@ -21,14 +21,15 @@ def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds of a model: its adapters where it has some, else every weight.
+    """What a checkpoint holds of a model: every weight, or where it has adapters what is trained.
 
-    Detached, under their own names; cut over the ranks where the model is.
+    That is the adapters, and of a critic its head. Detached, under their own names; cut over the
+    ranks where the model is.
     """
-    adapters = {
-        name: parameter.detach() for name, parameter in model.named_parameters() if is_adapter(name)
-    }
-    return adapters or dict(hf_named_tensors(model))
+    if not adapters_of(model):
+        return dict(hf_named_tensors(model))
+    named = model.named_parameters()
+    return {name: parameter.detach() for name, parameter in named if parameter.requires_grad}
 
 
 def named_full_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -150,11 +150,11 @@ def _folders(environment: PodEnvironment) -> set[str]:
     here = environment.config.topology.living_in(environment.role)
     found: set[str | None] = set()
     if here & {"actorRollout", "rollout", "reference"}:
-        found |= {spec.model.path}
+        found |= {spec.model.path, spec.model.lora.path if spec.model.lora else None}
     if here & {"actorRollout", "rollout"}:
         found |= {spec.model.tokenizer_path}
     if "critic" in here and spec.critic is not None:
-        found |= {spec.critic.path}
+        found |= {spec.critic.path, spec.critic.lora.path if spec.critic.lora else None}
     if "rewardModel" in here and spec.reward_model is not None:
         found |= {spec.reward_model.path, spec.reward_model.tokenizer_path}
     return {path for path in found if path is not None}

@@ -11,9 +11,9 @@ from ppojob_trainer.checkpoint.files import MODEL_FILE, FileEntry, files_of_all_
 from ppojob_trainer.checkpoint.tensors import read_parts, read_shard, write_shard
 from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.lora import adapters_of, draw_adapters
+from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
-from ppojob_trainer.parallel.boxes import Box, box_of
+from ppojob_trainer.parallel.boxes import Box, box_of, local_part
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.saving import SavedFile
 
@@ -27,7 +27,7 @@ class Learner:
     Args:
         role: name of the folder of its files in a checkpoint.
         world: the ranks that train the model together.
-        seed: of the random state that a job begins with, and of its adapters.
+        seed: of the random state that a job begins with.
         load: makes the model that the job begins with.
         train: makes the engine for a model and its number of optimizer steps in the whole job.
     """
@@ -41,6 +41,11 @@ class Learner:
         train: Callable[[PreTrainedModel, int], TrainEngine],
     ) -> None:
         self.model = load()
+        # Beside frozen weights little is trained: what it begins with is kept.
+        kept = trained_tensors(self.model) if adapters_of(self.model) else {}
+        self._beginning = {
+            name: local_part(tensor).to("cpu", copy=True) for name, tensor in kept.items()
+        }
         self._role = role
         self._world = world
         self._seed = seed
@@ -65,8 +70,8 @@ class Learner:
         """
         if self._engine is not None and folder is None:
             self._engine = None
-            if adapters_of(self.model):
-                draw_adapters(self.model, self._seed)  # nothing else has changed
+            if self._beginning:
+                load_named_tensors(self.model, self._beginning)
             else:
                 self.model = self._load()
         self._engine = self._train(self.model, total_updates)

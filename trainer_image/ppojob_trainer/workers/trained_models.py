@@ -128,7 +128,7 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
     """Load the critic as the job begins with it."""
     assert spec.critic is not None, "a job without a critic has no such role"
     assert spec.critic.path is not None, "a resolved configuration says which model"
-    critic, path = spec.critic, spec.critic.path
+    critic, path, dtype = spec.critic, spec.critic.path, DTYPES[spec.model.dtype]
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         return TrainEngine(
@@ -139,7 +139,7 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
         role="critic",
         world=world,
         seed=spec.seed,
-        load=lambda: load_value_model(path, DTYPES[spec.model.dtype], world=world),
+        load=lambda: load_value_model(path, dtype, world=world, lora=critic.lora, seed=spec.seed),
         train=train,
     )
     limit = spec.data.max_response_tokens

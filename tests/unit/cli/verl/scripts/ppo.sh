@@ -29,6 +29,8 @@ python3 -m verl.trainer.main_ppo \
     actor_rollout_ref.rollout.val_kwargs.n=4 \
     actor_rollout_ref.rollout.val_kwargs.do_sample=True \
     critic.model.path=/volume/models/value \
+    critic.model.lora_rank=8 critic.model.lora_alpha=32 critic.model.target_modules=all-linear \
+    critic.model.exclude_modules='.*(mlp|k_proj).*' critic.model.lora_adapter_path=/volume/adapters \
     critic.optim.lr=2e-5 \
     critic.optim.lr_warmup_steps=5 \
     critic.ppo_epochs=3 \

@@ -1,0 +1,109 @@
+"""A folder of adapters in PEFT's form: what it holds, and whether a job can begin with it.
+
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. Loads no torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.architectures import Shape, linear_layers, sizes_of
+from ppojob_trainer.models.problems import ModelReason, read_object
+from ppojob_trainer.models.weight_files import BadHeader, listed, read_header
+
+ADAPTER_FOLDER: Final = "adapter"
+"""Folder of the adapters in an export, where a job has trained such."""
+CONFIG_FILE: Final = "adapter_config.json"
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+
+_BEGINNING: Final = "base_model.model."
+_MATRICES: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
+
+
+def peft_name(name: str) -> str:
+    """PEFT's name of an adapter's matrix, which is `<layer>.lora_a` or `<layer>.lora_b` here."""
+    layer, _, matrix = name.rpartition(".")
+    return f"{_BEGINNING}{layer}.{_MATRICES[matrix]}"
+
+
+def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
+    """Why a job's adapters cannot begin as its folder has them; nothing where it names none.
+
+    `model` is the folder of the weights below, and `where` the section of the adapters.
+    """
+    if lora.path is None:
+        return
+    folder = Path(lora.path)
+    config = read_object(folder / CONFIG_FILE, ModelReason.BAD_CONFIG)
+    if isinstance(config, Problem):
+        yield config
+        return
+    yield from _settings(lora, config, where)
+    if (sizes := sizes_of(model)) is None:
+        return
+    needed: dict[str, Shape] = {}
+    for layer in range(sizes.layers):
+        for name, (rows, columns) in linear_layers(sizes).items():
+            if lora.adapts(name):
+                at = f"model.layers.{layer}.{name}"
+                needed[peft_name(f"{at}.lora_a")] = (lora.rank, columns)
+                needed[peft_name(f"{at}.lora_b")] = (rows, lora.rank)
+    try:
+        stored = read_header(folder / WEIGHTS_FILE)
+    except BadHeader as bad:
+        yield bad.problem
+        return
+    found = {name: tensor.shape for name, tensor in stored.items()}
+    if config.get("r") == lora.rank:  # else all shapes differ
+        yield from _tensors(lora, found, needed, where)
+
+
+def _settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterator[Problem]:
+    path = f"{lora.path}/{CONFIG_FILE}"
+    for key, allowed in (("peft_type", "LORA"), ("alpha_pattern", {})):
+        value = config.get(key) or allowed
+        if value != allowed:
+            why = "the job's adapters are all of one kind"
+            at = f"{path}:{key}"
+            yield Problem(at, shown(value), why, shown(allowed), ReasonCode.CONFLICT)
+    for key, field, value in (
+        ("r", "rank", lora.rank),
+        ("lora_alpha", "alpha", lora.alpha),
+        ("use_rslora", "rankStabilized", lora.rank_stabilized),
+    ):
+        theirs = config.get(key, False if key == "use_rslora" else None)
+        if theirs != value:
+            told = ABSENT if theirs is None else shown(theirs)
+            why = f"{key} is {told} in {path}"
+            allowed = f"{told}, or other adapters"
+            yield Problem(f"{where}.{field}", shown(value), why, allowed, ReasonCode.CONFLICT)
+
+
+def _tensors(
+    lora: LoraSpec, found: Mapping[str, Shape], needed: Mapping[str, Shape], where: str
+) -> Iterator[Problem]:
+    """Layers that the job adapts and the folder does not, and the other way round."""
+    ours, theirs = _modules(needed), _modules(found)
+    if ours != theirs:
+        got = shown(list(lora.target_modules)) if lora.target_modules else ABSENT
+        why = f"{lora.path} has adapters of {', '.join(sorted(theirs)) or 'no layer'}"
+        allowed = "these, or other adapters"
+        yield Problem(f"{where}.targetModules", got, why, allowed, ReasonCode.CONFLICT)
+        return
+    differing = sorted(
+        name for name in found.keys() | needed.keys() if found.get(name) != needed.get(name)
+    )
+    if differing:
+        why = "the model's adapters have others, or none of that shape"
+        allowed = "adapters of this model, A and B of whole layers alone"
+        path = f"{lora.path}/{WEIGHTS_FILE}"
+        yield Problem(path, listed(differing), why, allowed, ModelReason.TENSOR_SHAPE)
+
+
+def _modules(names: Mapping[str, Shape]) -> set[str]:
+    """The last names of the layers that matrices belong to."""
+    ends = tuple(f".{end}" for end in _MATRICES.values())
+    return {name.split(".")[-3] for name in names if name.endswith(ends)}
