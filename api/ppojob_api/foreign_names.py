@@ -395,7 +395,6 @@ input_key | spec.data.promptKey
 label_key | spec.data.answerKey
 chosen_key | spec.data.chosenKey
 rejected_key | spec.data.rejectedKey
-label_smoothing | spec.algorithm.dpo.labelSmoothing
 ipo | spec.algorithm.dpo.lossType | where true is ipo
 nll_loss_coef | spec.algorithm.dpo.sftWeight
 margin_loss | not yet | margins of pairs

@@ -353,4 +353,5 @@ def test_the_report_itself_is_bounded(files: PromptFiles) -> None:
 def test_every_line_has_its_case() -> None:
     prompts = {f"prompt: {name}" for name in PROMPTS}
     prompts |= {f"answer: {name}" for name in ANSWERS} | {f"pair: {name}" for name in PAIRS}
+    prompts |= {f"preference: {name}" for name in PREFERENCES}
     assert EXPECTED.keys() == CASES.keys() | prompts | {"array: too long"} | TEMPLATES.keys()
