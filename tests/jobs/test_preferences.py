@@ -125,7 +125,11 @@ def test_layouts_and_micro_batches_change_only_rounding(
         "roles": {"actorRollout": LAYOUTS[layout]},
         "training": {"autocast": "none", "microBatchTokens": 40},
     }
-    run_folders.assert_close(finished("other", **sections_of(pairs, kind, **changes)), one)
+    other = finished("other", **sections_of(pairs, kind, **changes))
+    steps = map(run_folders.without_layout, (other, one))
+    for here, there in zip(*steps, strict=True):
+        # Rewards of both signs have a mean that is small beside them.
+        assert here == pytest.approx(there, rel=1e-3, abs=1e-4)
 
 
 def test_a_reward_model_scores_for_ppo_as_transformers_does(
