@@ -45,6 +45,11 @@ ALGORITHM_RULES = rules(
     when: self.lossType != 'sigmoid'
     must: $UNSET
 
+    spec | data.applyChatTemplateKwargs | NoEffect | here
+        a reward model reads conversations by its template alone; remove it
+    when: self.algorithm.type == 'reward_model'
+    must: $UNSET
+
     spec | model.lora | NotInThisVersion | here
         adapters of a reward model: not in this version; remove it
     when: self.algorithm.type == 'reward_model'
