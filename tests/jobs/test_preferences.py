@@ -150,6 +150,6 @@ def test_a_reward_model_scores_for_ppo_as_transformers_does(
         told = run_folders.metrics(learnt)[-1][f"val/rewards/{name}"]
         assert told == pytest.approx(sum(column) / len(column), rel=1e-4)
     ppo = {**tiny_jobs.PPO, "rewards": [], "rewardModel": {"path": str(learnt / "export")}}
-    start(tiny_job(**ppo, steps={"total": 1}, checkpoint={}), output).succeed()
+    start(tiny_job(**ppo, steps={"total": 2}, checkpoint={}), output).succeed()
     *_, record = run_folders.metrics(output)
     assert record["critic/score/max"] > record["critic/score/min"]
