@@ -331,12 +331,16 @@ steps_per_generation num_mini_batches mini_batch_size | spec.algorithm.miniBatch
 num_train_epochs | spec.steps.epochs
 max_steps | spec.steps.total
 num_iterations num_ppo_epochs | spec.algorithm.epochs
-beta | spec.algorithm.kl.coefficient | with spec.algorithm.kl.in: loss (GRPO) or reward (RLOO)
+beta | spec.algorithm.kl.coefficient | with kl.in: loss (GRPO) or reward (RLOO); dpo.beta of DPO
 epsilon | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh | for both
 epsilon_high | spec.algorithm.policyLoss.clipHigh
 delta | spec.algorithm.policyLoss.dualClip
 cliprange | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh
-loss_type | spec.algorithm.lossAggregation
+loss_type | spec.algorithm.lossAggregation | spec.algorithm.dpo.lossType of DPO
+label_smoothing | spec.algorithm.dpo.labelSmoothing
+rpo_alpha | spec.algorithm.dpo.sftWeight
+precompute_ref_log_probs | not needed | the reference lives in the ranks of the policy
+center_rewards_coefficient | spec.algorithm.rewardModel.centering
 scale_rewards | spec.algorithm.grpo.normalizeByStd | where group is true, none is false
 vf_coef | not needed | the critic has an optimizer of its own, spec.critic.optimizer
 whiten_rewards reward_clip_range normalize_advantages | not yet | other normalisation
@@ -400,6 +404,11 @@ prompt_data | spec.data.train | a list of {path: FILE}
 prompt_data_probs | spec.data.train[].weight | one for each file
 input_key | spec.data.promptKey
 label_key | spec.data.answerKey
+chosen_key | spec.data.chosenKey
+rejected_key | spec.data.rejectedKey
+ipo | spec.algorithm.dpo.lossType | where true is ipo
+nll_loss_coef | spec.algorithm.dpo.sftWeight
+margin_loss | not yet | margins of pairs
 apply_chat_template | not needed | prompts that are messages go through the template
 prompt_max_len | spec.data.maxPromptTokens
 generate_max_len max_new_tokens | spec.data.maxResponseTokens
@@ -495,7 +504,9 @@ spec.algorithm.type | gspo | grpo | with policyLoss.type: gspo
 spec.algorithm.type | grpo_vectorized | grpo
 spec.algorithm.type | rloo_vectorized | rloo
 spec.algorithm.type | sft_trainer supervised | sft
-spec.algorithm.type | maxrl dpo | not yet
+spec.algorithm.type | rm bradley_terry | reward_model
+spec.algorithm.type | ipo | dpo | with dpo.lossType: ipo
+spec.algorithm.type | maxrl | not yet
 spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
 spec.algorithm.policyLoss.type | gmpo | geo_mean
 spec.algorithm.policyLoss.type | bypass_mode | bypass

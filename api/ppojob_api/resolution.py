@@ -28,7 +28,7 @@ def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
         model=_with(model, tokenizer_path=model.tokenizer_path or model.path),
         data=data,
         algorithm=_resolved_algorithm(spec),
-        rollout=spec.rollout if spec.algorithm.is_sft else _resolved_rollout(spec),
+        rollout=spec.rollout if spec.algorithm.given else _resolved_rollout(spec),
         critic=_resolved_critic(spec),
         reward_model=reward_model,
         roles=_resolved_roles(spec),
@@ -56,7 +56,7 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
         ("rollout", "dtype", policy, "float32"),
         ("reward_model", "dtype", on_gpus.get("rewardModel", policy), "float32"),
     ):
-        if name == "rollout" and spec.algorithm.is_sft:
+        if name == "rollout" and spec.algorithm.given:
             continue  # it has no effect
         section, takes_bfloat16 = getattr(spec, name), on_gpu or native_bfloat16
         if takes_bfloat16 is not None and getattr(section, field, None) == "auto":
@@ -80,7 +80,7 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
     if (rounds := algorithm.dynamic_sampling) is not None:
         per_round = rounds.prompts_per_round or algorithm.prompts_per_step
         update["dynamic_sampling"] = _with(rounds, prompts_per_round=per_round)
-    if loss.loss.options is not None and not algorithm.is_sft:
+    if loss.loss.options is not None and not algorithm.given:
         own = loss.options or loss.loss.options()
         update["policy_loss"] = _with(loss, **{loss.type: own})
     if (correction := algorithm.rollout_correction) is not None:
@@ -126,7 +126,7 @@ def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
     if roles.rollout is not None:
         update["rollout"] = _resolved_pods(roles.rollout)
     needed = (
-        ("reference", roles.reference, spec.algorithm.kl.in_ != "none"),
+        ("reference", roles.reference, spec.algorithm.has_reference),
         ("critic", roles.critic, spec.algorithm.estimator.has_critic),
         ("reward_model", roles.reward_model, spec.reward_model is not None),
     )

@@ -179,8 +179,8 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     roles, settings = [_without_model(job_name, "controller", CodePods())], spec.roles
     actor = _with_model(job_name, "actorRollout", settings.actor_rollout)
     roles.append(actor)
-    # Rows that are replayed have answers and scores already, and those of type sft need none.
-    is_given = spec.rollout.replay is not None or spec.algorithm.is_sft
+    # Rows that are replayed have answers and scores already; where answers are given none scores.
+    is_given = spec.rollout.replay is not None or spec.algorithm.given is not None
     if settings.rollout is not None and not is_given:
         roles.append(_with_model(job_name, "rollout", settings.rollout))
     is_scored = not (is_given or spec.steps.generate_only)

@@ -76,7 +76,7 @@ def _check_versions(config: RunConfig) -> Iterator[Problem]:
 
 
 def _needs_vllm(config: RunConfig) -> bool:
-    return config.spec.rollout.engine == "vllm" and not config.spec.algorithm.is_sft
+    return config.spec.rollout.engine == "vllm" and not config.spec.algorithm.given
 
 
 def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Problem]:

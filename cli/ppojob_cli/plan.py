@@ -72,8 +72,9 @@ def _role_line(role: RoleTopology) -> str:
 def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     algorithm, data = spec.algorithm, spec.data
     responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
-    if algorithm.is_sft:
-        yield f"{counted(responses, 'row')} with answers, which are learnt"
+    if algorithm.given:
+        kind = "pair" if algorithm.answers_per_row == 2 else "row"
+        yield f"{counted(responses, kind)} with answers, which are learnt"
     else:
         yield (
             f"{counted(algorithm.prompts_per_step, 'prompt')} x "
@@ -119,7 +120,7 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
         prompts = steps.total * algorithm.prompts_per_step
         responses = prompts * algorithm.samples_per_prompt
         drawn = (
-            f"{prompts} rows" if algorithm.is_sft else f"{prompts} prompts, {responses} responses"
+            f"{prompts} rows" if algorithm.given else f"{prompts} prompts, {responses} responses"
         )
         yield f"{counted(steps.total, 'step')}: {drawn}"
     else:
@@ -149,7 +150,7 @@ def _type_lines(config: RunConfig) -> Iterator[str]:
     found: list[tuple[str, str, str]] = [
         ("training.autocast", ours.training.autocast, here.training.autocast)
     ]
-    if not ours.algorithm.is_sft:
+    if not ours.algorithm.given:
         found.append(("rollout.dtype", ours.rollout.dtype, here.rollout.dtype))
     if ours.reward_model and here.reward_model:
         found.append(("rewardModel.dtype", ours.reward_model.dtype, here.reward_model.dtype))

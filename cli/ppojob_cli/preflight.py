@@ -30,7 +30,7 @@ from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import check_layouts, check_targets
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
-from ppojob_trainer.models.kinds import CRITIC, REWARD
+from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORER
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.tokenizer_fit import check_score_fit, check_tokenizer_fit
 from ppojob_trainer.pod_environment import variables_of_code
@@ -80,9 +80,9 @@ def check_inputs(config: RunConfig) -> Preflight:
     """
     spec, found = config.spec, Preflight()
     found.add([], validation.warnings(config.job()))
-    model = check_model_folder(
-        Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
-    )
+    kind = SCORER if spec.algorithm.type == "reward_model" else POLICY
+    trusted = spec.model.trust_remote_code
+    model = check_model_folder(Path(spec.model.path), kind, trust_remote_code=trusted)
     found.parameters = model.parameters
     misfits = [*_context(spec, model), *check_layouts(spec)]
     adapted: dict[str, ModelSpec | CriticSpec | None] = {"model": spec.model, "critic": spec.critic}
@@ -106,7 +106,7 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
     """Rows that may get longer than the model was made for."""
     prompt, response = spec.data.max_prompt_tokens, spec.data.max_response_tokens
     where, longest = "spec.rollout.maxModelTokens", spec.rollout.max_model_tokens
-    if spec.algorithm.is_sft:
+    if spec.algorithm.given:
         where, longest = "spec.data.maxResponseTokens", prompt + response
     limit = model.context_tokens
     if longest is None or limit is None or longest <= limit:
@@ -114,26 +114,26 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
     needed = f"maxPromptTokens {prompt} + maxResponseTokens {response}"
     yield Problem(
         where,
-        shown(response if spec.algorithm.is_sft else longest),
+        shown(response if spec.algorithm.given else longest),
         f"{needed} is to fit, and the model was made for {limit}",
-        f"at most {limit - prompt if spec.algorithm.is_sft else limit}",
+        f"at most {limit - prompt if spec.algorithm.given else limit}",
         ReasonCode.OUT_OF_RANGE,
     )
 
 
 def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int | None:
     """Tokenizer, chat template and rows; answers the largest token id where there is one."""
-    spec, is_sft = config.spec, config.spec.algorithm.is_sft
+    spec, given = config.spec, config.spec.algorithm.given
     folder = spec.model.tokenizer_path or spec.model.path
     if folder == spec.model.path and not os.path.isdir(folder):
         # That the folder is missing has been said.
-        found.add(unusable_files(spec.prompts, is_sft=is_sft))
+        found.add(unusable_files(spec.prompts, given=given))
         return None
     try:
         tools = tool_schemas(spec.agent)
         chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template, tools=tools)
     except ConfigError as problem:
-        found.add([*problem.problems, *unusable_files(spec.prompts, is_sft=is_sft)])
+        found.add([*problem.problems, *unusable_files(spec.prompts, given=given)])
         return None
     with chat:
         stops = spec.rollout.stop_token_ids
@@ -148,7 +148,7 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
             rewards=checks_of(spec),
             agents=row_agents(spec.agent),
             draw=None if spec.steps.generate_only else spec.algorithm.draw,
-            is_sft=is_sft,
+            given=given,
         )
     found.add(report.errors)
     if not report.errors and not spec.steps.generate_only:

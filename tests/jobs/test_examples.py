@@ -208,6 +208,14 @@ def test_gsm8k_sft(any_home: Path, tmp_path: Path):
     export_is_the_saved_model(tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", ["addition-dpo", "addition-reward-model"])
+def test_pairs(any_home: Path, tmp_path: Path, name: str):
+    settings = (*GIVEN, "spec.algorithm.promptsPerStep=4", "spec.optimizer.warmupSteps=0")
+    first, last = run_short(any_home, tmp_path / "run", name, *settings)
+    assert first["val/rewards/margins"] == pytest.approx(0.0, abs=1e-6)
+    assert last["train/grad_norm"] > 0
+
+
 def test_gsm8k_interaction(any_home: Path, tmp_path: Path):
     first = run_gsm8k(
         any_home, tmp_path / "run", "gsm8k-interaction", "data/gsm8k-with-user", "--with-user"

@@ -18,7 +18,7 @@ _ONLY_BETWEEN_ROLES = (
     "rpc.open_channel.",
 )
 _OF_GIVEN_ANSWERS = ("rpc.demonstrate.", "rpc.measure_loss.")
-"""Of type sft: test_sft.py of tests/jobs."""
+"""Of given answers: test_sft.py and test_preferences.py of tests/jobs."""
 _OF_AN_INDEX = ("index.",)
 """Those of `ppojob index`, whose names are loaded with the tool `search`: test_index_goes_on.py."""
 _OF_GENERATION = ("responses.",)

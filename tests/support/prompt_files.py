@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_api.v1alpha1.algorithm import GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import DataReport, check_files
@@ -79,19 +80,19 @@ class PromptFiles:
         return DataSpec.model_validate({"train": files, **settings})
 
     def report(
-        self, *paths: Path | str, batch: int = 1, is_sft: bool = False, **settings: object
+        self, *paths: Path | str, batch: int = 1, given: GivenType | None = None, **settings: object
     ) -> DataReport:
         """What the checks say of files."""
         spec, draw = self.spec(*paths, **settings), ("promptsPerStep", batch)
-        report = check_files(spec, self.chat, rewards=SumsOnly(), draw=draw, is_sft=is_sft)
+        report = check_files(spec, self.chat, rewards=SumsOnly(), draw=draw, given=given)
         assert not any("Traceback" in line or "\n" in line for line in report.errors)
         return report
 
     def errors(
-        self, *paths: Path | str, batch: int = 1, is_sft: bool = False, **settings: object
+        self, *paths: Path | str, batch: int = 1, given: GivenType | None = None, **settings: object
     ) -> list[str]:
         """The errors among that, without the folder."""
-        report = self.report(*paths, batch=batch, is_sft=is_sft, **settings)
+        report = self.report(*paths, batch=batch, given=given, **settings)
         return [line.replace(f"{self.folder}/", "") for line in report.errors]
 
     def warnings(self, *paths: Path, held_out: Path | None = None, **settings: object) -> list[str]:

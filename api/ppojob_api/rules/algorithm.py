@@ -3,7 +3,7 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, words
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, GRADIENT_OF_K2, SFT
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, GIVEN, GRADIENT_OF_K2, PAIRS
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 
@@ -16,24 +16,54 @@ ALGORITHM_RULES = rules(
     must: self.samplesPerPrompt >= 2
 
     spec.algorithm | samplesPerPrompt | OutOfRange
-        a row of type sft has one answer; 1, or remove it
-    when: self.type == '$SFT'
+        a row has its answers with type ${self.type}; 1, or remove it
+    when: self.type in $GIVEN
     must: self.samplesPerPrompt == 1
 
     spec.algorithm | $OF_RESPONSES | NoEffect | here
-        rows of type sft have their answers, which nobody scores or compares; remove it
-    when: self.type == '$SFT'
+        rows have their answers with type ${self.type}, and nothing is estimated; remove it
+    when: self.type in $GIVEN
+    must: $UNSET
+
+    spec.algorithm | lossAggregation | NoEffect | here
+        the loss is the mean over pairs with type ${self.type}; remove it
+    when: self.type in $PAIRS
+    must: $UNSET
+
+    spec | data.answerKey | NoEffect | here
+        pairs have their answers in data.chosenKey and data.rejectedKey; remove it
+    when: self.algorithm.type in $PAIRS
+    must: $UNSET
+
+    spec | data.chosenKey data.rejectedKey | NoEffect | here
+        it has no effect with another algorithm.type than $PAIR_NAMES; remove it
+    when: !(self.algorithm.type in $PAIRS)
+    must: $UNSET
+
+    spec.algorithm.dpo | labelSmoothing | NoEffect
+        it has no effect with another lossType; remove it, or lossType: sigmoid
+    when: self.lossType != 'sigmoid'
+    must: $UNSET
+
+    spec | data.applyChatTemplateKwargs | NoEffect | here
+        a reward model reads conversations by its template alone; remove it
+    when: self.algorithm.type == 'reward_model'
+    must: $UNSET
+
+    spec | model.lora | NotInThisVersion | here
+        adapters of a reward model: not in this version; remove it
+    when: self.algorithm.type == 'reward_model'
     must: $UNSET
 
     spec | $OF_ROLLOUTS | NoEffect | here
-        nothing is generated or scored with algorithm.type: sft; remove it
-    when: self.algorithm.type == '$SFT'
+        nothing is generated or scored with algorithm.type ${self.algorithm.type}; remove it
+    when: self.algorithm.type in $GIVEN
     must: $UNSET
 
     spec | steps.validateOnly steps.generateOnly | Conflict | here
-        a job of type sft generates nothing; a job of another type, with the export as its
-        model.path
-    when: self.algorithm.type == '$SFT'
+        a job generates nothing with algorithm.type ${self.algorithm.type}; a job of another type,
+        with the export as its model
+    when: self.algorithm.type in $GIVEN
     must: $UNSET
 
     spec.algorithm | dynamicSampling | Conflict
@@ -219,17 +249,27 @@ ALGORITHM_RULES = rules(
     spec | roles.reference | NoEffect
         it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
     when: has(self.roles.reference)
-    must: self.algorithm.kl.__in__ != 'none'
+    must: self.algorithm.kl.__in__ != 'none' || self.algorithm.type == 'dpo'
+
+    spec | roles.reference.colocateWith | NotInThisVersion
+        pairs that are compared with a reference in pods of its own: not in this version;
+        actorRollout
+    when: self.algorithm.type == 'dpo'
+    must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
     """,
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),
     FULL=FULL_KL,
     GRADIENT_OF_K2=words(GRADIENT_OF_K2),
+    GIVEN=words(GIVEN),
     HAVE_CRITIC=words(_HAVE_CRITIC),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling resampling overlongPenalty"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated kl",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"
     " data.dataSourceKey data.dataSource numExamine",
-    SFT=SFT,
-    WITH_OPTIONS=" ".join(to_camel(name) for name, one in ESTIMATORS.items() if one.options),
+    PAIR_NAMES=" and ".join(PAIRS),
+    PAIRS=words(PAIRS),
+    WITH_OPTIONS=" ".join(
+        to_camel(name) for name, one in (*ESTIMATORS.items(), *GIVEN.items()) if one.options
+    ),
 )

@@ -1,8 +1,8 @@
 """Pods of roles: ranks, cores, GPUs, and the prompts that ranks need."""
 
-from ppojob_api.rules.rule import either, present, rules
+from ppojob_api.rules.rule import either, present, rules, words
 from ppojob_api.shape import members
-from ppojob_api.v1alpha1.algorithm import SFT
+from ppojob_api.v1alpha1.algorithm import GIVEN
 from ppojob_api.v1alpha1.roles import RolePods
 
 MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
@@ -36,16 +36,16 @@ _PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
 _ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
 _HAS_CRITIC_PART = present(_CRITIC_PART)
-_IS_SFT = f"self.algorithm.type == '{SFT}'"
+_IS_GIVEN = f"self.algorithm.type in {words(GIVEN)}"
 _BATCHES = (
-    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS}) && !({_IS_SFT})", ""),
+    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS}) && !({_IS_GIVEN})", ""),
     (_PROMPTS, "rewardModel", _in_own_pods("rewardModel"), ""),
     (_PROMPTS, "rollout", f"has(self.roles.rollout) && has(self.{_PROMPTS})", ""),
     (_ROUND, "actorRollout", present(_ROUND), " | here"),
     (_ROUND, "rollout", f"has(self.roles.rollout) && {present(_ROUND)}", " | here"),
 )
 _TRAINED = (
-    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS}) && {_IS_SFT}", ""),
+    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS}) && {_IS_GIVEN}", ""),
     *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED[:2]),
     (_PART, "actorRollout", f"has(self.{_PART})", ""),
     (

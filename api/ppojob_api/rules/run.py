@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from ppojob_api.rules.rule import either, rules
-from ppojob_api.v1alpha1.algorithm import SFT
+from ppojob_api.rules.rule import either, rules, words
+from ppojob_api.v1alpha1.algorithm import GIVEN
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
 VALIDATION_LOSS: Final = "val/loss"
-"""What a validation of type sft measures."""
+"""What a validation of given answers measures."""
 
 # Below this the vLLM engine lifts a temperature to it in silence; the trainer refuses it too.
 LEAST_TEMPERATURE: Final = 0.01
@@ -105,10 +105,10 @@ CHECKPOINT_RULES = rules(
     must: $IS_OF_VALIDATION || self.best.metric == '$LOSS'
 
     spec | checkpoint.best.metric | Conflict | here
-        validations of algorithm.type: sft measure $LOSS, and others do not; $LOSS with sft, else a
-        name that begins with $NAMES
+        validations of given answers (algorithm.type $GIVEN_NAMES) measure $LOSS, and others do not;
+        $LOSS with these, else a name that begins with $NAMES
     when: has(self.checkpoint.best)
-    must: (self.checkpoint.best.metric == '$LOSS') == (self.algorithm.type == '$SFT')
+    must: (self.checkpoint.best.metric == '$LOSS') == (self.algorithm.type in $GIVEN)
 
     spec.checkpoint | best.mode | Conflict | here
         the least loss is the best; min
@@ -134,7 +134,8 @@ CHECKPOINT_RULES = rules(
     must: self.resume == 'auto'
     """,
     LOSS=VALIDATION_LOSS,
-    SFT=SFT,
+    GIVEN=words(GIVEN),
+    GIVEN_NAMES=", ".join(GIVEN),
     NAMES=" or ".join(VALIDATION_METRICS),
     IS_OF_VALIDATION=" || ".join(
         f"self.best.metric.startsWith('{name}')" for name in VALIDATION_METRICS

@@ -24,7 +24,8 @@ AlgorithmType = Literal[
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
 ]
-TrainingType = Literal[AlgorithmType, "sft"]
+GivenType = Literal["sft", "dpo", "reward_model"]
+TrainingType = Literal[AlgorithmType, GivenType]
 LossAggregation = Literal[
     "token_mean",
     "token_sum",
@@ -94,6 +95,35 @@ class ReinforcePlusPlusSpec(Section):
     """Discount per token. verl: algorithm.gamma, 1."""
 
 
+class DpoSpec(Section):
+    """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss of pairs."""
+
+    beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
+    """How strongly the reference holds the policy: the rewards are so many times the logarithm of
+    their ratio. TRL: beta, 0.1."""
+
+    loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    """sigmoid: -log sigmoid(margin of the rewards); hinge: what the margin lacks of 1
+    (arXiv:2305.10425); ipo: the squared distance of the margin of log ratios a token from
+    1 / (2 beta) (arXiv:2310.12036). TRL: loss_type, sigmoid."""
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """How likely a pair is the wrong way round: conservative DPO, with sigmoid alone.
+    TRL: label_smoothing, 0."""
+
+    sft_weight: Coefficient = 0.0
+    """Weight of the cross-entropy of the chosen answer, the mean over its tokens (RPO:
+    arXiv:2404.19733). TRL: rpo_alpha, none."""
+
+
+class RewardModelTrainingSpec(Section):
+    """Settings of `type: reward_model`: Bradley and Terry's loss of pairs (arXiv:2203.02155)."""
+
+    centering: Coefficient = 0.0
+    """Weight of the square of the sum of a pair's rewards, which keeps them around 0
+    (arXiv:2312.09244). TRL: center_rewards_coefficient, none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Estimator:
     """What an advantage estimator needs of a job.
@@ -132,8 +162,15 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
 
-SFT: Final = "sft"
-"""The `type` without an estimator: rows have their answers, which the policy learns to give."""
+GIVEN: Final[Mapping[GivenType, Estimator]] = {
+    "sft": Estimator(),
+    "dpo": Estimator(DpoSpec),
+    "reward_model": Estimator(RewardModelTrainingSpec),
+}
+"""Every `type` without an estimator: rows have their answers, and nothing is generated."""
+
+PAIRS: Final[tuple[GivenType, ...]] = ("dpo", "reward_model")
+"""Those whose rows have two answers, of which one was preferred."""
 
 
 class KlLossSpec(Section):
@@ -276,11 +313,12 @@ class AlgorithmSpec(Section):
     """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
 
     type: TrainingType
-    """The advantage estimator; or sft: supervised fine-tuning on rows that have their answers.
+    """The advantage estimator; or of rows that have their answers: sft, supervised fine-tuning;
+    dpo, direct preference optimization; reward_model, whose export scores the responses of others.
     verl: algorithm.adv_estimator; sft is its trainer sft_trainer."""
 
     prompts_per_step: Count
-    """Prompts drawn in each step; rows of type sft. verl: data.train_batch_size."""
+    """Prompts drawn in each step; rows, or pairs, of given answers. verl: data.train_batch_size."""
 
     samples_per_prompt: Annotated[int, Field(ge=1, le=65_536)] = 1
     """Responses of each prompt, a group. verl: rollout.n, 1."""
@@ -320,6 +358,12 @@ class AlgorithmSpec(Section):
 
     gdpo: GdpoSpec | None = None
     """Settings of type gdpo, which needs rewardKeys."""
+
+    dpo: DpoSpec | None = None
+    """Settings of type dpo."""
+
+    reward_model: RewardModelTrainingSpec | None = None
+    """Settings of type reward_model."""
 
     policy_loss: PolicyLossSpec = PolicyLossSpec()
     """The surrogate objective."""
@@ -382,14 +426,25 @@ class AlgorithmSpec(Section):
         return "dynamicSampling.promptsPerRound", sampling.prompts_per_round
 
     @property
-    def is_sft(self) -> bool:
-        """Whether rows have their answers, so that nothing is generated, scored or estimated."""
-        return self.type == SFT
+    def given(self) -> GivenType | None:
+        """The type where rows have their answers, so that nothing is generated or estimated."""
+        return next((name for name in GIVEN if name == self.type), None)
+
+    @property
+    def answers_per_row(self) -> int:
+        """Answers that a row of the data has, where it has them."""
+        return 2 if self.type in PAIRS else 1
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the policy is compared with a reference."""
+        return self.kl.in_ != "none" or self.type == "dpo"
 
     @property
     def estimator(self) -> Estimator:
         """What the job's estimator needs; nothing where there is none."""
-        return Estimator() if self.type == "sft" else ESTIMATORS[self.type]
+        every = (*ESTIMATORS.items(), *GIVEN.items())
+        return next(one for name, one in every if name == self.type)
 
     @property
     def options(self) -> Section | None:

@@ -146,6 +146,14 @@ class DataSpec(Section):
     reward_model.ground_truth, and extra_info, as verl has them. With algorithm.type: sft the answer
     that is learnt; it and promptKey may be a path into a struct: extra_info.answer."""
 
+    chosen_key: Name = "chosen"
+    """With algorithm.type: dpo or reward_model the column, or path, of the answer that was
+    preferred: text, messages, or the whole conversation, whose prompt is then what it has in common
+    with the other. OpenRLHF: chosen_key, chosen."""
+
+    rejected_key: Name = "rejected"
+    """The same of the other answer. OpenRLHF: rejected_key, rejected."""
+
     data_source_key: Name = "data_source"
     """Column that routes a row to its reward. verl: data.reward_fn_key, data_source."""
 
@@ -156,8 +164,8 @@ class DataSpec(Section):
     """Longest prompt. verl: data.max_prompt_length, 512."""
 
     max_response_tokens: Tokens = 512
-    """Longest response, its end token included; with algorithm.type: sft all that follows the first
-    prompt. verl: data.max_response_length, 512."""
+    """Longest response, its end token included; of given answers all that follows the first prompt.
+    verl: data.max_response_length, 512."""
 
     max_train_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Use only the first rows; absent: all. verl: data.train_max_samples, -1."""
@@ -177,8 +185,8 @@ class DataSpec(Section):
     overlong_prompts: Literal[
         "error", "drop", "truncate_left", "truncate_right", "truncate_middle"
     ] = "error"
-    """What happens to a prompt above maxPromptTokens; with algorithm.type: sft to an answer above
-    maxResponseTokens, too, which is cut at its end.
+    """What happens to a prompt above maxPromptTokens; also to a given answer above
+    maxResponseTokens, which is cut at its end.
     verl: data.truncation, error; data.filter_overlong_prompts is drop."""
 
     apply_chat_template_kwargs: Arguments = Field(default_factory=dict)

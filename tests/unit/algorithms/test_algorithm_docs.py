@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, SFT, AlgorithmSpec
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, GIVEN, AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import algorithms
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
@@ -71,7 +71,7 @@ def test_the_tables_hold_what_the_manifest_allows():
     assert choices(policy_loss, "type") == POLICY_LOSSES.keys()
     assert choices(kl, "estimator") == {*KL, FULL_KL}
     assert choices(AlgorithmSpec, "loss_aggregation") == set(AGGREGATIONS)
-    assert choices(AlgorithmSpec, "type") == ESTIMATORS.keys() | {SFT}
+    assert choices(AlgorithmSpec, "type") == ESTIMATORS.keys() | GIVEN.keys()
     with_critic = {name for name, estimator in ESTIMATORS.items() if estimator.has_critic}
     assert with_critic == CRITIC_ADVANTAGES.keys()
     of_probabilities = {name for name, one in ESTIMATORS.items() if one.has_sum_pi_squared}

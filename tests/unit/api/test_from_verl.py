@@ -16,6 +16,8 @@ SECTIONS = set(TRAJECTORY_SECTIONS) - {"seed"}
 # What verl has no key for.
 OURS = {
     *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
+    *("spec.data.chosenKey", "spec.data.rejectedKey"),
+    *("spec.algorithm.dpo", "spec.algorithm.rewardModel"),
     *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),
     "spec.rewards.source.configMap",
     *(f"spec.rewards.{name}" for name in ("timeLimitSeconds", "errorScore", "onError")),

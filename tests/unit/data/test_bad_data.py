@@ -260,7 +260,7 @@ ANSWERS: dict[str, object] = {
 def test_bad_answers(name: str, files: PromptFiles) -> None:
     path = files.lines("a.jsonl", {"messages": ANSWERS[name]})
     settings = {"promptKey": "messages", "maxResponseTokens": 50}
-    assert_lines(files.errors(path, is_sft=True, **settings), EXPECTED[f"answer: {name}"])
+    assert_lines(files.errors(path, given="sft", **settings), EXPECTED[f"answer: {name}"])
 
 
 PAIRS: dict[str, object] = {
@@ -273,8 +273,29 @@ PAIRS: dict[str, object] = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_bad_pairs(name: str, files: PromptFiles) -> None:
     path = files.lines("a.jsonl", PAIRS[name])
-    found = files.errors(path, is_sft=True, promptKey="q", answerKey="of.a")
+    found = files.errors(path, given="sft", promptKey="q", answerKey="of.a")
     assert_lines(found, EXPECTED[f"pair: {name}"])
+
+
+PREFERENCES: dict[str, object] = {
+    "no rejected": {"prompt": "a", "chosen": "b"},
+    "no prompt": {"chosen": "b", "rejected": "c"},
+    "empty": {"prompt": "a", "chosen": " ", "rejected": "c"},
+    "equal": {"prompt": "a", "chosen": "b", "rejected": [ANSWERED | {"content": "b"}]},
+    "nothing in common": {"chosen": [ASKED, ANSWERED], "rejected": "c"},
+    "part at the user": {
+        "chosen": [ASKED, ANSWERED, ASKED, ANSWERED],
+        "rejected": [ASKED, ANSWERED, ASKED | {"content": "b"}, ANSWERED],
+    },
+    "end of another": {"prompt": "a", "chosen": [ASKED], "rejected": "c"},
+    "text and turns": {"prompt": "a", "chosen": [ANSWERED, ASKED, ANSWERED], "rejected": "c"},
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_bad_preferences(name: str, files: PromptFiles) -> None:
+    found = files.errors(files.lines("a.jsonl", PREFERENCES[name]), given="dpo")
+    assert_lines(found, EXPECTED[f"preference: {name}"])
 
 
 def test_too_large(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,4 +353,5 @@ def test_the_report_itself_is_bounded(files: PromptFiles) -> None:
 def test_every_line_has_its_case() -> None:
     prompts = {f"prompt: {name}" for name in PROMPTS}
     prompts |= {f"answer: {name}" for name in ANSWERS} | {f"pair: {name}" for name in PAIRS}
+    prompts |= {f"preference: {name}" for name in PREFERENCES}
     assert EXPECTED.keys() == CASES.keys() | prompts | {"array: too long"} | TEMPLATES.keys()

@@ -66,7 +66,7 @@ def test_the_conversation_is_learnt(files: PromptFiles) -> None:
     talks, pairs = SETTINGS[5:]
     settings = {key: value for key, value in talks.items() if key != "train"}
     path = files.raw("talks.jsonl", ANSWERED.encode())
-    assert files.report(path, is_sft=True, **settings).train_rows == 1
+    assert files.report(path, given="sft", **settings).train_rows == 1
     assert pairs.keys() == {"train", "promptKey", "answerKey"}
 
 

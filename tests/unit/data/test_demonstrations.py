@@ -33,13 +33,13 @@ def files(tmp_path: Path) -> PromptFiles:
 def opened(files: PromptFiles, *rows: object, **settings: Any) -> PromptDataset:
     settings = {"promptKey": "messages", **settings}
     spec = files.spec(files.lines("a.jsonl", *rows), **settings)
-    return PromptDataset.open(spec.train, spec, files.chat, is_sft=True)
+    return PromptDataset.open(spec.train, spec, files.chat, given="sft")
 
 
 def told(chat: ChatTokenizer, row: PromptRow) -> list[tuple[str, bool]]:
     return [
         (chat.decode(part.tokens, skip_special_tokens=False), part.is_trained)
-        for part in row.answer
+        for part in row.answers[0]
     ]
 
 
@@ -67,7 +67,7 @@ def test_a_row_is_what_the_template_writes_of_the_whole(
     assert isinstance(text, str)
     whole = family.encode(text.replace("<think>\n\n</think>\n\n", ""))
     (prompt,) = family.encode_chats([TALK[:2]])
-    ours = [*row.token_ids, *(token for part in row.answer for token in part.tokens)]
+    ours = [*row.token_ids, *(token for part in row.answers[0] for token in part.tokens)]
     assert list(row.token_ids) == prompt
     assert ours == whole[: len(ours)]
     assert family.decode(whole[len(ours) :], skip_special_tokens=False).strip() == ""
@@ -145,7 +145,7 @@ def test_pairs(
 ) -> None:
     write = {"jsonl": files.lines, "parquet": files.table}[form]
     spec = files.spec(write(f"a.{form}", row), **settings)
-    with PromptDataset.open(spec.train, spec, files.chat, is_sft=True) as dataset:
+    with PromptDataset.open(spec.train, spec, files.chat, given="sft") as dataset:
         assert files.chat.decode(dataset[0].token_ids, skip_special_tokens=False) == prompt
         assert told(files.chat, dataset[0]) == [(answer, True)]
 
@@ -183,7 +183,7 @@ def test_what_is_learnt_is_part_of_the_digest(files: PromptFiles) -> None:
 
 def test_parts_survive_the_store(files: PromptFiles) -> None:
     with opened(files, SHORT) as dataset:
-        (part,) = dataset[0].answer
+        ((part,),) = dataset[0].answers
         assert isinstance(part, AnswerPart)
         assert isinstance(part.tokens, tuple)
 
@@ -200,7 +200,7 @@ def test_a_template_that_rewrites_turns_is_refused(
     with ChatInProcess(make_folder(template)) as chat:
         files = PromptFiles(tmp_path, chat)
         path = files.lines("a.jsonl", {"messages": TALK})
-        (error,) = files.errors(path, is_sft=True, promptKey="messages")
+        (error,) = files.errors(path, given="sft", promptKey="messages")
         assert "what the chat template writes of a turn depends on other turns" in error
         alone = files.lines("b.jsonl", {"messages": TALK[1:3]})
-        assert files.errors(alone, is_sft=True, promptKey="messages") == []
+        assert files.errors(alone, given="sft", promptKey="messages") == []

@@ -45,6 +45,17 @@ def test_without_sharing_each_row_pays_for_its_prompt():
     assert alone == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_groups_that_are_to_stay_whole_are(share: bool):
+    plan = plan_micro_batches(
+        *([[4, 4, 4], [0, 0, 1, 1, 2, 2], [9, 9, 1, 1, 1, 1]]),
+        budget=20,
+        share_prompts=share,
+        whole_groups=True,
+    )
+    assert plan == [[0, 1], [2, 3, 4, 5]]
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(0, 30), max_size=6)), max_size=8),
     st.integers(1, 80),

@@ -52,7 +52,7 @@ def experience(chat: ChatTokenizer) -> Experience:
     demonstrations = []
     for number, ((prompt, _), *answer) in enumerate(ROWS):
         parts = [Part(chat.encode(text), is_trained) for text, is_trained in answer]
-        demonstrations.append(Demonstration(number, chat.encode(prompt), parts))
+        demonstrations.append(Demonstration(number, chat.encode(prompt), [parts]))
     return demonstrated_rows(0, demonstrations).experience
 
 

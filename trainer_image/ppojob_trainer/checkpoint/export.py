@@ -54,6 +54,7 @@ def export_model(
     chat_template: str | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
+    is_scorer: bool = False,
 ) -> None:
     """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
 
@@ -69,6 +70,7 @@ def export_model(
         chat_template: the job's own template (Jinja text), in place of the tokenizer's.
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
         adapters: by the names of the weights that they change.
+        is_scorer: it has become a reward model: a classifier of texts with one label.
 
     Raises:
         StorageError: the disk refused; an older export stands.
@@ -82,7 +84,9 @@ def export_model(
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
-        durable.write_file(aside / "config.json", _config(model_folder, dtype), FILE_POINT)
+        durable.write_file(
+            aside / "config.json", _config(model_folder, dtype, is_scorer), FILE_POINT
+        )
         _copy(model_folder, aside, _MODEL_FILES)
         _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
         if chat_template is not None:
@@ -156,7 +160,7 @@ def _stored_bytes(tensor: Tensor, dtype: torch.dtype) -> int:
     return tensor.numel() * stored_dtype(tensor, dtype).itemsize
 
 
-def _config(model_folder: Path, dtype: torch.dtype) -> bytes:
+def _config(model_folder: Path, dtype: torch.dtype, is_scorer: bool) -> bytes:
     path = model_folder / "config.json"
     try:
         config = json.loads(path.read_bytes())
@@ -167,6 +171,11 @@ def _config(model_folder: Path, dtype: torch.dtype) -> bytes:
     config["dtype"] = name
     if "torch_dtype" in config:
         config["torch_dtype"] = name
+    if is_scorer:
+        names = config.get("architectures") or ["Model"]
+        family = str(names[0]).partition("For")[0]
+        config["architectures"] = [f"{family}ForSequenceClassification"]
+        config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     return _json(config)
 
 

@@ -69,6 +69,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         tokenizer_folder=_tokenizer_folder(model),
         chat_template=_chat_template(model),
         adapters=adapters,
+        is_scorer=_is_scorer(settings),
     )
     return found.progress.step
 
@@ -80,6 +81,13 @@ def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
     except ValidationError:
         why = "it says nothing of a model that this version knows"
         raise DamagedCheckpoint(f"{checkpoint.name}/{CONFIG_NAME}", why) from None
+
+
+def _is_scorer(settings: Mapping[str, Json]) -> bool:
+    """Whether a reward model was trained."""
+    spec = settings.get("spec")
+    algorithm = spec.get("algorithm") if isinstance(spec, dict) else None
+    return isinstance(algorithm, dict) and algorithm.get("type") == "reward_model"
 
 
 def _tokenizer_folder(model: ModelSpec) -> Path | None:

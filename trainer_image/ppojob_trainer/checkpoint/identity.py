@@ -10,7 +10,7 @@ from typing import Final
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.shape import members_at
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.manifest import Manifest
@@ -24,7 +24,10 @@ _SOURCES: Final = {
     "spec.data.seed": {"spec.seed"},
     "spec.algorithm.miniBatchPrompts": {"spec.algorithm.promptsPerStep"},
     "spec.algorithm.dynamicSampling.promptsPerRound": {"spec.algorithm.promptsPerStep"},
-    **{f"spec.algorithm.{to_camel(name)}": {"spec.algorithm.type"} for name in ESTIMATORS},
+    **{
+        f"spec.algorithm.{to_camel(name)}": {"spec.algorithm.type"}
+        for name in (*ESTIMATORS, *GIVEN)
+    },
     **{
         f"spec.algorithm.policyLoss.{to_camel(name)}": {"spec.algorithm.policyLoss.type"}
         for name in LOSSES

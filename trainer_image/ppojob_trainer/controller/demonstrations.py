@@ -1,4 +1,4 @@
-"""The stages of supervised fine-tuning: rows with their answers go to the ranks that train on them.
+"""The stages of given answers: rows with their answers go to the ranks that train on them.
 
 Nothing is generated or scored, and rows follow from the data alone, so that none is kept on the
 disk.
@@ -31,11 +31,13 @@ class Demonstrations:
     Attributes:
         actor: the role whose ranks own the rows.
         rows_per_step: rows of a batch, of a validation at one time as well.
+        answers: those of a row, each of which is a row of the batch.
     """
 
     roles: Roles
     actor: RoleGroup
     rows_per_step: int
+    answers: int
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Have the rows of a step owned; the same for a step that is begun again."""
@@ -46,7 +48,7 @@ class Demonstrations:
         return Rows(batch, is_kept=True)
 
     def loss(self, held_out: PromptDataset, step: int) -> dict[str, float]:
-        """The mean loss of a trained token of the held-out rows, with a step's weights."""
+        """The mean loss of the held-out rows, and what goes with it, with a step's weights."""
         measured = []
         for first in range(0, len(held_out), self.rows_per_step):
             last = min(first + self.rows_per_step, len(held_out))
@@ -61,10 +63,14 @@ class Demonstrations:
         return Batch(
             purpose,
             prompts,
-            samples=1,
+            samples=self.answers,
             owners=len(self.actor.ranks),
-            lengths=[sum(len(part.tokens) for part in row.answer) for row in prompts],
-            truncated=[False] * len(prompts),
+            lengths=[
+                sum(len(part.tokens) for part in answer)
+                for row in prompts
+                for answer in row.answers
+            ],
+            truncated=[False] * len(prompts) * self.answers,
         )
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
@@ -76,7 +82,10 @@ class Demonstrations:
                 Demonstration(
                     row.index,
                     list(row.token_ids),
-                    [Part(list(part.tokens), part.is_trained) for part in row.answer],
+                    [
+                        [Part(list(part.tokens), part.is_trained) for part in answer]
+                        for answer in row.answers
+                    ],
                 )
                 for row in batch.prompts[first:last]
             ]

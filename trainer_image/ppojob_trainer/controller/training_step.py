@@ -205,7 +205,7 @@ class TrainingStep:
             if not rows.is_kept:
                 self.stages.keep(batch, step)
         advantaged = None
-        if not self.spec.algorithm.is_sft:
+        if self.spec.algorithm.given is None:
             with timer("adv"):
                 advantaged = self._advantages(batch, greedy, step, coefficients.kl, dropped)
         coefficients = self._with_bonus(coefficients, before)

@@ -96,8 +96,9 @@ def build_loop(
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
     source: BatchSource | Demonstrations = batch_source(spec, stages, total_steps, train, order)
-    if spec.algorithm.is_sft:
-        source = Demonstrations(roles, hosts["actorRollout"], spec.algorithm.prompts_per_step)
+    if spec.algorithm.given is not None:
+        size, answers = spec.algorithm.prompts_per_step, spec.algorithm.answers_per_row
+        source = Demonstrations(roles, hosts["actorRollout"], size, answers)
     training = _training_step(spec, stages, hosts, channels, source)
 
     def tell_saved(step: int) -> None:
@@ -224,7 +225,7 @@ def open_prompts(
                 rewards=rewards,
                 agents=agents,
                 max_rows=max_rows,
-                is_sft=spec.algorithm.is_sft,
+                given=spec.algorithm.given,
             )
         )
         for warning in dataset.warnings:
@@ -318,12 +319,10 @@ def _training_step(
 
 def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:
     passes = list[ForwardPass]()
-    if spec.algorithm.is_sft:
-        return ()
-    if needs_old_logprobs(spec.algorithm):
+    if spec.algorithm.given is None and needs_old_logprobs(spec.algorithm):
         actor = hosts["actorRollout"]
         passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
-    if spec.algorithm.kl.has_estimate:
+    if spec.algorithm.kl.has_estimate or spec.algorithm.type == "dpo":
         passes.append(ForwardPass("reference", hosts["reference"], "ref_logprobs", "ref"))
     if spec.critic is not None:
         passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))

@@ -40,6 +40,7 @@ class ChatTokenizer(Closeable):
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
+        pad_token_id: padding of the model; None where its config.json has none.
 
     Raises:
         ConfigError: files are missing or damaged.
@@ -70,6 +71,7 @@ class ChatTokenizer(Closeable):
                 files.chat_template, files.template_file, time.time() if began is None else began
             )
         self.eos_token_ids = files.end_token_ids
+        self.pad_token_id = files.pad_token_id
 
     @property
     def digest(self) -> str:
@@ -208,6 +210,17 @@ class ChatTokenizer(Closeable):
         """End the child. The tokenizer can still be used; a new child starts when needed."""
         if self._renderer is not None:
             self._renderer.close()
+
+
+def up_to_padding(ids: Sequence[int], pad_token_id: int | None) -> list[int]:
+    """A text up to the token that a reward model scores: the last that is no padding.
+
+    As in transformers, also where padding is an end token of the template.
+    """
+    end = len(ids)
+    while end > 1 and ids[end - 1] == pad_token_id:
+        end -= 1
+    return list(ids[:end])
 
 
 def tool_name(tool: Mapping[str, Json]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ppojob_api.v1alpha1.algorithm import GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.file_checks import open_files
@@ -36,17 +37,17 @@ def check_files(
     rewards: RewardChecks | None,
     agents: RowAgents | None = None,
     draw: tuple[str, int] | None,
-    is_sft: bool = False,
+    given: GivenType | None = None,
 ) -> DataReport:
     """Read training and validation data once, row by row, in bounded memory.
 
     `draw` is the field of `spec.algorithm` that says how many prompts are drawn at once, and how
     many; None where all are answered once. For the rest see `PromptDataset.open`.
     """
-    train = Scan(spec, chat, rewards, agents, spec.max_train_rows, is_sft=is_sft)
+    train = Scan(spec, chat, rewards, agents, spec.max_train_rows, given=given)
     train.read(spec.train)
     held_out = spec.of_validation
-    validation = Scan(held_out, chat, rewards, agents, spec.max_validation_rows, is_sft=is_sft)
+    validation = Scan(held_out, chat, rewards, agents, spec.max_validation_rows, given=given)
     if spec.validation:
         validation.read(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
@@ -68,11 +69,11 @@ def check_files(
     return DataReport(errors, warnings, train.kept, text_prompt=next(iter(places), ""))
 
 
-def unusable_files(spec: DataSpec, *, is_sft: bool = False) -> list[str]:
+def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[str]:
     """Say which files cannot be opened, where no tokenizer is there to check rows with."""
     problems = []
     for file in (*spec.train, *spec.validation):
-        for opened in open_files(file, spec, is_sft=is_sft):
+        for opened in open_files(file, spec, given=given):
             if isinstance(opened, DataProblem):
                 problems.append(str(opened))
             else:

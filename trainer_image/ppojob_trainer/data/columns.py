@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from ppojob_api.problem import ABSENT, shown
+from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import DataProblem
@@ -31,22 +32,25 @@ COLUMNS_ALLOWED = (
 )
 
 
-def required_columns(spec: DataSpec, *, is_sft: bool = False) -> tuple[str, ...]:
+def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple[str, ...]:
     """Columns that every file of a job must have."""
-    if is_sft:
+    if given is not None:
         keys = (spec.prompt_key, *((spec.answer_key,) if spec.answer_key else ()))
+        if given in PAIRS:  # whose conversations may begin with the prompt
+            keys = (spec.chosen_key, spec.rejected_key)
         return tuple(dict.fromkeys(key.partition(".")[0] for key in keys))
     source = (spec.data_source_key,) if spec.data_source is None else ()
     return (spec.prompt_key, *source, *((spec.answer_key,) if spec.answer_key else ()))
 
 
 def read_columns(
-    spec: DataSpec, *, has_agents: bool = False, is_sft: bool = False
+    spec: DataSpec, *, has_agents: bool = False, given: GivenType | None = None
 ) -> tuple[str, ...] | None:
     """Columns that are read of a job's files; None for all."""
     ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
-    if is_sft:
-        return tuple(dict.fromkeys([*required_columns(spec, is_sft=True), *ordering]))
+    if given is not None:
+        prompt = spec.prompt_key.partition(".")[0]
+        return tuple(dict.fromkeys([prompt, *required_columns(spec, given=given), *ordering]))
     if spec.answer_key:
         return None
     names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]

@@ -6,6 +6,7 @@ from typing import Self
 
 import msgspec
 
+from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.order import Mixture, PromptOrder, mixture_problems
@@ -51,7 +52,7 @@ class PromptDataset(PromptStore):
         max_rows: int | None = None,
         rewards: RewardChecks | None = None,
         agents: RowAgents | None = None,
-        is_sft: bool = False,
+        given: GivenType | None = None,
     ) -> Self:
         """Check every row of the files and open them as one data set.
 
@@ -64,7 +65,7 @@ class PromptDataset(PromptStore):
                 every seed.
             rewards: what the reward side can score; None for no check of it.
             agents: who answers in rows that are conversations; None where no row is one.
-            is_sft: whether rows have their answers, which are learnt.
+            given: the type of the job where rows have their answers, which are learnt.
 
         Raises:
             ConfigError: with every problem, one line each.
@@ -72,7 +73,7 @@ class PromptDataset(PromptStore):
         """
         dataset = cls()
         try:
-            scan = Scan(data_spec, chat, rewards, agents, max_rows, store=dataset, is_sft=is_sft)
+            scan = Scan(data_spec, chat, rewards, agents, max_rows, store=dataset, given=given)
             scan.read(files)
             if scan.errors:
                 raise ConfigError(scan.errors.lines())
@@ -115,8 +116,10 @@ class PromptDataset(PromptStore):
 def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTokenizer) -> str:
     settings = spec.model_dump(mode="json", include=_IN_DIGEST)
     settings |= spec.model_dump(mode="json", include=_IN_DIGEST_IF_SET, exclude_defaults=True)
-    if scan.is_sft:
+    if scan.given:
         settings |= {"answers": "learnt", "max_response_tokens": spec.max_response_tokens}
+    if scan.given in PAIRS:
+        settings |= {"answers": scan.given, "pair": [spec.chosen_key, spec.rejected_key]}
     limits = [file.max_rows for file in files]
     if any(limit is not None for limit in limits):
         settings["max_rows"] = limits

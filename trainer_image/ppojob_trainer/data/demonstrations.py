@@ -35,7 +35,9 @@ LOSS_MASK = "loss_mask"
 _CALLS = "tool_calls"
 
 
-def read_demonstration(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Message]]:
+def read_demonstration(
+    row: Row, spec: DataSpec
+) -> tuple[PromptRow, float, list[Sequence[Message]]]:
     """Read a row with its answer: the prompt, its difficulty, and the messages from the answer on.
 
     Raises:
@@ -50,11 +52,20 @@ def read_demonstration(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list
         messages: list[Message] = [{"role": ASSISTANT, "content": answer}]
     else:
         prompt, messages = _parted(cell_of(row, spec.prompt_key), spec.prompt_key)
+    return *given_row(row, prompt, spec), [messages]
+
+
+def given_row(row: Row, prompt: Prompt, spec: DataSpec) -> tuple[PromptRow, float]:
+    """A prompt whose answers are given, and its difficulty.
+
+    Raises:
+        BadCell: a curriculum asks for a difficulty that is not there.
+    """
     difficulty = 0.0
     if spec.curriculum is not None:
         info = mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
         difficulty = difficulty_of(row, info, spec.curriculum.key)
-    return PromptRow(-1, (), prompt, "", None, {}), difficulty, messages
+    return PromptRow(-1, (), prompt, "", None, {}), difficulty
 
 
 def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
@@ -64,7 +75,7 @@ def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
         raise BadCell(column, shown(cell), why, allowed)
     messages = conversation(cell, column)
     for index, message in enumerate(messages):
-        _check(message, messages[index - 1] if index else None, f"{column}[{index}]")
+        check_message(message, messages[index - 1] if index else None, f"{column}[{index}]")
     first = next((i for i, m in enumerate(messages) if m["role"] == ASSISTANT), None)
     if first is None:
         roles = ", ".join(str(message["role"]) for message in messages)
@@ -73,8 +84,12 @@ def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
     return messages[:first], list(messages[first:])
 
 
-def _check(message: Message, before: Message | None, place: str) -> None:
-    """Refuse what no rollout could have made, or nobody learns."""
+def check_message(message: Message, before: Message | None, place: str) -> None:
+    """Refuse what no rollout could have made, or nobody learns.
+
+    Raises:
+        BadCell: it is such a message.
+    """
     is_assistant = message["role"] == ASSISTANT
     if is_assistant and (before is None or before["role"] == ASSISTANT):
         got = f"{ASSISTANT} {'first' if before is None else 'twice in a row'}"
@@ -109,13 +124,24 @@ class Demonstrations:
         self._template = TurnTemplate(chat, spec.apply_chat_template_kwargs)
         self._is_checked = False
 
-    def answer(self, prompt: Prompt, messages: Sequence[Message]) -> list[AnswerPart]:
-        """The tokens behind a prompt, by who wrote them; what nobody answers is left out.
+    def tokens(
+        self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]]
+    ) -> tuple[list[int], list[list[AnswerPart]]]:
+        """The ids of the prompt, and those of each answer by who wrote them.
+
+        What nobody answers is left out.
 
         Raises:
             BadChatTemplate: the template has no such turns, or writes a turn in another way
                 where others follow.
         """
+        return ids, [self._answer(prompt, messages) for messages in answers]
+
+    def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
+        """What is learnt of the first `limit` tokens of an answer; none where nothing is."""
+        return learnt(answer, limit)
+
+    def _answer(self, prompt: Prompt, messages: Sequence[Message]) -> list[AnswerPart]:
         if isinstance(prompt, str):
             (said,) = messages
             end = self._chat.eos_token_ids[:1]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_api.v1alpha1.algorithm import GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.columns import COLUMNS_ALLOWED, read_columns, required_columns
 from ppojob_trainer.data.formats import ParquetRows, RowFile, open_json
@@ -55,15 +56,15 @@ def _files_of(path: str, form: str) -> list[str] | DataProblem:
 
 
 def open_files(
-    file: DataFile, spec: DataSpec, *, has_agents: bool = False, is_sft: bool = False
+    file: DataFile, spec: DataSpec, *, has_agents: bool = False, given: GivenType | None = None
 ) -> Iterator[RowFile | DataProblem]:
     """Open the files that an entry of a job means, or say why they cannot be used."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths
         return
-    columns = read_columns(spec, has_agents=has_agents, is_sft=is_sft)
-    required = required_columns(spec, is_sft=is_sft)
+    columns = read_columns(spec, has_agents=has_agents, given=given)
+    required = required_columns(spec, given=given)
     for path in paths:
         yield open_row_file(path, columns, required, file)
 

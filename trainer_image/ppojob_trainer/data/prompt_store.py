@@ -39,7 +39,8 @@ class PromptRow:
         ground_truth: what the reward compares with; None where the row has none.
         extra_info: other data of the row, for its reward and its tools.
         agent: who answers in it; empty where rows are no conversations.
-        answer: what the policy learns to answer; empty where it gives an answer of its own.
+        answers: what the policy learns to answer, of two the better one first; empty where it
+            gives an answer of its own.
     """
 
     index: int
@@ -49,7 +50,7 @@ class PromptRow:
     ground_truth: Json
     extra_info: Mapping[str, Json]
     agent: str = ""
-    answer: tuple[AnswerPart, ...] = ()
+    answers: tuple[tuple[AnswerPart, ...], ...] = ()
 
 
 class PromptStore(Closeable):
@@ -78,7 +79,7 @@ class PromptStore(Closeable):
         """
         assert row.index == len(self), "rows are numbered in their order"
         told = row.data_source, row.ground_truth, row.extra_info, row.agent
-        kept = [row.token_ids, row.prompt, *told, row.answer]
+        kept = [row.token_ids, row.prompt, *told, row.answers]
         text = json.dumps(kept, separators=(",", ":")).encode()
         try:
             self._file.write(text)
@@ -101,9 +102,12 @@ class PromptStore(Closeable):
             kept: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, prompt, source, truth, info, agent, answer = kept
-        parts = tuple(AnswerPart(tuple(tokens), trained) for tokens, trained in answer)
-        return PromptRow(index, tuple(token_ids), prompt, source, truth, info, agent, parts)
+        token_ids, prompt, source, truth, info, agent, given = kept
+        answers = tuple(
+            tuple(AnswerPart(tuple(tokens), trained) for tokens, trained in parts)
+            for parts in given
+        )
+        return PromptRow(index, tuple(token_ids), prompt, source, truth, info, agent, answers)
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Several rows, in the order of their numbers as given."""

@@ -6,17 +6,18 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
 from ppojob_trainer.data.columns import BadCell, read_row
 from ppojob_trainer.data.demonstrations import (
     Demonstrations,
     Message,
-    learnt,
     read_demonstration,
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
+from ppojob_trainer.data.preferences import ScoredAnswers, read_pair
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
 from ppojob_trainer.data.row_checks import (
@@ -41,14 +42,14 @@ class _Candidate:
     """A readable row on its way through the tokenizer.
 
     Attributes:
-        messages: the answer that is learnt, from the first turn of the assistant on.
+        answers: those that are learnt, each from its first turn of the assistant on.
         entry: of the list of files in the specification.
         number: of the row in all files together.
     """
 
     row: PromptRow
     difficulty: float
-    messages: Sequence[Message]
+    answers: Sequence[Sequence[Message]]
     entry: int
     number: int
     path: str
@@ -68,7 +69,7 @@ class Scan:
         digests: SHA-256 of what each file's rows are made of, in hex.
         kept: rows to draw from; ``kept_of`` has those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
-        is_sft: whether rows have their answers, which are learnt.
+        given: the type of the job where rows have their answers, which are learnt.
         dropped: rows left out as too long; ``untrained`` are rows of which nothing is learnt.
         prompt_kind: "text" or "messages", as the first readable row has it, at ``prompt_place``.
         prompt_keys: eight-byte digest of every prompt seen.
@@ -82,7 +83,7 @@ class Scan:
     agents: RowAgents | None
     max_rows: int | None
     store: PromptStore | None = None
-    is_sft: bool = False
+    given: GivenType | None = None
     files: list[RowFile] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     kept: int = 0
@@ -98,12 +99,15 @@ class Scan:
     key_rows: "array[int]" = field(default_factory=lambda: array("q"))
     prompt_kind: str = ""
     prompt_place: str = ""
-    _demonstrations: Demonstrations | None = None
+    _answers: Demonstrations | ScoredAnswers | None = None
 
     def __post_init__(self) -> None:
-        if self.is_sft:
+        if self.given is not None:
             self.rewards = None  # nothing is scored
-            self._demonstrations = Demonstrations(self.chat, self.spec)
+            is_scored = self.given == "reward_model"
+            self._answers = (
+                ScoredAnswers(self.chat) if is_scored else Demonstrations(self.chat, self.spec)
+            )
 
     def read(self, files: Sequence[DataFile]) -> None:
         """Read every row once.
@@ -127,11 +131,11 @@ class Scan:
     def _tell_left_out(self) -> None:
         """Tell how many rows are not drawn from, and refuse data of which none is."""
         most = f"maxPromptTokens {self.spec.max_prompt_tokens}"
-        if self.is_sft:
+        if self.given:
             most += f" or maxResponseTokens {self.spec.max_response_tokens}"
         dropped = f"{self.dropped} of {self.total} rows"
         if not self.errors and not self.kept and not self.untrained:
-            why = f"no {'row' if self.is_sft else 'prompt'} is within {most}"
+            why = f"no {'row' if self.given else 'prompt'} is within {most}"
             allowed = "a larger maxPromptTokens, or overlongPrompts: truncate_left"
             self.errors.add(DataProblem("spec.data", f"{dropped} dropped", why, allowed))
         elif self.dropped:
@@ -171,7 +175,7 @@ class Scan:
 
     def _open(self, data_file: DataFile) -> list[RowFile]:
         found, has_agents = [], self.agents is not None
-        for opened in open_files(data_file, self.spec, has_agents=has_agents, is_sft=self.is_sft):
+        for opened in open_files(data_file, self.spec, has_agents=has_agents, given=self.given):
             if isinstance(opened, DataProblem):
                 self.errors.add(opened)
             else:
@@ -191,18 +195,20 @@ class Scan:
                 self.errors.add(cells, file=file.path)
                 continue
             try:
-                row, difficulty, messages = self._read(cells)
+                row, difficulty, answers = self._read(cells)
             except BadCell as bad:
                 _add(self.errors, bad.problem, file.path, place)
                 continue
             number = first + in_file
-            yield _Candidate(row, difficulty, messages, entry, number, file.path, place)
+            yield _Candidate(row, difficulty, answers, entry, number, file.path, place)
         if file.num_rows == 0:
             why, allowed = "there is nothing to draw from", "at least one row"
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
 
-    def _read(self, cells: Row) -> tuple[PromptRow, float, Sequence[Message]]:
-        if self.is_sft:
+    def _read(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
+        if self.given in PAIRS:
+            return read_pair(cells, self.spec)
+        if self.given is not None:
             return read_demonstration(cells, self.spec)
         row, difficulty = read_row(cells, self.spec, has_agents=self.agents is not None)
         return row, difficulty, ()
@@ -221,10 +227,11 @@ class Scan:
             try:
                 if isinstance(ids, BadChatTemplate):
                     raise ids
-                answer: Sequence[AnswerPart] = ()
-                if self._demonstrations is not None:
-                    answer = self._demonstrations.answer(candidate.row.prompt, candidate.messages)
-                self._keep_or_drop(candidate, ids, answer)
+                answers: Sequence[Sequence[AnswerPart]] = ()
+                if self._answers is not None:
+                    given = candidate.row.prompt, ids, candidate.answers
+                    ids, answers = self._answers.tokens(*given)
+                self._keep_or_drop(candidate, ids, answers)
             except BadChatTemplate as refused:
                 if not refused.refusal:
                     raise  # it is no matter of this row
@@ -244,10 +251,10 @@ class Scan:
         """What the rows before it, rewards, tools and tokenizer say of a row."""
         row = candidate.row
         tools = tuple(map(tool_name, self._tools(row)))
-        may_need_truth = self.rewards is None and not self.is_sft
+        may_need_truth = self.rewards is None and not self.given
         whole = row.prompt
         if not isinstance(whole, str):
-            whole = [*whole, *map(dict, candidate.messages)]
+            whole = [*whole, *(dict(said) for answer in candidate.answers for said in answer)]
         found = (
             (self.errors, self._other_kind(candidate)),
             (self.errors, unrewarded(row, self.rewards, self.spec)),
@@ -280,11 +287,11 @@ class Scan:
         self.row_keys.append(0 if index is None else _key([row.data_source, split, index]))
 
     def _keep_or_drop(
-        self, candidate: _Candidate, ids: list[int], answer: Sequence[AnswerPart]
+        self, candidate: _Candidate, ids: list[int], answers: Sequence[Sequence[AnswerPart]]
     ) -> None:
         limit, policy = self.spec.max_prompt_tokens, self.spec.overlong_prompts
         longest = self.spec.max_response_tokens
-        answered = sum(len(part.tokens) for part in answer)
+        answered = max((sum(len(part.tokens) for part in one) for one in answers), default=0)
         if policy == "drop" and (len(ids) > limit or answered > longest):
             self.dropped += 1
             return
@@ -309,14 +316,17 @@ class Scan:
             problem = DataProblem(self.spec.prompt_key, *bad)
             _add(self.errors, problem, candidate.path, candidate.place)
             return
-        row, kept = candidate.row, learnt(answer, longest)
-        if self.is_sft and not kept:
-            self.untrained += 1
-            return
+        row = candidate.row
+        kept: tuple[tuple[AnswerPart, ...], ...] = ()
+        if self._answers is not None:
+            kept = tuple(self._answers.kept(answer, longest) for answer in answers)
+            if not all(kept) or len({*kept}) < len(kept):
+                self.untrained += 1
+                return
         if self.store is not None:
             agent = self.agents.name(row) if self.agents is not None else ""
             cut = truncate(ids, limit, policy)
-            row = replace(row, index=self.kept, token_ids=cut, agent=agent, answer=kept)
+            row = replace(row, index=self.kept, token_ids=cut, agent=agent, answers=kept)
             self.store.append(row)
         self.kept += 1
         self.kept_of[candidate.entry] += 1

@@ -30,6 +30,8 @@ class TokenizerFiles(NamedTuple):
     """Where the template's source came from, or would."""
     end_token_ids: tuple[int, ...]
     """Tokens that end a response, the tokenizer's own first."""
+    pad_token_id: int | None
+    """Padding as the model's config.json has it."""
 
 
 def read_tokenizer_files(
@@ -46,7 +48,9 @@ def read_tokenizer_files(
     _add_missing_tokens(tokenizer, config, special_tokens)
     template = _chat_template(config, tokenizer_folder, template_path)
     end_token_ids = _end_token_ids(tokenizer, special_tokens, model_folder)
-    return TokenizerFiles(tokenizer, special_tokens, *template, end_token_ids)
+    pad = _read_object(model_folder / "config.json").get("pad_token_id")
+    pad_token_id = pad if isinstance(pad, int) else None
+    return TokenizerFiles(tokenizer, special_tokens, *template, end_token_ids, pad_token_id)
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

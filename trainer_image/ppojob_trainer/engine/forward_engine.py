@@ -101,7 +101,14 @@ class ForwardEngine:
             tokens=tokens,
         )
 
-    def _passes(self, experience: Experience, rows: Tensor, *, at_least: int = 0) -> list[Tensor]:
+    def _passes(
+        self,
+        experience: Experience,
+        rows: Tensor,
+        *,
+        at_least: int = 0,
+        whole_groups: bool = False,
+    ) -> list[Tensor]:
         """Row numbers of each micro-batch out of `rows`, as many on every rank: empty at the end.
 
         A forward or backward pass of a cut model needs all ranks.
@@ -112,6 +119,7 @@ class ForwardEngine:
             experience.lengths[rows].tolist(),
             budget=self._training.micro_batch_tokens * self._sequence.size,
             share_prompts=self._training.share_prompts,
+            whole_groups=whole_groups,
         )
         count = largest_over_ranks(self._world, max(at_least, len(plan)))
         plan += [[] for _ in range(count - len(plan))]

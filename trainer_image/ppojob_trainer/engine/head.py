@@ -63,7 +63,7 @@ class PolicyHead:
     @classmethod
     def of_updates(cls, spec: PPOJobSpec) -> PolicyHead:
         """What updates ask of the policy."""
-        if spec.algorithm.is_sft:
+        if spec.algorithm.given:
             return cls.of(spec, "none")
         return cls.of(spec, "gradient" if spec.algorithm.has_entropy_bonus else "value")
 

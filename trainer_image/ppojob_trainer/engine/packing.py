@@ -11,13 +11,15 @@ def plan_micro_batches(
     *,
     budget: int,
     share_prompts: bool = True,
+    whole_groups: bool = False,
 ) -> list[list[int]]:
     """Cut rows into micro-batches of at most `budget` tokens.
 
     The rows of a group stay together so that its prompt is computed once; a group above the budget
-    is split into runs of its rows, each of which computes the prompt again. A single row above the
-    budget goes alone. Of all cuts with the fewest micro-batches in this order, the one with the
-    smallest largest micro-batch is taken, so that none is left nearly empty.
+    is split into runs of its rows, each of which computes the prompt again, or with `whole_groups`
+    goes alone. A single row above the budget goes alone. Of all cuts with the fewest micro-batches
+    in this order, the one with the smallest largest micro-batch is taken, so that none is left
+    nearly empty.
 
     The budget includes prompts: a shared one counts once for the rows of its group in a
     micro-batch, else once a row.
@@ -35,13 +37,15 @@ def plan_micro_batches(
         for group, rows in groupby(order, key=lambda row: row_groups[row])
     ]
     if not share_prompts:
-        groups = [(0, [(row, prompt + length)]) for prompt, rows in groups for row, length in rows]
-    plan = _fill(groups, budget)
+        groups = [(0, [(row, prompt + length) for row, length in rows]) for prompt, rows in groups]
+        if not whole_groups:
+            groups = [(0, [row]) for _, rows in groups for row in rows]
+    plan = _fill(groups, budget, whole_groups)
     sizes = (prompt + sum(length for _, length in rows) for prompt, rows in groups)
     low, high = max((size for size in sizes if size <= budget), default=1), budget
     while low < high:
         middle = (low + high) // 2
-        candidate = _fill(groups, middle)
+        candidate = _fill(groups, middle, whole_groups)
         if len(candidate) == len(plan):
             plan, high = candidate, middle
         else:
@@ -52,7 +56,7 @@ def plan_micro_batches(
 _Group = tuple[int, list[tuple[int, int]]]
 
 
-def _fill(groups: list[_Group], budget: int) -> list[list[int]]:
+def _fill(groups: list[_Group], budget: int, whole_groups: bool) -> list[list[int]]:
     """Fill micro-batches one after the other: the fewest that keep the order."""
     batches: list[list[int]] = []
     room = -1
@@ -61,6 +65,10 @@ def _fill(groups: list[_Group], budget: int) -> list[list[int]]:
         if whole <= room:
             batches[-1].extend(row for row, _ in rows)
             room -= whole
+            continue
+        if whole_groups:
+            batches.append([row for row, _ in rows])
+            room = budget - whole
             continue
         room = -1
         for row, length in rows:

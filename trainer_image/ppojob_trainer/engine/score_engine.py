@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
-from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.chat import ChatTokenizer, up_to_padding
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.engine.forward_engine import ForwardEngine, as_prompts
 from ppojob_trainer.engine.head import ValueHead
@@ -117,7 +117,4 @@ class ScoreEngine:
                 f"rewardModel: answer {number}: got no token: prompt and response are empty; "
                 "a prompt that is not empty"
             )
-        end = len(kept)
-        while end > 1 and kept[end - 1] == self._pad:
-            end -= 1
-        return kept[:end]
+        return up_to_padding(kept, self._pad)

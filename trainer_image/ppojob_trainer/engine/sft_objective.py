@@ -11,9 +11,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_trainer.algorithms.masked import row_count
+from ppojob_trainer.algorithms.masked import masked_sum, row_count
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -43,3 +44,8 @@ class SftObjective:
         """The loss of a micro-batch."""
         loss = self.aggregation(-outputs[0], rows, denominators)
         return LossParts(loss, {"train/loss": loss.item()}, tokens=int(rows.mask.sum()))
+
+    def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
+        """The cross-entropy of held-out rows, a token."""
+        sums = {"val/loss": masked_sum(-outputs[0], rows.mask).item()}
+        return PassStatistics(token_sums=sums, tokens=int(rows.mask.sum()))

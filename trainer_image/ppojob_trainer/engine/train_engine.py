@@ -18,6 +18,7 @@ from ppojob_trainer.engine.optimizer import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
+from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.value_objective import ValueObjective
@@ -27,7 +28,7 @@ from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
-Objective = PolicyObjective | ValueObjective | SftObjective
+Objective = PolicyObjective | ValueObjective | SftObjective | PairObjective
 
 HeadOf = Callable[[Experience], Head]
 """Makes the head of a micro-batch, from what another model computes of it."""
@@ -95,7 +96,8 @@ class TrainEngine(ForwardEngine):
         if self._training.skip_zero_gradient_groups:
             rows = objective.rows_with_gradient(experience)
         self._clear_gradients()
-        passes = self._passes(experience, rows)
+        whole_groups = isinstance(objective, PairObjective)
+        passes = self._passes(experience, rows, whole_groups=whole_groups)
         parts = []
         for i, chosen in enumerate(passes):
             reduce_gradients(self.model, is_last=i == len(passes) - 1)

@@ -181,7 +181,13 @@ training/filter_groups/discarded_surplus_samples | prompts | prompts with signal
 training/filter_groups/wasted_share | share | of the prompts that were answered, those left out
 training/resampling/distinct_share | share | of the responses, those that resampling has drawn at
     least once
-train/loss | 1 | loss of type sft: cross-entropy of the trained tokens as lossAggregation adds it up
+train/loss | 1 | loss of given answers: with sft cross-entropy of the trained tokens as
+    lossAggregation adds it up, else the mean loss of a pair
+train/rewards/chosen | reward | mean reward of the chosen answers: with dpo beta times their log
+    ratio to the reference, else what the reward model says
+train/rewards/rejected | reward | the same of the rejected answers
+train/rewards/margins | reward | by how much the chosen are above the rejected
+train/rewards/accuracies | share | pairs whose chosen answer has the larger reward
 train/skipped | share | its optimizer steps left out, their gradient not finite
 train/grad_norm | 1 | norm of its gradient before clipping
 train/lr | 1 | its learning rate in the last optimizer step
@@ -255,8 +261,12 @@ rpc/sent_bytes | bytes | sent by the controller with its work for others since t
     ppojob_rpc_sent_bytes_total counter
 rpc/received_bytes | bytes | received by the controller in answers to it |
     ppojob_rpc_received_bytes_total counter
-val/loss | nats a token | cross-entropy of the held-out answers with type sft, mean over trained
-    tokens
+val/loss | 1 | loss of the held-out answers: with sft cross-entropy, mean over trained tokens, else
+    the mean loss of a pair
+val/rewards/chosen | reward | as in training, of held-out pairs
+val/rewards/rejected | reward | as in training, of held-out pairs
+val/rewards/margins | reward | as in training, of held-out pairs
+val/rewards/accuracies | share | as in training, of held-out pairs
 val-core/<data source>/acc/mean@<n> | share | mean of the function's acc, else of its score; mean@1
     is always there
 val-core/<data source>/acc/best@<n>/<moment> | share | mean or std over bootstraps of the best acc

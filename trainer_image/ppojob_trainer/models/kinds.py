@@ -83,6 +83,16 @@ CRITIC: Final = ModelKind(
     head=_nothing,
     optional=_score_with_bias,
 )
+SCORER: Final = ModelKind(
+    "spec.model.path",
+    (_LANGUAGE_MODEL, "ForSequenceClassification"),
+    "no reward model can be made of it",
+    "a language model, or a classifier of texts with one label",
+    head=_nothing,
+    optional=_score,
+)
+"""The model that is trained to be a reward model."""
+
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",
     ("ForSequenceClassification",),

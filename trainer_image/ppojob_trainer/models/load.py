@@ -20,7 +20,15 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.folder_checks import check_config
-from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORE_BIAS, SCORE_WEIGHT, ModelKind
+from ppojob_trainer.models.kinds import (
+    CRITIC,
+    POLICY,
+    REWARD,
+    SCORE_BIAS,
+    SCORE_WEIGHT,
+    SCORER,
+    ModelKind,
+)
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.tensor_plans import styles_of
@@ -93,6 +101,28 @@ def load_reward_model(
     return model.requires_grad_(False)
 
 
+def load_scoring_model(
+    folder: Path | str, dtype: torch.dtype = torch.float32, *, world: World | None = None
+) -> PreTrainedModel:
+    """Load a reward model to be trained, or make one of a language model.
+
+    As `load_reward_model`, with gradients. A folder without a head gets one of zeros: all rewards
+    are equal at first, and no draw decides what is learnt.
+    """
+    model, missing = _load(
+        AutoModelForSequenceClassification,
+        SCORER,
+        Path(folder),
+        dtype,
+        world,
+        trust_remote_code=False,
+        may_lack={SCORE_WEIGHT},
+        num_labels=1,
+    )
+    _fill_with_zeros(model, missing)
+    return model
+
+
 def load_value_model(
     folder: Path | str,
     dtype: torch.dtype = torch.float32,
@@ -130,11 +160,15 @@ def load_value_model(
         num_labels=1,
         classifier_dropout=0.0,
     )
-    parameters = dict(model.named_parameters())
-    for name in sorted(missing):
-        fill(parameters[name], torch.zeros(parameters[name].shape))
+    _fill_with_zeros(model, missing)
     _begin_adapters(model, lora, seed)
     return model
+
+
+def _fill_with_zeros(model: PreTrainedModel, names: Set[str]) -> None:
+    parameters = dict(model.named_parameters())
+    for name in sorted(names):
+        fill(parameters[name], torch.zeros(parameters[name].shape))
 
 
 def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int) -> None:

@@ -55,7 +55,7 @@ def held_by_rank(
     Parameters are as `count_parameters` gives them; a role without pods of its own holds nothing.
     """
     spec, living = config.spec, config.topology.living_in(role)
-    generates = config.topology.generating.role == role and not spec.algorithm.is_sft
+    generates = config.topology.generating.role == role and not spec.algorithm.given
     engine = _engine(config, parameters) if generates else {}
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:

@@ -165,7 +165,7 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _measure_loss(self, request: MeasureLoss) -> PassStatistics:
-        assert self.policy is not None, "a job of type sft trains"
+        assert self.policy is not None, "a job of given answers trains"
         mine = demonstrated_rows(request.given.first, request.given.rows).experience
         return self.policy.loss(self.stages.batch_rows(batch_index(request.index), mine))
 
@@ -229,6 +229,7 @@ class ActorRolloutWorker:
             tokenizer_folder=Path(model.tokenizer_path or model.path),
             chat_template=template,
             adapters=adapters,
+            is_scorer=self.generation.spec.algorithm.type == "reward_model",
         )
         return Nothing()
 

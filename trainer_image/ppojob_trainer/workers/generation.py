@@ -235,7 +235,7 @@ def open_generation(
     """
     spec, topology = environment.config.spec, environment.config.topology
     model, role = spec.model, topology.role(environment.role)
-    generates = role.role == topology.generating.role and not spec.algorithm.is_sft
+    generates = role.role == topology.generating.role and not spec.algorithm.given
     with ExitStack() as stack:
         engine: RolloutEngine = NoEngine()
         if generates:

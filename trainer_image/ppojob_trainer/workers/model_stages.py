@@ -136,7 +136,8 @@ def open_stages(
         else:
             reference = following or Reference(spec, world)
         frozen["reference"] = reference
-        if spec.algorithm.kl.is_full and policy is not None:
+        compares = spec.algorithm.kl.is_full or spec.algorithm.type == "dpo"
+        if compares and policy is not None:
             policy.reference = reference
     if "critic" in living:
         trained["critic"] = open_critic(spec, world)

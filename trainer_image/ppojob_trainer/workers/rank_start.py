@@ -166,7 +166,7 @@ def _types(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[Pr
     if living & {"actorRollout", "reference", "critic"}:
         fields["spec.model.dtype"] = (spec.model.dtype, "float32")
         fields["spec.training.autocast"] = (spec.training.autocast, "none")
-    if config.topology.generating.role in living and not spec.algorithm.is_sft:
+    if config.topology.generating.role in living and not spec.algorithm.given:
         fields["spec.rollout.dtype"] = (spec.rollout.dtype, "float32")
     if "rewardModel" in living and spec.reward_model is not None:
         fields["spec.rewardModel.dtype"] = (spec.reward_model.dtype, "float32")

@@ -102,13 +102,15 @@ def demonstrated_rows(first: int, rows: Sequence[Demonstration]) -> OwnedRows:
         Trajectory(
             tuple(
                 Segment(tuple(part.tokens), policy_version=0 if part.is_trained else None)
-                for part in row.answer
+                for part in answer
             ),
             "stop",
         )
         for row in rows
+        for answer in row.answers
     ]
-    return own_rows(first, [PromptTokens(row.prompt, row.tokens) for row in rows], 1, made)
+    samples = len(rows[0].answers) if rows else 1
+    return own_rows(first, [PromptTokens(row.prompt, row.tokens) for row in rows], samples, made)
 
 
 def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:

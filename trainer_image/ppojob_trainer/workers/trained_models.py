@@ -4,10 +4,12 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
+from ppojob_api.v1alpha1.algorithm import DpoSpec, RewardModelTrainingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import HeadWithKl
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
+from ppojob_trainer.engine.pair_objective import BradleyTerryLoss, DpoLoss, PairObjective
 from ppojob_trainer.engine.policy_objective import (
     PolicyObjective,
     sampling_diagnostics,
@@ -17,7 +19,7 @@ from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.load import load_model, load_value_model
+from ppojob_trainer.models.load import load_model, load_scoring_model, load_value_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
@@ -26,7 +28,20 @@ from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import Reference
 
-HELD_OUT_LOSS = "val/loss"
+
+def given_objective(spec: PPOJobSpec) -> SftObjective | PairObjective | None:
+    """What a job of given answers minimizes; None for another."""
+    algorithm = spec.algorithm
+    match algorithm.type:
+        case "sft":
+            limit = spec.data.max_response_tokens
+            return SftObjective.of(algorithm, max_response_tokens=limit)
+        case "dpo":
+            return PairObjective(DpoLoss(algorithm.dpo or DpoSpec()))
+        case "reward_model":
+            settings = algorithm.reward_model or RewardModelTrainingSpec()
+            return PairObjective(BradleyTerryLoss(settings))
+    return None
 
 
 class Policy:
@@ -34,9 +49,10 @@ class Policy:
 
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
         self.learner = learner
-        # What updates compare it with over the whole vocabulary; None where they do not.
+        # What updates compare it with over the whole vocabulary, and held-out pairs; else None.
         self.reference: Reference | None = None
         self._spec = spec
+        self._given = given_objective(spec)
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
@@ -53,10 +69,9 @@ class Policy:
 
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """One optimizer step."""
-        if self._spec.algorithm.is_sft:
-            limit = self._spec.data.max_response_tokens
-            answers = SftObjective.of(self._spec.algorithm, max_response_tokens=limit)
-            return self.learner.engine.update(rows.staged(request.prompts, ()), answers)
+        if self._given is not None:
+            staged = rows.staged(request.prompts, ("ref_logprobs",))
+            return self.learner.engine.update(staged, self._given)
         objective = PolicyObjective.of(
             self._spec.algorithm,
             request.kl_coefficient,
@@ -74,11 +89,12 @@ class Policy:
 
     def loss(self, rows: BatchRows) -> PassStatistics:
         """Of held-out rows, whose answers are given."""
+        assert self._given is not None, "only those are measured"
         engine = self.learner.engine
         staged = rows.staged(range(rows.index.num_groups), ())
-        (logprobs,) = engine.predict(staged)
-        sums = token_sums({HELD_OUT_LOSS: -logprobs}, staged.mask)
-        return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(staged.mask.sum())))
+        if self.reference is not None:
+            (staged.ref_logprobs,) = self.reference.engine.predict(staged)
+        return engine.over_ranks(self._given.measured(engine.predict(staged), staged))
 
     def _head_with_kl(self, reference: ForwardEngine, rows: Experience) -> HeadWithKl:
         return HeadWithKl(PolicyHead.of_updates(self._spec), reference.last_states(rows))
@@ -87,9 +103,15 @@ class Policy:
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     """Load the policy as the job begins with it."""
     model, dtype = spec.model, DTYPES[spec.model.dtype]
+    is_scorer = spec.algorithm.type == "reward_model"
+
+    def load() -> PreTrainedModel:
+        if is_scorer:
+            return load_scoring_model(model.path, dtype, world=world)
+        return load_model(model.path, dtype, world=world, lora=model.lora, seed=spec.seed)
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
-        head = PolicyHead.of_updates(spec)
+        head = ValueHead() if is_scorer else PolicyHead.of_updates(spec)
         return TrainEngine(model, head, spec.training, spec.optimizer, total_updates, world)
 
     return Policy(
@@ -98,9 +120,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             role="actorRollout",
             world=world,
             seed=spec.seed,
-            load=lambda: load_model(
-                model.path, dtype, world=world, lora=model.lora, seed=spec.seed
-            ),
+            load=load,
             train=train,
         ),
     )

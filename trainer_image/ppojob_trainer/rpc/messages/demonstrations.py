@@ -13,11 +13,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Demonstration(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt by its number in the data and its token ids, and what is answered."""
+    """A prompt by its number in the data and its token ids, and what is answered.
+
+    All rows of a request have equally many answers.
+    """
 
     prompt: int
     tokens: list[int]
-    answer: list[Part]
+    answers: list[list[Part]]
 
 
 class Demonstrate(msgspec.Struct, frozen=True):

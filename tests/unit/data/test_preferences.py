@@ -1,0 +1,140 @@
+"""Pairs of answers: what is their prompt, and which tokens are trained or scored."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from prompt_files import PromptFiles
+from turn_templates import ChatInProcess
+
+from ppojob_api.v1alpha1.algorithm import GivenType
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.prompt_store import PromptRow
+
+HEAD, END = "<|im_start|>assistant\n", "<|im_end|>"
+ASKED = {"role": "user", "content": "1+1"}
+PROMPT = f"<|im_start|>user\n1+1{END}\n{HEAD}"
+
+
+def said(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+FORMS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "text of all": (
+        {"prompt": "1+1", "chosen": "2", "rejected": "3"},
+        {"textPrompts": "user_message"},
+    ),
+    "messages and text": ({"prompt": [ASKED], "chosen": "2", "rejected": "3"}, {}),
+    "messages of all": (
+        {"prompt": [ASKED], "chosen": [said("2")], "rejected": [said("3")]},
+        {},
+    ),
+    "whole conversations": ({"chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")]}, {}),
+    "whole conversations beside their prompt": (
+        {"prompt": "1+1", "chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")]},
+        {},
+    ),
+    "other names, within a struct": (
+        {"q": "1+1", "of": {"good": "2", "bad": "3"}},
+        {
+            "promptKey": "q",
+            "chosenKey": "of.good",
+            "rejectedKey": "of.bad",
+            "textPrompts": "user_message",
+        },
+    ),
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> PromptFiles:
+    tiny_models.save_tokenizer(tmp_path)
+    return PromptFiles(tmp_path, ChatInProcess(tmp_path))
+
+
+def opened(
+    files: PromptFiles, *rows: object, given: GivenType = "dpo", **settings: Any
+) -> PromptDataset:
+    spec = files.spec(files.lines("a.jsonl", *rows), **settings)
+    return PromptDataset.open(spec.train, spec, files.chat, given=given)
+
+
+def told(chat: ChatTokenizer, row: PromptRow) -> list[list[tuple[str, bool]]]:
+    return [
+        [(chat.decode(part.tokens, skip_special_tokens=False), part.is_trained) for part in answer]
+        for answer in row.answers
+    ]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_a_pair_is_the_same_one(files: PromptFiles, name: str) -> None:
+    row, settings = FORMS[name]
+    with opened(files, row, **settings) as dataset:
+        found = dataset[0]
+    assert files.chat.decode(found.token_ids, skip_special_tokens=False) == PROMPT
+    assert told(files.chat, found) == [[(f"2{END}", True)], [(f"3{END}", True)]]
+
+
+def test_what_conversations_have_in_common_is_their_prompt(files: PromptFiles) -> None:
+    talk = [ASKED, said("2"), {"role": "user", "content": "sure?"}]
+    pair = {"chosen": [*talk, said("yes")], "rejected": [*talk, said("no"), ASKED, said("2")]}
+    with opened(files, pair) as dataset:
+        found = dataset[0]
+    prompt = f"{PROMPT}2{END}\n<|im_start|>user\nsure?{END}\n{HEAD}"
+    assert files.chat.decode(found.token_ids, skip_special_tokens=False) == prompt
+    given = f"\n<|im_start|>user\n1+1{END}\n{HEAD}"
+    assert told(files.chat, found) == [
+        [(f"yes{END}", True)],
+        [(f"no{END}", True), (given, False), (f"2{END}", True)],
+    ]
+
+
+@pytest.mark.parametrize("pad", [None, "\n"])
+def test_a_scored_row_is_the_whole_conversation_as_a_reward_model_reads_it(
+    tmp_path: Path, pad: str | None
+) -> None:
+    """Up to padding; one token behind it has the score."""
+    tiny_models.save_tokenizer(tmp_path)
+    id_ = "null" if pad is None else tiny_models.NAMES.index(pad)
+    (tmp_path / "config.json").write_text(f'{{"pad_token_id": {id_}}}')
+    files = PromptFiles(tmp_path, ChatInProcess(tmp_path))
+    with opened(files, FORMS["messages and text"][0], given="reward_model") as dataset:
+        row = dataset[0]
+    end = END if pad else f"{END}\n"
+    for answer, text in zip(row.answers, "23", strict=True):
+        read, scored = answer
+        assert scored == ((0,), True)
+        assert not read.is_trained
+        ids = [*row.token_ids, *read.tokens]
+        assert files.chat.decode(ids, skip_special_tokens=False) == f"{PROMPT}{text}{end}"
+
+
+def test_long_pairs_are_dropped_and_equal_ones_left_out(files: PromptFiles) -> None:
+    pairs = [
+        {"prompt": "a", "chosen": "b", "rejected": "c" * 20},
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+    ]
+    with opened(files, *pairs, maxResponseTokens=8, overlongPrompts="drop") as dataset:
+        assert len(dataset) == 1
+    alike = {"prompt": "a", "chosen": "same end", "rejected": "same beginning"}
+    cut = {"maxResponseTokens": 4, "overlongPrompts": "truncate_right"}
+    with opened(files, alike, pairs[1], **cut) as dataset:
+        assert len(dataset) == 1
+        (warning,) = dataset.warnings
+    assert ": got 1 of 2 rows: nothing of them is learnt, and " in warning
+
+
+def test_what_a_pair_is_taken_for_is_part_of_the_digest(files: PromptFiles) -> None:
+    row = {**FORMS["messages and text"][0], "best": "2"}
+    digests = set()
+    for given, settings in (
+        ("dpo", {}),
+        ("reward_model", {}),
+        ("dpo", {"chosenKey": "best"}),
+    ):
+        with opened(files, row, given=given, **settings) as dataset:
+            digests.add(dataset.digest)
+    assert len(digests) == 3

@@ -1,0 +1,120 @@
+"""Rows with two answers, of which one was preferred: what DPO and reward models are trained on."""
+
+from collections.abc import Sequence
+
+from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data.chat import ChatTokenizer, up_to_padding
+from ppojob_trainer.data.columns import BadCell, as_prompt, cell_of, conversation
+from ppojob_trainer.data.demonstrations import (
+    ASSISTANT,
+    Message,
+    check_message,
+    given_row,
+    learnt,
+)
+from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
+from ppojob_trainer.data.template_renderer import BadChatTemplate
+
+_SOMEBODY: Message = {"role": "user"}
+_READ_BY_NOBODY = AnswerPart((0,), True)
+"""A token behind a text that is scored: what is said of it comes from the state before it."""
+
+
+def read_pair(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence[Message]]]:
+    """Read a pair: its prompt and difficulty, and the messages of the chosen and the other answer.
+
+    Raises:
+        BadCell: a cell is missing or wrong; the first one.
+    """
+    keys = spec.chosen_key, spec.rejected_key
+    chosen, rejected = (_messages(cell_of(row, key), key) for key in keys)
+    if chosen == rejected:
+        why, allowed = "it is the chosen answer too", "an answer that is worse than the other"
+        raise BadCell(spec.rejected_key, shown(rejected[-1]["content"]), why, allowed)
+    if chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
+        prompt = as_prompt(cell_of(row, spec.prompt_key), spec.prompt_key, spec)
+    else:
+        common = _common(chosen, rejected, spec)
+        prompt, chosen, rejected = (
+            list(map(dict, chosen[:common])),
+            chosen[common:],
+            rejected[common:],
+        )
+    for key, answer in zip(keys, (chosen, rejected), strict=True):
+        if isinstance(prompt, str) and len(answer) > 1:
+            why, allowed = "a prompt that is text has one answer", "one message, or text"
+            raise BadCell(key, f"{len(answer)} messages", why, allowed)
+    return *given_row(row, prompt, spec), [chosen, rejected]
+
+
+def _messages(cell: object, column: str) -> Sequence[Message]:
+    """An answer, or the conversation that ends with it."""
+    if isinstance(cell, str) and cell.strip():
+        return [{"role": ASSISTANT, "content": cell}]
+    messages = conversation(cell, column)
+    for index, message in enumerate(messages):
+        before = messages[index - 1] if index else _SOMEBODY
+        check_message(message, before, f"{column}[{index}]")
+    last = messages[-1]["role"]
+    if last != ASSISTANT:
+        why, allowed = "the answer is the assistant's", f"{ASSISTANT} in the last message"
+        raise BadCell(f"{column}[{len(messages) - 1}].role", shown(last), why, allowed)
+    return messages
+
+
+def _common(chosen: Sequence[Message], rejected: Sequence[Message], spec: DataSpec) -> int:
+    """How many messages two conversations begin with alike, which are their prompt."""
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    parting = next((index for index, (one, other) in pairs if one != other), None)
+    if parting and chosen[parting]["role"] == rejected[parting]["role"] == ASSISTANT:
+        return parting
+    got = "no message" if not parting else f"{parting} messages"
+    why = "two answers to the same prompt are compared: the conversations part at one"
+    allowed = "conversations that differ from a turn of the assistant on, or answers alone"
+    raise BadCell(spec.rejected_key, f"{got} in common with {spec.chosen_key}", why, allowed)
+
+
+class ScoredAnswers:
+    """Makes tokens of conversations that are scored, as a reward model of a job reads them.
+
+    That is the whole conversation by the template (`engine.score_engine`), up to padding at its
+    end. What its answers have in common with the prompt of a rollout is the prompt of the row.
+    """
+
+    def __init__(self, chat: ChatTokenizer) -> None:
+        self._chat = chat
+
+    def tokens(
+        self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]]
+    ) -> tuple[list[int], list[list[AnswerPart]]]:
+        """The prompt of the row, out of the ids of the prompt, and what follows in each answer.
+
+        Raises:
+            BadChatTemplate: the template refuses a conversation.
+        """
+        found = [
+            up_to_padding(whole, self._chat.pad_token_id) for whole in self._whole(prompt, answers)
+        ]
+        alike = zip(ids, *found, strict=False)
+        common = next((at for at, (own, *others) in enumerate(alike) if {own} != {*others}), None)
+        common = min(len(ids), *map(len, found)) if common is None else common
+        return ids[:common], [[AnswerPart(tuple(whole[common:]), True)] for whole in found]
+
+    def _whole(self, prompt: Prompt, answers: Sequence[Sequence[Message]]) -> list[list[int]]:
+        if isinstance(prompt, str):
+            return [self._chat.encode(f"{prompt}{said['content']}") for (said,) in answers]
+        chats = [[*prompt, *map(dict, answer)] for answer in answers]
+        outcomes = self._chat.encode_chats(chats, open_turn=False)
+        for outcome in outcomes:
+            if isinstance(outcome, BadChatTemplate):
+                raise outcome
+        return [ids for ids in outcomes if not isinstance(ids, BadChatTemplate)]
+
+    def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
+        """The first `limit` tokens, read, and one behind them at which the score stands."""
+        read = learnt(answer, limit)
+        return (
+            (*(part._replace(is_trained=False) for part in read), _READ_BY_NOBODY) if read else ()
+        )
