@@ -32,7 +32,7 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     resolved = manifest.to_yaml(config.spec.model_dump(mode="json"))
     yield f"PPOJob {config.namespace}/{config.name}, configuration {config.digest()[:12]}"
     for title, lines in (
-        ("Roles", _role_lines(config)),
+        ("Roles", role_lines(config)),
         ("One step", _step_lines(config.spec)),
         ("Run", _run_lines(config.spec)),
         (types, _type_lines(config)),
@@ -45,7 +45,8 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
             yield from ("", title, *told)
 
 
-def _role_lines(config: RunConfig) -> Iterator[str]:
+def role_lines(config: RunConfig) -> Iterator[str]:
+    """The roles of a run: pods, ranks, threads or GPUs, and how ranks share a model."""
     yield from map(_role_line, config.topology.roles)
     if config.topology.total_gpus:
         yield f"{counted(config.topology.total_gpus, 'GPU')} in all"

@@ -13,8 +13,8 @@ import tracker_runs
 
 from ppojob_trainer.metrics.sinks import JsonLines, Sinks
 from ppojob_trainer.trackers.libraries import LIBRARIES
-from ppojob_trainer.trackers.messages import TrackedRun
-from ppojob_trainer.trackers.mlflow_run import flat, metric_name
+from ppojob_trainer.trackers.messages import TrackedRun, flat
+from ppojob_trainer.trackers.mlflow_run import metric_name
 from ppojob_trainer.trackers.sink import TrackerSink
 
 CONFIG = {"algorithm": {"type": "grpo", "kl": None}, "rewards": [{"weight": 1.0}], "seed": 0}
