@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
+from run_progress import progress_behind
 
 from ppojob_api import contract
 from ppojob_cli.main import main
@@ -30,7 +31,6 @@ from ppojob_trainer.checkpoint.journal import (
     RunBegan,
     StepDone,
 )
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.samples import Place
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror='alert(1)'>\"\u202e\x1b[31m\0"
@@ -95,10 +95,7 @@ def rows(step: int, *scores: float, response: str = "an answer", **more: object)
 
 
 def done(step: int) -> StepDone:
-    data = DataCursor(epoch=0, cursor=0, sha256="")
-    progress = Progress(step=step, policy_version=step, data=data, kl_coefficient=None,
-                        metrics_lines=step, tokens=0, seconds=0.0, roles=())  # fmt: skip
-    return StepDone(time=1_000.0 + step, progress=progress)
+    return StepDone(time=1_000.0 + step, progress=progress_behind(step))
 
 
 def journal(folder: Path, *events: Event) -> None:

@@ -65,6 +65,14 @@ class TestPlain:
         ]
         assert err == ""
 
+    def test_a_job_that_only_generates(self, run, capsys) -> None:
+        run.status(stage="testing")
+        with PlainView("addition", run.folder, work="Generating") as view:
+            view.refresh(pods)
+        assert capsys.readouterr().out.splitlines() == ["generating"]
+        assert view.what_is_finished.startswith("generating to the end")
+        assert plain(run).what_is_finished == "finishing the step, then writing a checkpoint"
+
     def test_a_resumed_run_prints_no_step_twice(self, run, capsys) -> None:
         run.validation(0.36)
         for step in (1, 2, 3):

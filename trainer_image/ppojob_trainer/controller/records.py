@@ -169,14 +169,11 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:
     """Verl's `val-core` and `val-aux` numbers of a validation batch."""
-    values, figures = batch.values(), row_figures(batch)
+    prompts = map(batch.prompt_of, range(batch.num_rows))
+    figures = batch.figures or [b""] * batch.num_rows
     return validation_metrics(
-        ValidationRow(
-            data_source=batch.prompt_of(row).data_source,
-            prompt_id=batch.prompt_of(row).index,
-            score=batch.scores[row],
-            extras=values[row],
-            num_turns=figures[row].num_turns if figures else None,
+        ValidationRow(prompt.data_source, prompt.index, score, extras, own)
+        for prompt, score, extras, own in zip(
+            prompts, batch.scores, batch.values(), figures, strict=True
         )
-        for row in range(batch.num_rows)
     )
