@@ -33,6 +33,8 @@ from ppojob_trainer.trackers.messages import flat
 
 MOST_MARKS: Final = 100
 
+_STARTED: Final = "the job was started again"
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -128,8 +130,9 @@ def _events(folder: Path) -> tuple[list[Event], str]:
 
 def _state_lines(state: RunState) -> Iterator[str]:
     status = state.status
-    total = f" of {status.total_steps}" if status.total_steps else ""
-    yield f"{status.phase}, {state.done_steps}{total} steps done"
+    done, total = state.done_steps, status.total_steps
+    told = f"{done} of {counted(total, 'step')}" if total else counted(done, "step")
+    yield f"{status.phase}, {told} done"
     if status.message:
         yield status.message.splitlines()[0]
     yield from status.notices
@@ -176,24 +179,30 @@ def date(unix_seconds: float) -> str:
 
 def _marks(events: Iterable[Event]) -> Iterator[Mark]:
     """Restarts, rewinds and damaged checkpoints; the first start is none."""
-    done, started = 0, list[str]()
+    done, started = 0, dict[str, float]()
     has_begun = False
     for event in events:
         match event:
             case ControllerStarted() if event.attempt > 1:
-                started.append("controller")
+                started.setdefault("controller", event.time)
             case AttemptStarted() if event.attempt > 1:
-                started.append(event.role)
+                started.setdefault(event.role, event.time)
             case CheckpointRefused():
                 text = f"the checkpoint of step {event.step} is damaged: {event.file}"
                 yield Mark(done, event.time, f"{text}: {event.reason}")
             case Rewound():
                 if has_begun:
-                    text = f"back from step {done} to step {event.to_step}: {event.reason}"
+                    why = _STARTED if event.reason == "start" else event.reason
+                    text = f"back from step {done} to step {event.to_step}: {why}"
                     yield Mark(done, event.time, text)
                 done = event.to_step
             case StepDone():
-                if started:
-                    roles = ", ".join(dict.fromkeys(started))
-                    yield Mark(done, event.time, f"started again: {roles}")
-                done, started, has_begun = event.progress.step, [], True
+                yield from _restart(started, done)
+                done, started, has_begun = event.progress.step, {}, True
+    yield from _restart(started, done)
+
+
+def _restart(started: Mapping[str, float], step: int) -> Iterator[Mark]:
+    """What was started again behind a step, at the time of the first."""
+    if started:
+        yield Mark(step, min(started.values()), f"started again: {', '.join(started)}")

@@ -95,3 +95,7 @@ search?.addEventListener("input", () => {
     group.open = any && word !== "";
   }
 });
+
+addEventListener("beforeprint", () => {
+  for (const prompt of document.querySelectorAll(".sample details")) prompt.open = true;
+});

@@ -209,14 +209,18 @@ def test_what_happened_to_a_run(run) -> None:
         Rewound(time=2.0, from_step=3, to_step=2, reason="rank 0 of critic ended"),
         done(3),
         ControllerStarted(time=3.0, attempt=2, code_version="1"),
-        done(4),
+        Rewound(time=3.0, from_step=0, to_step=2, reason="start"),
+        done(3),
+        AttemptStarted(time=4.0, attempt=3, **attempt),
     )  # fmt: skip
     (read,) = read_runs([run.folder])
     assert [(mark.step, mark.text) for mark in read.marks] == [
         (3, "the checkpoint of step 3 is damaged: weights: size"),
         (3, "back from step 3 to step 2: rank 0 of critic ended"),
         (2, "started again: critic"),
-        (3, "started again: controller"),
+        (3, "back from step 3 to step 2: the job was started again"),
+        (2, "started again: controller"),
+        (3, "started again: critic"),
     ]
 
 
@@ -229,7 +233,7 @@ def test_runs_of_which_little_is_there(run) -> None:
     (run.folder / "checkpoints").mkdir()
     (run.folder / "checkpoints" / "journal.jsonl").write_bytes(b"nonsense\n")
     said = " | ".join(page_of(run.folder).words)
-    assert "Starting, 1 steps done" in said
+    assert "Starting, 1 step done" in said
     assert "Not read" in said
     assert "journal.jsonl:1" in said
     run.metrics.unlink()
