@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ppojob_cli.run_page.facts import MOST_MARKS, PageRun
+from ppojob_cli.run_page.facts import PageRun
 from ppojob_cli.run_state import StepRecord
 from ppojob_trainer.metrics.names import Metric, find
 
@@ -34,11 +34,12 @@ HEADLINES: Final = (
 )
 """What comes first, by its row in docs/metrics.md."""
 
-_HEADLINE_POINTS: Final = 24_000
-_OTHER_POINTS: Final = 24_000
+_MOST_OF_A_TITLE: Final = 8
+_HEADLINE_POINTS: Final = 18_000
+_OTHER_POINTS: Final = 18_000
 _MOST_OF_A_CURVE: Final = 400
-_MOST_CHARTS: Final = 400
-_MOST_CURVES: Final = 1_600
+_MOST_CHARTS: Final = 300
+_MOST_CURVES: Final = 1_200
 _LARGEST: Final = 1e300
 _SMALLEST: Final = 1e-290
 _ALIKE: Final = 1e-6
@@ -83,7 +84,7 @@ class Chart:
 
     Attributes:
         told: its meaning.
-        marks: place, number of the run and text of what happened.
+        marks: number of a run, and a path with a line wherever something happened to it.
         run: number of the run whose stages are drawn, as areas; None for one of curves.
     """
 
@@ -93,7 +94,7 @@ class Chart:
     steps: Axis
     values: Axis
     curves: Sequence[Curve]
-    marks: Sequence[tuple[int, int, str]]
+    marks: Sequence[tuple[int, str]]
     run: int | None = None
 
 
@@ -139,9 +140,8 @@ def draw_charts(runs: Sequence[PageRun]) -> Charts:
 def _headlines(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     rows = [(find(name), name) for name in names]
     for title, wanted in HEADLINES:
-        for row, name in rows:
-            if row is not None and row.name == wanted:
-                yield title, name
+        own = [name for row, name in rows if row is not None and row.name == wanted]
+        yield from ((title, name) for name in own[:_MOST_OF_A_TITLE])
 
 
 def _span(runs: Sequence[PageRun]) -> tuple[int, int]:
@@ -212,11 +212,12 @@ def _data(points: Sequence[Point]) -> str:
     return " ".join(f"{step} {value:.4g}" for step, value in points)
 
 
-def _marks(runs: Sequence[PageRun], steps: Axis) -> list[tuple[int, int, str]]:
+def _marks(runs: Sequence[PageRun], steps: Axis) -> list[tuple[int, str]]:
+    places = [sorted({steps.place(mark.step) for mark in run.marks}) for run in runs]
     return [
-        (steps.place(mark.step), index, f"{run.label}, step {mark.step}: {mark.text}")
-        for index, run in enumerate(runs)
-        for mark in run.marks[-MOST_MARKS:]
+        (index, "".join(f"M{place} {TOP}V{BOTTOM}" for place in own))
+        for index, own in enumerate(places)
+        if own
     ]
 
 

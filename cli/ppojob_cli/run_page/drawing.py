@@ -16,12 +16,13 @@ from ppojob_api.problem import printable
 from ppojob_cli.figures import number
 from ppojob_cli.run_page import charts
 from ppojob_cli.run_page.charts import draw_charts
-from ppojob_cli.run_page.facts import MOST_MARKS, PageRun, date
+from ppojob_cli.run_page.facts import PageRun, date
 from ppojob_cli.run_page.sampling import clipped, read_shown
 
 _FOLDER: Final = Path(__file__).parent
-_DIFFERENCES: Final = 200
-_SETTING_BYTES: Final = 300
+_CONFIG_BYTES: Final = 15_000
+_DIFFERENCES: Final = 100
+_SETTING_BYTES: Final = 150
 _VALIDATIONS: Final = 4
 
 
@@ -54,10 +55,10 @@ def draw_page(runs: Sequence[PageRun], steps: Collection[int], each: int) -> str
         version=ppojob_trainer.__version__,
         made=date(time.time()),
         runs=runs,
+        configurations=[clipped(run.config, _CONFIG_BYTES) for run in runs],
         overview=list(_overview(runs)),
         charts=draw_charts(runs),
         size=charts,
-        most_marks=MOST_MARKS,
         differences=list(islice(_differences(runs), _DIFFERENCES)),
         batches=read_shown(runs, steps, each),
     )

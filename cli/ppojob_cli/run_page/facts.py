@@ -5,11 +5,12 @@ Everything may be missing, being written, or of an earlier version: then the pag
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ppojob_api import manifest
+from ppojob_api.problem import printable
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE, METRICS_FILE
 from ppojob_cli.figures import counted, duration, number
@@ -31,7 +32,9 @@ from ppojob_trainer.checkpoint.journal import (
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.trackers.messages import flat
 
-MOST_MARKS: Final = 100
+_MOST_MARKS: Final = 50
+_MOST_LINES: Final = 20
+_LINE_CHARACTERS: Final = 300
 
 _STARTED: Final = "the job was started again"
 
@@ -54,7 +57,7 @@ class PageRun:
         facts: what ran, as pairs of a word and its lines.
         settings: the job's fields that are set, as text by their path.
         config: the fields as YAML; empty where they cannot be read.
-        marks: restarts and rewinds, the newest last.
+        marks: the last restarts and rewinds, in their order.
     """
 
     label: str
@@ -102,11 +105,20 @@ def _read(folder: Path, label: str) -> PageRun:
         label=label,
         folder=folder,
         state=state,
-        facts=[(word, lines) for word, lines in facts if lines],
+        facts=[(word, _listed(lines)) for word, lines in facts if lines],
         settings=flat(spec),
         config=manifest.to_yaml(spec) if spec else "",
-        marks=list(_marks(events)),
+        marks=[replace(mark, text=_line(mark.text)) for mark in [*_marks(events)][-_MOST_MARKS:]],
     )
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+    return [*map(_line, lines[:_MOST_LINES]), *more]
+
+
+def _line(text: str) -> str:
+    return printable(text, _LINE_CHARACTERS)
 
 
 def _config(folder: Path) -> tuple[RunConfig | None, str]:

@@ -19,8 +19,8 @@ from ppojob_trainer.controller.row_tape import BatchKey, batches_on_disk
 from ppojob_trainer.controller.samples import Place, Sample, chosen_samples
 
 _DEFAULT_STEPS: Final = 5
-_MOST_SAMPLES: Final = 400
-_TEXT_BYTES: Final = 300_000
+_MOST_SAMPLES: Final = 240
+_TEXT_BYTES: Final = 250_000
 _RESPONSE_BYTES: Final = 6_000
 _TRUTH_BYTES: Final = 300
 _PARTS: Final = 12
