@@ -19,6 +19,7 @@ from ppojob_api.run_layout import (
     RESPONSES_FILE,
     SUMMARY_FILE,
     TENSORBOARD_FOLDER,
+    TRACKIO_FOLDER,
     WANDB_FOLDER,
 )
 from ppojob_cli.figures import counted, duration, number
@@ -153,6 +154,9 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     if store.is_file():
         uri = shlex.quote(f"sqlite:///{store}")
         lines.append(f"  mlflow      mlflow ui --backend-store-uri {uri}")
+    if (folder / TRACKIO_FOLDER).is_dir():
+        place = shlex.quote(str(folder.absolute() / TRACKIO_FOLDER))
+        lines.append(f"  trackio     TRACKIO_DIR={place} trackio show")
     return [printable(line) for line in lines]
 
 
