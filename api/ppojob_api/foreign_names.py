@@ -546,5 +546,5 @@ spec.data.overlongPrompts | filter | drop
 spec.checkpoint.resume | latest | auto
 spec.checkpoint.resume | disable resume_path from_path | not yet
 spec.loggers | file | not needed | metrics.jsonl is always written
-spec.loggers | swanlab vemlp_wandb clearml trackio comet rl_insight | not yet
+spec.loggers | swanlab vemlp_wandb clearml comet rl_insight | not yet
 """)

@@ -1,17 +1,21 @@
 """`ppojob generate FILE`: responses to the held-out prompts of a job, by engines alone."""
 
-import json
 import sys
 from pathlib import Path
 
 import click
+from pydantic import JsonValue
 
 from ppojob_api.run_layout import RESPONSES_FILE
-from ppojob_cli.overrides import set_option
+from ppojob_cli.overrides import Given, Override, set_option
 from ppojob_cli.run import run_job
 from ppojob_trainer.errors import PPOJobError
 
-_ALONE = ("spec.steps.generateOnly=true", "spec.steps.validateOnly=false", "spec.loggers=[console]")
+_ALONE = (
+    Override("ppojob generate", ("spec", "steps", "generateOnly"), True),
+    Override("ppojob generate", ("spec", "steps", "validateOnly"), False),
+    Override("ppojob generate", ("spec", "loggers"), ["console"]),
+)
 
 
 @click.command()
@@ -53,11 +57,12 @@ def generate(
 
     Exit status: as of `ppojob run`.
     """
-    laid = list(_ALONE)
+    laid: list[Given] = [*_ALONE]
     if data:
-        laid.append(f"spec.data.validation={json.dumps([{'path': path} for path in data])}")
+        files: list[JsonValue] = [{"path": path} for path in data]
+        laid.append(Override("--data", ("spec", "data", "validation"), files))
     if model is not None:
-        laid.append(f"spec.model.path={json.dumps(str(model))}")
+        laid.append(Override("--model", ("spec", "model", "path"), str(model)))
     try:
         status = run_job(file, output, (*laid, *overrides), plain=plain, folder_of_runs="generated")
     except PPOJobError as problem:

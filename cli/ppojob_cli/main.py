@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "from-verl": ("ppojob_cli.from_verl", "from_verl"),
     "generate": ("ppojob_cli.generate", "generate"),
     "evaluate": ("ppojob_cli.evaluate", "evaluate"),
+    "page": ("ppojob_cli.page", "page"),
     "export": ("ppojob_cli.export", "export"),
     "index": ("ppojob_cli.search", "index"),
     "retrieve": ("ppojob_cli.search", "retrieve"),

@@ -20,7 +20,7 @@ from ppojob_api.run_layout import (
 )
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.figures import counted
-from ppojob_cli.summary import read_summary
+from ppojob_cli.summary import is_of_another_model, read_summary
 from ppojob_cli.validate import validate_file
 from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_saved
@@ -96,6 +96,8 @@ def _written_over(config: RunConfig, folder: Path) -> str | None:
     before = read_summary(folder) if config.spec.steps.generate_only else None
     if before is not None and before.config_sha256 != config.digest():
         return f"{folder / RESPONSES_FILE} would be written over, and is of another configuration"
+    if is_of_another_model(folder, config):
+        return f"what it holds was answered by another model than {model.path} is now"
     journal = folder / CHECKPOINTS_FOLDER / JOURNAL_NAME
     has_run = os.path.exists(journal) or os.path.exists(folder / LOCK_FILE)
     for name in () if has_run else _WRITTEN:

@@ -29,7 +29,7 @@ class Override:
     """One field given on the command line.
 
     Attributes:
-        where: How messages call it, `--set spec.seed=1`.
+        where: How messages call it, `--set spec.seed=1`, or the option that stands for it.
         problems: What is wrong with the value as YAML; to judge it once more as a field would name
             one mistake twice.
         origin: The first place on its path that is not the file's.
@@ -51,6 +51,10 @@ class Override:
         return None
 
 
+Given = str | Override
+"""`PATH=VALUE`, as `--set` has it, or a field that another option or command sets."""
+
+
 def set_option(command: Command) -> Command:
     """The option `--set` of a command that reads manifests."""
     return click.option(
@@ -63,19 +67,19 @@ def set_option(command: Command) -> Command:
 
 
 class Overrides:
-    """Overrides, `PATH=VALUE` each, laid into a copy of a manifest's values in their order.
+    """Overrides laid into a copy of a manifest's values in their order.
 
     Attributes:
         value: The manifest's values with the overrides.
         problems: What is wrong with the overrides by themselves.
     """
 
-    def __init__(self, value: JsonValue, texts: Sequence[str]) -> None:
+    def __init__(self, value: JsonValue, given: Sequence[Given]) -> None:
         self.value = copy.deepcopy(value)
         self.problems: list[Problem] = []
         self._laid: list[Override] = []
-        for text in texts:
-            laid = parse_override(text)
+        for one in given:
+            laid = parse_override(one) if isinstance(one, str) else one
             if isinstance(laid, Override):
                 self.problems += laid.problems
                 laid = _lay(self.value, laid)

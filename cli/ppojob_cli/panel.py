@@ -20,6 +20,8 @@ _COLOURS: Final = {
     "Pending": "yellow",
     "Starting": "yellow",
     "Training": "cyan",
+    "Generating": "cyan",
+    "Validating": "cyan",
     "Running": "cyan",
     "Recovering": "yellow",
     "Suspended": "yellow",

@@ -1,7 +1,7 @@
 """`ppojob plan`: what a manifest would run, with every default written out."""
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -32,7 +32,7 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     resolved = manifest.to_yaml(config.spec.model_dump(mode="json"))
     yield f"PPOJob {config.namespace}/{config.name}, configuration {config.digest()[:12]}"
     for title, lines in (
-        ("Roles", _role_lines(config)),
+        ("Roles", role_lines(config)),
         ("One step", _step_lines(config.spec)),
         ("Run", _run_lines(config.spec)),
         (types, _type_lines(config)),
@@ -45,8 +45,17 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
             yield from ("", title, *told)
 
 
-def _role_lines(config: RunConfig) -> Iterator[str]:
-    yield from map(_role_line, config.topology.roles)
+def role_lines(config: RunConfig) -> Iterator[str]:
+    """The roles of a run: pods, ranks, threads or GPUs, and how ranks share a model."""
+    settings = config.spec.roles.model_dump(mode="json")
+    for role in config.topology.roles:
+        layout = (settings.get(role.role) or {}).get("parallelism", {})
+        told = [
+            f"{word} {layout[word]}" for word in ("tensor", "sequence") if layout.get(word, 1) > 1
+        ]
+        if role.role == "rollout" and config.spec.rollout.max_staleness:
+            told.append(f"at most {counted(config.spec.rollout.max_staleness, 'step')} ahead")
+        yield _role_line(role, told)
     if config.topology.total_gpus:
         yield f"{counted(config.topology.total_gpus, 'GPU')} in all"
     engines, ranks = config.spec.rollout.parallelism.data, config.spec.rollout.parallelism.tensor
@@ -55,7 +64,7 @@ def _role_lines(config: RunConfig) -> Iterator[str]:
         yield f"{counted(engines, 'engine')} in {generating}, {ranks} ranks each"
 
 
-def _role_line(role: RoleTopology) -> str:
+def _role_line(role: RoleTopology, layout: Sequence[str]) -> str:
     if role.colocated_with is not None:
         ranks = counted(role.world_size, "rank")
         return f"{role.role:<13} in the {ranks} of {role.colocated_with}"
@@ -64,6 +73,7 @@ def _role_line(role: RoleTopology) -> str:
         f"{counted(role.ranks_per_pod, 'rank')} each",
         f"{counted(role.threads_per_rank, 'thread')} a rank",
         counted(role.gpus_per_pod, "GPU") + " a pod" if role.gpus_per_pod else "CPU",
+        *layout,
     ]
     last = f" ... {role.pods[-1].host}" if len(role.pods) > 1 else ""
     return f"{role.role:<13} {', '.join(parts)}: {role.pods[0].host}{last}"

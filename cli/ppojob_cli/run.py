@@ -19,9 +19,9 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.output_checks import LOCK_FILE
-from ppojob_cli.overrides import set_option
+from ppojob_cli.overrides import Given, set_option
 from ppojob_cli.preflight import check_run
-from ppojob_cli.summary import Ending, finished_summary
+from ppojob_cli.summary import Ending, finished_summary, keep_model
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
 from ppojob_trainer.checkpoint.store import LATEST_NAME
@@ -90,7 +90,7 @@ def run(
 def run_job(
     file: Path,
     output: Path | None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Given] = (),
     *,
     plain: bool,
     folder_of_runs: str = "runs",
@@ -120,6 +120,7 @@ def run_job(
             return contract.EXIT_DONE
         with usable(folder):
             write_job(folder, config)
+            keep_model(folder, config)
         return _run_pods(config, folder, view, interrupts)
 
 
@@ -144,7 +145,7 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
             return stopped_at_once(folder)
         if interrupts.count == 1 and not asked:
             asked = True
-            view.note("finishing the step, then writing a checkpoint; Ctrl-C again stops at once")
+            view.note(f"{view.what_is_finished}; Ctrl-C again stops at once")
             pods.ask_to_stop()
         ended = pods.controller.process.poll()
         if ended is not None and asked:

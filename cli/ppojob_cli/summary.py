@@ -19,12 +19,17 @@ from ppojob_api.run_layout import (
     RESPONSES_FILE,
     SUMMARY_FILE,
     TENSORBOARD_FOLDER,
+    TRACKIO_FOLDER,
     WANDB_FOLDER,
 )
 from ppojob_cli.figures import counted, duration, number
 from ppojob_cli.run_state import short_name
 from ppojob_trainer.controller.progress import TrainingStatus
+from ppojob_trainer.controller.row_tape import batches_on_disk
+from ppojob_trainer.models.fingerprint import fingerprint
+from ppojob_trainer.models.weight_files import BadHeader
 
+_MODEL_FILE: Final = ".model"
 _LOG_LINES: Final = 12
 _LOG_LINE_CHARACTERS: Final = 300
 _LOG_TAIL_BYTES: Final = 1 << 14
@@ -75,7 +80,32 @@ def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
     summary = read_summary(folder)
     if summary is None or summary.config_sha256 != config.digest():
         return None
+    if is_of_another_model(folder, config):
+        return None
     return summary if summary.phase == "Succeeded" else None
+
+
+def keep_model(folder: Path, config: RunConfig) -> None:
+    """Keep what tells the model from others, of a job that only asks it."""
+    if not config.spec.steps.trains and (found := _model_at(config)):
+        (folder / _MODEL_FILE).write_text(found)
+
+
+def is_of_another_model(folder: Path, config: RunConfig) -> bool:
+    """Whether a job that does not train has answers of another model than lies at its path now."""
+    kept = folder / _MODEL_FILE
+    if not kept.is_file() or config.spec.steps.trains or not batches_on_disk(folder):
+        return False
+    found = _model_at(config)
+    return found is not None and found != kept.read_text(errors="replace")
+
+
+def _model_at(config: RunConfig) -> str | None:
+    """The fingerprint of the model; None where it cannot be read."""
+    try:
+        return fingerprint(Path(config.spec.model.path))
+    except (OSError, BadHeader):
+        return None
 
 
 def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[str]:
@@ -104,8 +134,7 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     steps, tokens = counted(summary.steps, "step"), number(summary.tokens)
     effort = f"{steps} in {duration(summary.seconds)}, {tokens} tokens"
     if summary.phase == "Succeeded":
-        answered = folder / RESPONSES_FILE
-        alone = f"{answered}" if answered.is_file() else "validated, nothing was trained"
+        alone = _answered(folder) or "validated, nothing was trained"
         lines = [f"done: {effort if summary.steps else alone}"]
     else:
         lines = [f"interrupted: {effort}; the same command goes on from there"]
@@ -125,7 +154,21 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     if store.is_file():
         uri = shlex.quote(f"sqlite:///{store}")
         lines.append(f"  mlflow      mlflow ui --backend-store-uri {uri}")
+    if (folder / TRACKIO_FOLDER).is_dir():
+        place = shlex.quote(str(folder.absolute() / TRACKIO_FOLDER))
+        lines.append(f"  trackio     TRACKIO_DIR={place} trackio show")
     return [printable(line) for line in lines]
+
+
+def _answered(folder: Path) -> str:
+    """Where the responses of a job are that only generates, and to how many prompts."""
+    path = folder / RESPONSES_FILE
+    if not path.is_file():
+        return ""
+    # Parquet takes half a second to load.
+    import pyarrow.parquet as pq
+
+    return f"{path}, responses to {counted(pq.read_metadata(path).num_rows, 'prompt')}"
 
 
 def log_lines(folder: Path, pod: str) -> list[str]:

@@ -11,12 +11,12 @@ from ppojob_api.checks.pods import all_settings
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_cli.overrides import Overrides, set_option
+from ppojob_cli.overrides import Given, Overrides, set_option
 from ppojob_trainer.errors import ConfigError, PPOJobError
 
 
-def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | PPOJob:
-    """Read and judge one manifest, with fields given on the command line, `PATH=VALUE` each.
+def validate_file(path: str, overrides: Sequence[Given] = ()) -> list[Problem] | PPOJob:
+    """Read and judge one manifest, with fields given on the command line.
 
     Returns:
         The job, or all that is wrong with the file, the overrides and the job that they make.
@@ -34,7 +34,7 @@ def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | P
     return problems or judged
 
 
-def load_job(path: str | Path, overrides: Sequence[str] = ()) -> PPOJob:
+def load_job(path: str | Path, overrides: Sequence[Given] = ()) -> PPOJob:
     """The job of a file, for commands that go on with it.
 
     Raises:

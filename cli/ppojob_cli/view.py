@@ -9,11 +9,13 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal, Self
 
 import click
+import msgspec
 
 from ppojob_api import contract
 from ppojob_api.problem import printable
@@ -37,6 +39,7 @@ class View(Closeable):
     Args:
         num_samples: Samples shown of each step and validation.
         since: Unix seconds; what an earlier run said of its state is not shown.
+        work: What a job does that is told as the phase `Training`.
         clock: Unix seconds.
     """
 
@@ -47,14 +50,16 @@ class View(Closeable):
         *,
         num_samples: int = 0,
         since: float = 0.0,
+        work: str = "Training",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name
         self.clock = clock
         self._folder = folder
         self._num_samples = num_samples
+        self._work = work
         self._reader = RunReader(folder, since=since)
-        self.state = self._reader.read()
+        self.state = self._read()
         self._records = self.state.records
         self._times = {record.step: record.time for record in self.state.records}
         self._notices: set[str] = set()
@@ -78,7 +83,20 @@ class View(Closeable):
 
     def look(self) -> None:
         """Read the folder."""
-        self.state = self._reader.read()
+        self.state = self._read()
+
+    def _read(self) -> RunState:
+        state = self._reader.read()
+        if state.status.phase != "Training":
+            return state
+        return replace(state, status=msgspec.structs.replace(state.status, phase=self._work))
+
+    @property
+    def what_is_finished(self) -> str:
+        """What a job still does that was asked to end."""
+        if self._work == "Training":
+            return "finishing the step, then writing a checkpoint"
+        return f"{self._work.lower()} to the end, for there is no checkpoint on the way"
 
     def show_new(self) -> None:
         """Show what was read and not shown yet; nothing that was there before this run is new."""
@@ -212,7 +230,8 @@ def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
         if isinstance(stream, TextIOWrapper):
             # A model writes any character; one that the terminal lacks must not end the run.
             stream.reconfigure(errors="backslashreplace")
-    samples, now = config.spec.num_examine, time.time()
+    samples, now, steps = config.spec.num_examine, time.time(), config.spec.steps
+    work = "Training" if steps.trains else "Generating" if steps.generate_only else "Validating"
     if not plain and sys.stdout.isatty():
         from rich.console import Console
 
@@ -220,5 +239,5 @@ def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
         if not console.is_dumb_terminal:
             from ppojob_cli.live_view import LiveView
 
-            return LiveView(config.name, folder, console, num_samples=samples, since=now)
-    return PlainView(config.name, folder, num_samples=samples, since=now)
+            return LiveView(config.name, folder, console, num_samples=samples, since=now, work=work)
+    return PlainView(config.name, folder, num_samples=samples, since=now, work=work)

@@ -27,7 +27,7 @@ def test_they_hold_a_run_that_was_killed(
     start, tiny_job, output: Path, undisturbed, once, tmp_path
 ):
     """The controller alone, a rank, and everything, trackers too; then the same command."""
-    job = tiny_job(recovery=RECOVERY, loggers=["console", "wandb", "mlflow"])
+    job = tiny_job(recovery=RECOVERY, loggers=["console", "wandb", "mlflow", "trackio"])
     environment = {"HOME": str(tmp_path)} | job_points.armed(
         once,
         "controller.step.recorded@3=kill",
@@ -44,6 +44,7 @@ def test_they_hold_a_run_that_was_killed(
     places = {
         "wandb": f"wandb sync {output}/wandb/offline-run-",
         "mlflow": f"mlflow ui --backend-store-uri sqlite:///{output}/mlflow/mlflow.db",
+        "trackio": f"TRACKIO_DIR={output}/trackio trackio show",
     }
     for tracker, place in places.items():
         if f"{tracker}: not finished" in run.logs():  # on a busy machine

@@ -5,6 +5,7 @@ the libraries are not for their process.
 """
 
 import json
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -90,7 +91,14 @@ def of_mlflow(output: Path) -> Points:
     ]
 
 
+def of_trackio(output: Path) -> Points:
+    with sqlite3.connect(output / "trackio" / "ppojob.db") as store:
+        rows = store.execute("select step, metrics from metrics").fetchall()
+        assert len(store.execute("select * from configs").fetchall()) == 1
+    return [(step, name, value) for step, text in rows for name, value in json.loads(text).items()]
+
+
 if __name__ == "__main__":
     tracker, folder = sys.argv[1:]
-    read = {"wandb": of_wandb, "mlflow": of_mlflow}[tracker]
+    read = {"wandb": of_wandb, "mlflow": of_mlflow, "trackio": of_trackio}[tracker]
     sys.stdout.write(json.dumps(read(Path(folder))))

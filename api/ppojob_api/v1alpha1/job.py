@@ -28,7 +28,7 @@ from ppojob_api.v1alpha1.training import (
     TrainingSpec,
 )
 
-Logger = Literal["console", "tensorboard", "wandb", "mlflow"]
+Logger = Literal["console", "tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class Metadata(Section):

@@ -1,9 +1,10 @@
 """Conversions of what is around: data, rewards, agents, pods, length and records of a run."""
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.job import Logger
 from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import keys as table
@@ -342,7 +343,7 @@ def loggers(verl: Verl, job: Draft) -> None:
     if not verl.is_given(key):
         return
     given = verl[key] if isinstance(verl[key], list) else [verl[key]]
-    known = [one for one in given if one in ("console", "tensorboard", "wandb", "mlflow")]
+    known = [one for one in given if one in get_args(Logger)]
     job.set("spec.loggers", known, key)
     others = [one for one in given if one not in known and one != "file"]
     if others:
@@ -353,7 +354,11 @@ def project(verl: Verl, job: Draft) -> None:
     """The project of trackers, a variable of the pods."""
     key = "trainer.project_name"
     written = job.fields.get("spec.loggers")
-    trackers = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}
+    trackers = {
+        "wandb": "WANDB_PROJECT",
+        "mlflow": "MLFLOW_EXPERIMENT_NAME",
+        "trackio": "TRACKIO_PROJECT",
+    }
     used = [] if written is None else [trackers[one] for one in written.value if one in trackers]
     if used and verl.is_given(key):
         env = [{"name": variable, "value": str(verl[key])} for variable in used]

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,17 @@ class FakeRun:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> FakeRun:
-    folder = tmp_path / "a run"
-    folder.mkdir()
-    return FakeRun(folder)
+def run_called(tmp_path: Path) -> Callable[[str], FakeRun]:
+    def make(name: str) -> FakeRun:
+        (tmp_path / name).mkdir()
+        return FakeRun(tmp_path / name)
+
+    return make
+
+
+@pytest.fixture
+def run(run_called: Callable[[str], FakeRun]) -> FakeRun:
+    return run_called("a run")
 
 
 @pytest.fixture

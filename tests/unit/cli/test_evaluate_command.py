@@ -102,7 +102,7 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
         ({}, ["--function", "{own}:length", "--job", "{own}"], 2, "--function: got --job"),
         ({}, ["--kept", "--function", "{own}:length"], 2, "--kept: got --function"),
         ({}, ["--job", "{folder}/gone.yaml"], 2, "{folder}/gone.yaml: got "),
-        ({}, ["--function", "{own}:fails"], 3, "{rows}:0: --function 'fails': row 0: "),
+        ({}, ["--function", "{own}:fails"], 3, "{rows}:0:responses[0]: --function 'fails': "),
     ],
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_written(
@@ -125,6 +125,22 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = evaluated(tmp_path / "gone.parquet")
     assert done.exit_code == 2
     assert done.stderr.startswith(f"{tmp_path / 'gone.parquet'}: got no such file: ")
+
+
+def test_rows_are_counted_and_not_their_responses(tmp_path: Path) -> None:
+    path = rows(tmp_path, reward_model=None)
+    (line,) = evaluated(path).stderr.splitlines()
+    assert line.startswith(f"{path}:0:ground_truth: got ")
+    assert "(and 1 more rows like it)" in line
+
+
+def test_a_file_of_no_rows_is_told_without_fields_of_a_job(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("kind: PPOJob\n")
+    (line,) = evaluated(tmp_path / "job.yaml").stderr.splitlines()
+    assert line.endswith("; a whole parquet file, not encrypted, or one in .jsonl, .ndjson, .json")
+    path = rows(tmp_path, responses=None, **{f"column-{n}": [0, 0] for n in range(99)})
+    (line,) = evaluated(path).stderr.splitlines()
+    assert "column-15, ...; " in line
 
 
 def test_a_run_that_has_validated_nothing(tmp_path: Path) -> None:

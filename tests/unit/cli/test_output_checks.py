@@ -1,5 +1,6 @@
 """A run folder: what lies there is not lost without a word, and a checkpoint fits."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from small_disks import SmallDisk, small_disk
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.output_checks import check_checkpoints, check_output, unsaved_steps_warning
 from ppojob_cli.run import locked, usable, write_job
+from ppojob_cli.summary import finished_summary, keep_model
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,
@@ -36,6 +38,27 @@ def folder(tmp_path: Path) -> Path:
 
 def job_with(tmp_path: Path, *settings: str) -> RunConfig:
     return resolve(load_job(tiny_jobs.write_manifest(tmp_path, tmp_path), settings))
+
+
+def test_answers_of_another_model_at_the_same_path_are_not_taken_for_these(
+    folder: Path, tmp_path: Path
+) -> None:
+    config = job_with(tmp_path, "spec.steps.generateOnly=true")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    keep_model(folder, config)
+    (folder / "summary.json").write_text(
+        json.dumps({"phase": "Succeeded", "steps": 0, "seconds": 0.0, "tokens": 0,
+                    "config_sha256": config.digest()})
+    )  # fmt: skip
+    (tmp_path / "model" / "config.json").write_text('{"of": "another"}')
+    assert finished_summary(folder, config) is not None, "nothing was answered by the first"
+    (folder / "validation" / "step-000000.parquet").mkdir(parents=True)
+    assert finished_summary(folder, config) is None
+    (problem,) = check_output(config, folder, None)
+    assert str(problem).startswith(f"--output: got {folder}: what it holds was answered by another")
+    keep_model(folder, config)
+    assert finished_summary(folder, config) is not None
 
 
 def leave_run(folder: Path, config: RunConfig, steps: int) -> Journal:

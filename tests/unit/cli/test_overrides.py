@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from ppojob_api.problem import Problem
 from ppojob_api.run_config import RunConfig
+from ppojob_cli.generate import generate
 from ppojob_cli.overrides import Overrides, parse_override
 from ppojob_cli.plan import plan
 from ppojob_cli.validate import load_job, validate, validate_file
@@ -128,3 +129,9 @@ def test_commands_take_it(file: str) -> None:
     result = runner.invoke(plan, [file, "--json", "--set", "spec.seed=2", "--set", "spec.seed=1"])
     assert result.exit_code == 0
     assert RunConfig.from_json(result.stdout).spec.seed == 1
+
+
+def test_an_option_that_stands_for_a_field_is_named(file: str) -> None:
+    told = CliRunner().invoke(generate, [file, "--data", "/nosuch"])
+    assert told.exit_code == 2
+    assert told.stderr.startswith("--data: spec.data.validation[0].path: got ")

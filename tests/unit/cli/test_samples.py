@@ -44,6 +44,7 @@ def test_one_sample_a_prompt_over_all_parts(run) -> None:
         ground_truth="12",
         score=0.8,
         is_truncated=False,
+        response_tokens=3,
     )
 
 

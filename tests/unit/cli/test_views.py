@@ -65,6 +65,14 @@ class TestPlain:
         ]
         assert err == ""
 
+    def test_a_job_that_only_generates(self, run, capsys) -> None:
+        run.status(stage="testing")
+        with PlainView("addition", run.folder, work="Generating") as view:
+            view.refresh(pods)
+        assert capsys.readouterr().out.splitlines() == ["generating"]
+        assert view.what_is_finished.startswith("generating to the end")
+        assert plain(run).what_is_finished == "finishing the step, then writing a checkpoint"
+
     def test_a_resumed_run_prints_no_step_twice(self, run, capsys) -> None:
         run.validation(0.36)
         for step in (1, 2, 3):
@@ -186,15 +194,17 @@ def test_what_lies_there_is_named(run, capsys) -> None:
     (run.folder / "wandb" / "offline-run-1-a").mkdir(parents=True)
     (run.folder / "mlflow").mkdir()
     (run.folder / "mlflow" / "mlflow.db").touch()
+    (run.folder / "trackio").mkdir()
     plain(run).already_done(read_summary(run.folder))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("done already")
     store = f"'sqlite:///{run.folder.absolute()}/mlflow/mlflow.db'"
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         f"  model       {run.folder}/export",
         f"  curves      tensorboard --logdir '{run.folder}/tensorboard'",
         f"  wandb       wandb sync '{run.folder}/wandb/offline-run-1-a'",
         f"  mlflow      mlflow ui --backend-store-uri {store}",
+        f"  trackio     TRACKIO_DIR='{run.folder.absolute()}/trackio' trackio show",
     ]
 
 

@@ -13,8 +13,8 @@ import tracker_runs
 
 from ppojob_trainer.metrics.sinks import JsonLines, Sinks
 from ppojob_trainer.trackers.libraries import LIBRARIES
-from ppojob_trainer.trackers.messages import TrackedRun
-from ppojob_trainer.trackers.mlflow_run import flat, metric_name
+from ppojob_trainer.trackers.messages import TrackedRun, flat
+from ppojob_trainer.trackers.mlflow_run import metric_name
 from ppojob_trainer.trackers.sink import TrackerSink
 
 CONFIG = {"algorithm": {"type": "grpo", "kl": None}, "rewards": [{"weight": 1.0}], "seed": 0}
@@ -23,7 +23,7 @@ CONFIG = {"algorithm": {"type": "grpo", "kl": None}, "rewards": [{"weight": 1.0}
 @pytest.fixture(autouse=True)
 def _no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key or a server, as on a machine where nobody has logged in."""
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -81,7 +81,11 @@ def kill_process_of(sink: TrackerSink) -> None:
 def by_hand(tracker: str, folder: Path) -> None:
     program = [sys.executable, "-m", "ppojob_trainer.trackers", tracker, str(folder)]
     done = subprocess.run(program, check=True, capture_output=True, text=True)
-    told = {"wandb": "wandb sync ", "mlflow": "mlflow ui --backend-store-uri sqlite:///"}[tracker]
+    told = {
+        "wandb": "wandb sync ",
+        "mlflow": "mlflow ui --backend-store-uri sqlite:///",
+        "trackio": f"TRACKIO_DIR={folder}/trackio trackio show --project ppojob",
+    }[tracker]
     assert told in done.stdout
 
 

@@ -1,7 +1,6 @@
 """What a job leaves for people: metrics and rows a step, cut back when steps are thrown away."""
 
 import logging
-import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from ppojob_api.run_layout import METRICS_FILE, RESPONSES_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch, values_of_failure
-from ppojob_trainer.controller.row_tape import ROW_FOLDERS, BatchKey
+from ppojob_trainer.controller.row_tape import BatchKey, batches_on_disk
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.metrics.sinks import Sinks
@@ -34,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 ADVANTAGES_FOLDER = "advantages"
 ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
-_FOLDER = re.compile(r"step-(\d{6,})(?:-round-(\d+))?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -99,15 +97,9 @@ class Records:
         `replayed` are batches beyond the state that are taken from the disk.
         """
         last = _last_record(progress)
-        for purpose, name in ROW_FOLDERS.items():
-            folder = self.run_folder / name
-            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-                match = _FOLDER.fullmatch(path.name)
-                if match is None:
-                    continue
-                key = BatchKey(purpose, int(match[1]), int(match[2] or 1) - 1)
-                if last < key.step and key not in replayed:
-                    durable.remove_tree(path, ROWS_CUT_POINT)
+        for key in batches_on_disk(self.run_folder):
+            if last < key.step and key not in replayed:
+                durable.remove_tree(self.run_folder / key.folder, ROWS_CUT_POINT)
 
 
 def _last_record(progress: Progress) -> int:
@@ -177,14 +169,11 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:
     """Verl's `val-core` and `val-aux` numbers of a validation batch."""
-    values, figures = batch.values(), row_figures(batch)
+    prompts = map(batch.prompt_of, range(batch.num_rows))
+    figures = batch.figures or [b""] * batch.num_rows
     return validation_metrics(
-        ValidationRow(
-            data_source=batch.prompt_of(row).data_source,
-            prompt_id=batch.prompt_of(row).index,
-            score=batch.scores[row],
-            extras=values[row],
-            num_turns=figures[row].num_turns if figures else None,
+        ValidationRow(prompt.data_source, prompt.index, score, extras, own)
+        for prompt, score, extras, own in zip(
+            prompts, batch.scores, batch.values(), figures, strict=True
         )
-        for row in range(batch.num_rows)
     )

@@ -12,6 +12,7 @@ any more that drew them.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ ROW_FOLDERS = {"greedy": "greedy", "train": "rollouts", "validation": "validatio
 _PURPOSES = tuple(ROW_FOLDERS)
 AHEAD_FOLDER = "ahead"
 """Of a checkpoint: a folder for each purpose, with the rows of the step behind it."""
+_FOLDER = re.compile(r"step-(\d{6,})(?:-round-(\d+))?\.parquet")
 Place = tuple[str, tuple[FileEntry, ...]]
 """A folder, relative to the run folder or absolute, and its files."""
 
@@ -61,6 +63,16 @@ class BatchKey(NamedTuple):
         """Where its rows lie, relative to the run folder."""
         number = f"-round-{self.round + 1}" if self.round else ""
         return f"{ROW_FOLDERS[self.purpose]}/step-{self.step:06d}{number}.parquet"
+
+
+def batches_on_disk(run_folder: Path) -> list[BatchKey]:
+    """The batches that have a folder of rows, whole or in part."""
+    return [
+        BatchKey(purpose, int(match[1]), int(match[2] or 1) - 1)
+        for purpose, name in ROW_FOLDERS.items()
+        for path in sorted((run_folder / name).glob("*"))
+        if (match := _FOLDER.fullmatch(path.name))
+    ]
 
 
 def batch_key(batch: Batch, step: int) -> BatchKey:

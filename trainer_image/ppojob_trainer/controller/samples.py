@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
@@ -25,9 +25,12 @@ _RESPONSE_LINES: Final = 12
 _TRUTH_CHARACTERS: Final = 160
 
 
-class _Place(msgspec.Struct):
+class Place(msgspec.Struct):
+    """Which response of a batch it is, by which some are chosen; the score may be NaN."""
+
     row: int
     sample: int
+    score: float
 
 
 class Sample(msgspec.Struct, kw_only=True):
@@ -37,6 +40,7 @@ class Sample(msgspec.Struct, kw_only=True):
         prompt: with the chat template's tokens.
         response: without special tokens.
         is_truncated: whether a length limit ended it.
+        reward_values: JSON object of what reward functions said beside the score, if they did.
     """
 
     row: int
@@ -45,15 +49,18 @@ class Sample(msgspec.Struct, kw_only=True):
     ground_truth: str | None
     score: float
     is_truncated: bool = msgspec.field(name="truncated")
+    response_tokens: int | None = None
+    reward_values: str | None = None
     step: int = 0
     purpose: str = ""
 
 
-_Row = TypeVar("_Row", _Place, Sample)
+_Row = TypeVar("_Row", Place, Sample)
 _COLUMNS: Final = {
-    _Place: ["row", "sample"],
-    Sample: ["row", "prompt", "response", "ground_truth", "score", "truncated"],
-}
+    Place: ["row", "sample", "score"],
+    Sample: ["row", "prompt", "response", "ground_truth", "score", "truncated", "response_tokens",
+             "reward_values"],
+}  # fmt: skip
 
 
 def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[Sample]:
@@ -62,17 +69,27 @@ def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[
     Answers them in row order; none where the rows are missing or cannot be read, since samples are
     worth no interruption.
     """
-    folder = run_folder / BatchKey(purpose, step).folder
+
+    def first(places: Sequence[Place]) -> Collection[int]:
+        ordered = sorted(places, key=lambda place: (place.sample, place.row))
+        return {place.row for place in ordered[:count]}
+
+    return chosen_samples(run_folder, BatchKey(purpose, step), first)
+
+
+def chosen_samples(
+    run_folder: Path, key: BatchKey, choose: Callable[[Sequence[Place]], Collection[int]]
+) -> list[Sample]:
+    """The responses of a batch whose rows are chosen, as `read_samples` answers them."""
+    folder = run_folder / key.folder
     try:
         parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
-        places = [place for part in parts for place in _rows(part, _Place)]
-        first = sorted(places, key=lambda place: (place.sample, place.row))[:count]
-        wanted = {place.row for place in first}
+        wanted = choose([place for part in parts for place in _rows(part, Place)])
         found = [row for part in parts for row in _matching(part, wanted)]
     except (OSError, pa.ArrowException, msgspec.ValidationError):
         return []
     for sample in found:
-        sample.step, sample.purpose = step, purpose
+        sample.step, sample.purpose = key.step, key.purpose
     return sorted(found, key=lambda sample: sample.row)
 
 
@@ -111,9 +128,9 @@ def _rows(part: Path, form: type[_Row]) -> Iterator[_Row]:
             yield from msgspec.convert(batch.to_pylist(), list[form])  # type: ignore[valid-type]
 
 
-def _matching(part: Path, wanted: set[int]) -> Iterator[Sample]:
+def _matching(part: Path, wanted: Collection[int]) -> Iterator[Sample]:
     """The wanted rows of a part; reads no further than the last of them."""
-    here = sum(place.row in wanted for place in _rows(part, _Place))
+    here = sum(place.row in wanted for place in _rows(part, Place))
     yield from islice((row for row in _rows(part, Sample) if row.row in wanted), here)
 
 

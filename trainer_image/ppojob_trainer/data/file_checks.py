@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -105,7 +105,8 @@ def open_row_file(
         )
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        allowed = "a whole parquet file, not encrypted, or format: jsonl"
+        allowed = "a whole parquet file, not encrypted"
+        allowed += ", or format: jsonl" if file else f", or one in {', '.join(_JSON_ENDINGS)}"
         return DataProblem(path, "no parquet file that can be read", reason, allowed)
     found = opened.schema_arrow.names
     columns = tuple(found) if read is None else read
@@ -113,9 +114,14 @@ def open_row_file(
     if missing is None:
         return ParquetRows(path, opened, columns)
     opened.close()
-    listed = ", ".join(found[:_LISTED_COLUMNS]) + (", ..." if len(found) > _LISTED_COLUMNS else "")
-    where, why = f"{path}:{missing}", f"the columns are {listed}"
+    where, why = f"{path}:{missing}", f"the columns are {listed_columns(found)}"
     return DataProblem(where, "no such column", why, COLUMNS_ALLOWED)
+
+
+def listed_columns(names: Sequence[str]) -> str:
+    """The first columns of a file, for messages."""
+    more = ", ..." if len(names) > _LISTED_COLUMNS else ""
+    return ", ".join(names[:_LISTED_COLUMNS]) + more or "none"
 
 
 def _unreadable(path: str, got: str, allowed: str = _WANTED) -> DataProblem:

@@ -21,7 +21,7 @@ from ppojob_api.problem import printable, shown
 from ppojob_api.run_layout import JOB_FILE, RESPONSES_FILE
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.columns import EXTRA_COLUMN, REWARD_COLUMN, BadCell, read_row
-from ppojob_trainer.data.file_checks import open_row_file
+from ppojob_trainer.data.file_checks import listed_columns, open_row_file
 from ppojob_trainer.data.formats import ParquetRows, Row
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.errors import ConfigError
@@ -51,6 +51,7 @@ class Answer:
         tokens: of the response; None where the file does not tell.
         figures: turns and calls, JSON; None for rows of one turn.
         kept: score and values (JSON) that the file has already; None where it has none.
+        is_in_list: whether its row has a list of responses.
     """
 
     place: str
@@ -66,6 +67,12 @@ class Answer:
     is_truncated: bool = False
     figures: str | None = None
     kept: tuple[float, str] | None = None
+    is_in_list: bool = False
+
+    @property
+    def response_place(self) -> str:
+        """``file:row``, and which of the responses of that row."""
+        return f"{self.place}:{RESPONSES}[{self.sample}]" if self.is_in_list else self.place
 
 
 class _OurRow(msgspec.Struct):
@@ -243,9 +250,10 @@ def _of_verl(cells: Row, place: str) -> Iterator[Answer]:
             response=response,
             ground_truth=row.ground_truth,
             extra_info=row.extra_info,
+            is_in_list=not isinstance(given, str),
         )
 
 
 def _no_responses(where: str, columns: list[str]) -> DataProblem:
-    why = f"the columns are {', '.join(columns) or 'none'}"
+    why = f"the columns are {listed_columns(columns)}"
     return DataProblem(f"{where}:{RESPONSES}", "no such column", why, _WANTED)

@@ -13,7 +13,6 @@ from ppojob_trainer import durable
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.evaluation.answers import Answer
-from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult, value_kinds
@@ -23,6 +22,7 @@ from ppojob_trainer.rows.row_files import SCHEMA, truth_cells, value_cells, with
 SCORED_FILE: Final = "scored.parquet"
 METRICS_FILE: Final = "evaluation.jsonl"
 
+_POINT: Final = durable.point("evaluation", *durable.FILE_ACTS)
 _LEFT_OUT: Final = frozenset({"prompt_tokens", "response_ids", "rollout_logprobs", "segments"})
 _SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name not in _LEFT_OUT])
 
@@ -34,7 +34,7 @@ def check_answers(answers: Sequence[Answer], checks: RowChecks) -> None:
         ConfigError: with every problem, one line each.
     """
     errors = Findings()
-    for answer in answers:
+    for answer in {answer.place: answer for answer in answers}.values():  # once a row
         source, truth = answer.data_source, answer.ground_truth
         column, got, why = "data_source", shown(source), "no scorer knows it"
         allowed = checks.data_source_problem(source)
@@ -66,7 +66,7 @@ def scored(
     except RewardFailed as failure:
         if failure.row is None:
             raise
-        place = answers[failure.row].place
+        place = answers[failure.row].response_place
         raise RewardFailed(f"{place}: {failure.where}", failure.reason) from None
 
 
@@ -105,13 +105,7 @@ def evaluation(answers: Sequence[Answer], results: Sequence[RewardResult]) -> di
     """The `val-core` and `val-aux` metrics of a step, as its job would have them."""
     return validation_metrics(
         ValidationRow(
-            data_source=answer.data_source,
-            prompt_id=answer.prompt,
-            score=result.score,
-            extras=result.extras,
-            num_turns=msgspec.json.decode(answer.figures, type=RowFigures).num_turns
-            if answer.figures
-            else None,
+            answer.data_source, answer.prompt, result.score, result.extras, answer.figures
         )
         for answer, result in zip(answers, results, strict=True)
     )
@@ -149,19 +143,9 @@ def write_evaluation(
         for row, (answer, result) in enumerate(rows)
     ]
     table = pa.Table.from_pylist(records, schema=with_values(_SCHEMA, kinds))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    durable.make_folder(folder, parents=True, exist_ok=True)
+    durable.write_file(folder / SCORED_FILE, sink.getvalue().to_pybytes(), _POINT)
     lines = b"".join(msgspec.json.encode(line) + b"\n" for line in metrics)
-    _write(folder / SCORED_FILE, lambda aside: pq.write_table(table, aside))
-    _write(folder / METRICS_FILE, lambda aside: aside.write_bytes(lines))
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Replace a file as a whole."""
-    aside = path.with_name(f".{path.name}.aside")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(aside)
-        aside.replace(path)
-    except OSError as error:
-        durable.raise_storage_error(path, "write", error)
-    finally:
-        aside.unlink(missing_ok=True)
+    durable.write_file(folder / METRICS_FILE, lines, _POINT)

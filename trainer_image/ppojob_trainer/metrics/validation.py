@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.metrics.step_metrics import RowFigures, Spread
 
 NUM_BOOTSTRAPS: Final = 1000
 SEED: Final = 42
@@ -30,15 +31,15 @@ class ValidationRow:
     """One scored sample of a prompt, with what else the reward function gave.
 
     Numbers of `extras` become variables of their own; ``acc`` is among them, the function's or else
-    its score, and ``pred`` (a string) is the answer that the majority is taken of. `num_turns` is
-    None where the sample has one turn.
+    its score, and ``pred`` (a string) is the answer that the majority is taken of. `figures` are
+    `RowFigures` as JSON, empty or None where the sample has one turn.
     """
 
     data_source: str
     prompt_id: int
     score: float
     extras: Mapping[str, float | str]
-    num_turns: int | None = None
+    figures: bytes | str | None = None
 
     def variables(self) -> dict[str, float]:
         """Numbers of the sample."""
@@ -65,7 +66,8 @@ def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
     turns = list[int]()
     for row in rows:
         sources[row.data_source][row.prompt_id].append(row)
-        turns += [] if row.num_turns is None else [row.num_turns]
+        if row.figures:
+            turns.append(msgspec.json.decode(row.figures, type=RowFigures).num_turns)
     found: dict[str, float] = {}
     for source, prompts in sources.items():
         for variable, statistics in _source_statistics(list(prompts.values())).items():

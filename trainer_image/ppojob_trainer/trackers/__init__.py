@@ -1,1 +1,1 @@
-"""Experiment trackers (wandb, mlflow): views of metrics.jsonl by processes of their own."""
+"""Experiment trackers: views of metrics.jsonl by processes of their own."""

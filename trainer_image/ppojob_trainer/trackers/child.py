@@ -23,6 +23,7 @@ from ppojob_trainer.trackers.messages import Answer, Finish, Open, Phase, Reques
 
 if TYPE_CHECKING:
     from ppojob_trainer.trackers.mlflow_run import MlflowRun
+    from ppojob_trainer.trackers.trackio_run import TrackioRun
     from ppojob_trainer.trackers.wandb_run import WandbRun
 
 _STEPS_AT_A_TIME: Final = 50
@@ -69,7 +70,7 @@ class _Summary(msgspec.Struct):
     phase: Phase
 
 
-def open_run(run: TrackedRun) -> "WandbRun | MlflowRun":
+def open_run(run: TrackedRun) -> "WandbRun | MlflowRun | TrackioRun":
     """Import the tracker's library, and begin the run in it or go on with it.
 
     A run has `last_step`, that the tracker holds (-1 for none), `told`, where people find it,
@@ -79,6 +80,10 @@ def open_run(run: TrackedRun) -> "WandbRun | MlflowRun":
         from ppojob_trainer.trackers.wandb_run import WandbRun
 
         return WandbRun(run)
+    if run.tracker == "trackio":
+        from ppojob_trainer.trackers.trackio_run import TrackioRun
+
+        return TrackioRun(run)
     from ppojob_trainer.trackers.mlflow_run import MlflowRun
 
     return MlflowRun(run)

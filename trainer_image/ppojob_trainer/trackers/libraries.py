@@ -8,10 +8,15 @@ LIBRARIES: Final = {
     "wandb": ("wandb",),
     # Without a server it keeps its runs in a file of SQLite, by SQLAlchemy.
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "trackio": ("trackio",),
 }
 """The modules that must be installed, by the word of `spec.loggers`."""
 
-_PREFIXES: Final = {"wandb": ("WANDB_",), "mlflow": ("MLFLOW_", "DATABRICKS_")}
+_PREFIXES: Final = {
+    "wandb": ("WANDB_",),
+    "mlflow": ("MLFLOW_", "DATABRICKS_"),
+    "trackio": ("TRACKIO_", "HF_"),
+}
 """Of the environment variables that are a tracker's own, keys among them."""
 _OF_ALL: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
                   "NETRC", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",

@@ -1,6 +1,7 @@
 """What a job and the process of its tracker say to each other."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +69,17 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     is_behind: bool = False
     told: str = ""
     failure: str = ""
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """A configuration as parameters: `algorithm.type` -> `grpo`; lists as JSON, null left out."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[prefix + name] = value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 def keep(run: TrackedRun) -> None:

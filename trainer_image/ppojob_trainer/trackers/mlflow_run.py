@@ -1,6 +1,5 @@
 """A job's run in MLflow: on the server that its variables name, else in the run folder."""
 
-import json
 import os
 import re
 import shlex
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ppojob_api.run_layout import MLFLOW_FILE, MLFLOW_FOLDER
-from ppojob_trainer.trackers.messages import Phase, TrackedRun
+from ppojob_trainer.trackers.messages import Phase, TrackedRun, flat
 
 STEP_METRIC: Final = "step"
 """Of each step the last that is sent: how far a run is, is said by its newest value."""
@@ -78,7 +77,7 @@ class MlflowRun:
     def _send_params(self, config: dict[str, Any], known: dict[str, str]) -> None:
         """Send what the run has not: a parameter cannot be changed, as of a job that goes on."""
         params = [
-            self._entities.Param(name, value)
+            self._entities.Param(name, value[:_PARAM_CHARACTERS])
             for name, value in flat(config).items()
             if name not in known
         ]
@@ -103,18 +102,6 @@ def _store_in(folder: Path) -> Path:
 def metric_name(name: str) -> str:
     """A metric's name as MLflow takes it: `mean@8` is `mean_at_8`, as verl has it."""
     return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"))
-
-
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """A configuration as parameters: `algorithm.type` -> `grpo`; lists as JSON, null left out."""
-    found: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            text = value if isinstance(value, str) else json.dumps(value)
-            found[prefix + name] = text[:_PARAM_CHARACTERS]
-    return found
 
 
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:

@@ -107,7 +107,7 @@ def engine_ranks(config: RunConfig, role: RoleName) -> int:
     """How many ranks of a role share a rollout engine."""
     spec = config.spec
     has_engines = config.topology.generating.role == role and spec.rollout.replay is None
-    return spec.rollout.parallelism.tensor if has_engines and not spec.algorithm.is_sft else 1
+    return spec.rollout.parallelism.tensor if has_engines and not spec.algorithm.given else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,67 @@
+"""`ppojob page RUN...`: a run as one HTML file, for somebody who has no access to the machine."""
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ppojob_cli.figures import counted
+from ppojob_cli.input_error import InputError
+
+_COLOURS: Final = 8
+_MOST_STEPS: Final = 10
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    default="page.html",
+    show_default=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The page; one that is there is replaced.",
+)
+@click.option(
+    "--step",
+    "steps",
+    multiple=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help=f"Step whose responses are shown; default: five of each run. Repeatable, {_MOST_STEPS} at "
+    "most.",
+)
+@click.option(
+    "--samples",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1, 5),
+    help="Responses of a step: so many of the best, of the worst, and drawn by lot.",
+)
+def page(runs: tuple[Path, ...], output: Path, steps: tuple[int, ...], samples: int) -> None:
+    """Write curves and responses of runs to one HTML file.
+
+    RUN is a run folder; up to eight are drawn over each other. The run may be under way, ended or
+    broken. The file opens in any browser, is under 2 MB, and asks no network. It holds prompts,
+    responses and the configuration: send it to those who may see them.
+    """
+    from ppojob_cli.run_page.drawing import draw_page
+    from ppojob_cli.run_page.facts import read_runs
+
+    if len(runs) > _COLOURS:
+        raise InputError(f"RUN: got {len(runs)}: there are {_COLOURS} colours; {_COLOURS} at most")
+    if len(steps) > _MOST_STEPS:
+        raise InputError(f"--step: got {len(steps)}: the page would be long; {_MOST_STEPS} at most")
+    text = draw_page(read_runs(runs), frozenset(steps), samples)
+    aside = output.with_name(f".{output.name}.aside")
+    try:
+        aside.write_text(text, "utf-8")
+        aside.replace(output)
+    except OSError as problem:
+        why = f"{problem.strerror}; a file that can be written"
+        raise InputError(f"--output: got {output}: {why}") from None
+    finally:
+        aside.unlink(missing_ok=True)
+    size = f"{len(text.encode()) / 1_000:,.0f} kB"
+    click.echo(f"{output}: {counted(len(runs), 'run')}, {size}; it holds prompts and responses")

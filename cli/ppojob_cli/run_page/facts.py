@@ -1,0 +1,220 @@
+"""What a run folder says of its run: what ran, how far it is, and what happened to it.
+
+Everything may be missing, being written, or of an earlier version: then the page says less.
+"""
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ppojob_api import manifest
+from ppojob_api.problem import printable
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE, METRICS_FILE
+from ppojob_cli.figures import counted, duration, number
+from ppojob_cli.input_error import InputError
+from ppojob_cli.plan import role_lines
+from ppojob_cli.run_state import RunReader, RunState
+from ppojob_cli.validate import load_job
+from ppojob_trainer.checkpoint.journal import (
+    JOURNAL_NAME,
+    AttemptStarted,
+    CheckpointRefused,
+    ControllerStarted,
+    Event,
+    Journal,
+    Rewound,
+    RunBegan,
+    StepDone,
+)
+from ppojob_trainer.errors import PPOJobError
+from ppojob_trainer.trackers.messages import flat
+
+_MOST_MARKS: Final = 50
+_MOST_LINES: Final = 20
+_LINE_CHARACTERS: Final = 300
+
+_STARTED: Final = "the job was started again"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened to a run behind a step; `time` is in Unix seconds."""
+
+    step: int
+    time: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageRun:
+    """One run of a page.
+
+    Attributes:
+        label: what tells it from the others of the page.
+        facts: what ran, as pairs of a word and its lines.
+        settings: the job's fields that are set, as text by their path.
+        config: the fields as YAML; empty where they cannot be read.
+        marks: the last restarts and rewinds, in their order.
+    """
+
+    label: str
+    folder: Path
+    state: RunState
+    facts: Sequence[tuple[str, Sequence[str]]]
+    settings: Mapping[str, str]
+    config: str
+    marks: Sequence[Mark]
+
+
+def read_runs(folders: Sequence[Path]) -> list[PageRun]:
+    """The runs of some folders, in their order.
+
+    Raises:
+        InputError: a folder is none of a run; all of them at once.
+    """
+    wrong = [
+        f"RUN: got {folder}: neither {JOB_FILE} nor {METRICS_FILE} is in it; a run folder"
+        for folder in folders
+        if not (folder / JOB_FILE).is_file() and not (folder / METRICS_FILE).is_file()
+    ]
+    if wrong:
+        raise InputError("\n".join(wrong))
+    names = [folder.resolve().name for folder in folders]
+    is_clear = len(set(names)) == len(names)
+    labels = names if is_clear else list(map(str, folders))
+    return [_read(folder, label) for folder, label in zip(folders, labels, strict=True)]
+
+
+def _read(folder: Path, label: str) -> PageRun:
+    state = RunReader(folder).read()
+    config, note = _config(folder)
+    events, trouble = _events(folder)
+    facts = [
+        ("State", list(_state_lines(state))),
+        *([] if config is None else _job_facts(config)),
+        ("When", list(_time_lines(state, events))),
+        ("Version", sorted({e.code_version for e in events if isinstance(e, ControllerStarted)})),
+        ("Not read", [line for line in (note, trouble) if line]),
+    ]
+    # Pods may have keys in their environment.
+    spec = {} if config is None else _without_pods(config)
+    return PageRun(
+        label=label,
+        folder=folder,
+        state=state,
+        facts=[(word, _listed(lines)) for word, lines in facts if lines],
+        settings=flat(spec),
+        config=manifest.to_yaml(spec) if spec else "",
+        marks=[replace(mark, text=_line(mark.text)) for mark in [*_marks(events)][-_MOST_MARKS:]],
+    )
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+    return [*map(_line, lines[:_MOST_LINES]), *more]
+
+
+def _line(text: str) -> str:
+    return printable(text, _LINE_CHARACTERS)
+
+
+def _config(folder: Path) -> tuple[RunConfig | None, str]:
+    """The configuration of a run, or a line that says why there is none."""
+    try:
+        return resolve(load_job(folder / JOB_FILE)), ""
+    except PPOJobError as problem:
+        return None, str(problem).splitlines()[0]
+
+
+def _without_pods(config: RunConfig) -> dict[str, Any]:
+    return config.spec.model_dump(mode="json", exclude={"pods"}, exclude_none=True)
+
+
+def _events(folder: Path) -> tuple[list[Event], str]:
+    try:
+        return Journal(folder / CHECKPOINTS_FOLDER / JOURNAL_NAME).read(), ""
+    except (PPOJobError, OSError) as problem:
+        return [], str(problem)
+
+
+def _state_lines(state: RunState) -> Iterator[str]:
+    status = state.status
+    done, total = state.done_steps, status.total_steps
+    told = f"{done} of {counted(total, 'step')}" if total else counted(done, "step")
+    yield f"{status.phase}, {told} done"
+    if status.message:
+        yield status.message.splitlines()[0]
+    yield from status.notices
+
+
+def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
+    spec = config.spec
+    algorithm = spec.algorithm
+    shape = (
+        f"{counted(algorithm.prompts_per_step, 'prompt')} x "
+        f"{counted(algorithm.samples_per_prompt, 'sample')} a step"
+    )
+    files = [str(file.path) for file in spec.data.train]
+    held_out = [f"held out: {file.path}" for file in spec.data.validation]
+    return [
+        ("Job", [f"{config.namespace}/{config.name}, configuration {config.digest()[:12]}"]),
+        ("Model", [str(spec.model.path)]),
+        ("Algorithm", [f"{algorithm.type}, {shape}"]),
+        ("Learning rate", [f"{spec.optimizer.learning_rate:g}, {spec.optimizer.schedule}"]),
+        ("Seed", [str(spec.seed)]),
+        ("Data", [*files, *held_out]),
+        ("Hardware", list(role_lines(config))),
+    ]
+
+
+def _time_lines(state: RunState, events: Iterable[Event]) -> Iterator[str]:
+    began = next((event.time for event in events if isinstance(event, RunBegan)), None)
+    if began is not None:
+        yield f"began {date(began)}"
+    last = max([state.status.since, *(record.time for record in state.records[-1:])])
+    if last:
+        yield f"last heard of {date(last)}"
+    trained = [record.values for record in state.steps]
+    if trained:
+        seconds = sum(values.get("timing_s/step", 0.0) for values in trained)
+        tokens = sum(values.get("perf/total_num_tokens", 0.0) for values in trained)
+        yield f"{duration(seconds)} in steps that stand, {number(tokens)} tokens"
+
+
+def date(unix_seconds: float) -> str:
+    """A time in UTC, to the minute."""
+    return f"{datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _marks(events: Iterable[Event]) -> Iterator[Mark]:
+    """Restarts, rewinds and damaged checkpoints; the first start is none."""
+    done, started = 0, dict[str, float]()
+    has_begun = False
+    for event in events:
+        match event:
+            case ControllerStarted() if event.attempt > 1:
+                started.setdefault("controller", event.time)
+            case AttemptStarted() if event.attempt > 1:
+                started.setdefault(event.role, event.time)
+            case CheckpointRefused():
+                text = f"the checkpoint of step {event.step} is damaged: {event.file}"
+                yield Mark(done, event.time, f"{text}: {event.reason}")
+            case Rewound():
+                if has_begun:
+                    why = _STARTED if event.reason == "start" else event.reason
+                    text = f"back from step {done} to step {event.to_step}: {why}"
+                    yield Mark(done, event.time, text)
+                done = event.to_step
+            case StepDone():
+                yield from _restart(started, done)
+                done, started, has_begun = event.progress.step, {}, True
+    yield from _restart(started, done)
+
+
+def _restart(started: Mapping[str, float], step: int) -> Iterator[Mark]:
+    """What was started again behind a step, at the time of the first."""
+    if started:
+        yield Mark(step, min(started.values()), f"started again: {', '.join(started)}")

@@ -1,0 +1,159 @@
+"""The responses that a page shows: of some steps the best, the worst and some drawn by lot."""
+
+import bisect
+import itertools
+import math
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from markupsafe import escape
+
+from ppojob_api.problem import printable
+from ppojob_cli.figures import number
+from ppojob_cli.run_page.facts import PageRun
+from ppojob_trainer.controller.row_tape import BatchKey, batches_on_disk
+from ppojob_trainer.controller.samples import Place, Sample, chosen_samples
+
+_DEFAULT_STEPS: Final = 5
+_MOST_SAMPLES: Final = 240
+_TEXT_BYTES: Final = 250_000
+_RESPONSE_BYTES: Final = 6_000
+_TRUTH_BYTES: Final = 300
+_PARTS: Final = 12
+_PART_CHARACTERS: Final = 80
+_KINDS: Final = ("best", "worst", "random")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A response as text that HTML may hold.
+
+    Attributes:
+        kind: `best`, `worst` or `random`.
+        place: the number of its row and how many tokens it has.
+        parts: what reward functions said beside the score, as pairs.
+    """
+
+    kind: str
+    place: str
+    score: str
+    parts: Sequence[tuple[str, str]]
+    prompt: str
+    response: str
+    truth: str
+    is_truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShownBatch:
+    """The shown responses of a step, or of the validation behind it."""
+
+    run: int
+    title: str
+    samples: Sequence[Shown]
+
+
+def read_shown(runs: Sequence[PageRun], steps: Collection[int], each: int) -> list[ShownBatch]:
+    """The responses of a page, `each` of every kind, and fewer where there are very many batches.
+
+    Without `steps` they are five of each run, the first and the last among them.
+    """
+    batches = [
+        (index, key)
+        for index, run in enumerate(runs)
+        for purpose in ("train", "validation")
+        for key in _wanted(run.folder, purpose, steps)
+    ]
+    kinds = len(_KINDS)
+    each = max(1, min(each, _MOST_SAMPLES // (kinds * max(1, len(batches)))))
+    share = min(_RESPONSE_BYTES, _TEXT_BYTES // (kinds * each * max(1, len(batches))))
+    found = [
+        ShownBatch(index, _title(key), list(_shown(runs[index].folder, key, each, share)))
+        for index, key in batches
+    ]
+    return [batch for batch in found if batch.samples]
+
+
+def _wanted(folder: Path, purpose: str, steps: Collection[int]) -> list[BatchKey]:
+    here = sorted(key for key in batches_on_disk(folder) if key.purpose == purpose)
+    if steps:
+        return [key for key in here if key.step in steps]
+    if len(here) <= _DEFAULT_STEPS:
+        return here
+    return [here[part * (len(here) - 1) // (_DEFAULT_STEPS - 1)] for part in range(_DEFAULT_STEPS)]
+
+
+def _title(key: BatchKey) -> str:
+    again = f", round {key.round + 1}" if key.round else ""
+    return (
+        f"{'Validation behind step' if key.purpose == 'validation' else 'Step'} {key.step}{again}"
+    )
+
+
+def _shown(folder: Path, key: BatchKey, each: int, share: int) -> Iterator[Shown]:
+    kinds: dict[int, str] = {}
+
+    def choose(places: Sequence[Place]) -> Collection[int]:
+        kinds.update(chosen(places, each, key.step))
+        return kinds
+
+    samples = chosen_samples(folder, key, choose)
+    for sample in sorted(samples, key=lambda one: (_KINDS.index(kinds[one.row]), one.row)):
+        yield _as_text(sample, kinds[sample.row], share)
+
+
+def chosen(places: Sequence[Place], each: int, seed: int) -> dict[int, str]:
+    """Rows with their kind. Where all scores are alike, or none is there, all are drawn by lot."""
+    scores = {place.score for place in places if not math.isnan(place.score)}
+    found: dict[int, str] = {}
+    if len(scores) > 1:
+        ranked = sorted(
+            (place for place in places if not math.isnan(place.score)),
+            key=lambda place: (-place.score, place.row),
+        )
+        found = {place.row: "worst" for place in ranked[-each:]}
+        found |= {place.row: "best" for place in ranked[:each]}
+    left = sorted(place.row for place in places if place.row not in found)
+    drawn = random.Random(seed).sample(left, min(len(left), 3 * each - len(found)))
+    return found | dict.fromkeys(drawn, "random")
+
+
+def _as_text(sample: Sample, kind: str, share: int) -> Shown:
+    tokens = "" if sample.response_tokens is None else f", {sample.response_tokens} tokens"
+    return Shown(
+        kind=kind,
+        place=f"row {sample.row}{tokens}",
+        score="not scored" if math.isnan(sample.score) else f"score {number(sample.score)}",
+        parts=list(_parts(sample.reward_values or "{}")),
+        prompt=clipped(sample.prompt, share // 3, from_end=True),
+        response=clipped(sample.response, share),
+        truth=clipped(sample.ground_truth or "", min(_TRUTH_BYTES, share)),
+        is_truncated=sample.is_truncated,
+    )
+
+
+def _parts(values: str) -> Iterator[tuple[str, str]]:
+    told = msgspec.json.decode(values, type=dict[str, float | str])
+    for name, value in itertools.islice(told.items(), _PARTS):
+        text = value if isinstance(value, str) else number(value)
+        yield printable(name, _PART_CHARACTERS), printable(text, _PART_CHARACTERS)
+
+
+def clipped(text: str, limit: int, *, from_end: bool = False) -> str:
+    """Text of at most `limit` bytes as HTML, its control characters visible, its lines kept.
+
+    Of a prompt the end is what matters.
+    """
+    # No text grows shorter as HTML, so that more characters are of no use.
+    near = text[-limit:] if from_end else text[:limit]
+    safe = "\n".join(printable(line.expandtabs(4)) for line in near.split("\n"))
+    characters = safe[::-1] if from_end else safe
+    sizes = list(itertools.accumulate(len(escape(one).encode()) for one in characters))
+    kept = bisect.bisect_right(sizes, limit)
+    if kept == len(safe) and len(near) == len(text):
+        return safe
+    return f"... {safe[len(safe) - kept :]}" if from_end else f"{safe[:kept]} ..."
