@@ -27,7 +27,7 @@ from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(2_400)]
 
 WORLDS = [layout for layout in LAYOUTS if layout != "1"]
 SAVED = ["even", "adapters"]
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_tensors(root / "1" / f"checkpoint-{name}-0.safetensors", saved)
     training_ranks.run_export(root, World.alone())
     program = [sys.executable, training_ranks.__file__, str(root), *WORLDS]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=2_000)
     assert done.returncode == 0, done.stderr[-4_000:]
     return root
 
