@@ -55,6 +55,9 @@ from ppojob_trainer.rollout.protocol import (
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Ranks of an engine open a socket, by default in the folder for temporary files, whose path may be
+# too long for one. `@` is Linux' name space without files.
+os.environ.setdefault("VLLM_RPC_BASE_PATH", "@ppojob")
 
 with process_state_kept(own_environment="VLLM_"):
     import vllm
