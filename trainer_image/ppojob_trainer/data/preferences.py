@@ -71,7 +71,7 @@ def _common(chosen: Sequence[Message], rejected: Sequence[Message], spec: DataSp
     if parting and chosen[parting]["role"] == rejected[parting]["role"] == ASSISTANT:
         return parting
     got = "no message" if not parting else f"{parting} messages"
-    why = "two answers to the same prompt are compared: the conversations part at one"
+    why = "answers to one prompt are compared, and these conversations do not part at one"
     allowed = "conversations that differ from a turn of the assistant on, or answers alone"
     raise BadCell(spec.rejected_key, f"{got} in common with {spec.chosen_key}", why, allowed)
 
