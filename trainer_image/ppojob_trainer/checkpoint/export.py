@@ -5,7 +5,7 @@ written aside and renamed, so a folder named ``export`` is always whole.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import Join, give_parts, join, stored_dtype, write_tensors
+from ppojob_trainer.checkpoint.tensors import give_parts, join, stored_dtype, write_tensors
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.lora import Adapter
+from ppojob_trainer.parallel.boxes import Join
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
 FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
@@ -49,6 +50,7 @@ def export_model(
     chat_template: str | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
+    told: Callable[[Join], Join] = lambda join: join,
 ) -> None:
     """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
 
@@ -64,16 +66,17 @@ def export_model(
         chat_template: the job's own template (Jinja text), in place of the tokenizer's.
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
         adapters: by the names of the weights that they change.
+        told: how all ranks get what those that hold a tensor put together.
 
     Raises:
         StorageError: the disk refused; an older export stands.
         ConfigError: ``model_folder`` has no readable config.json.
     """
-    named, join = dict(tensors), _merging(adapters)
+    named, merge, plain = dict(tensors), told(_merging(adapters)), told(join)
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
-            give_parts({name: named[name] for name in names}, dtype=dtype, join=join)
-        give_parts(_peft_named(adapters))
+            give_parts({name: named[name] for name in names}, dtype=dtype, join=merge)
+        give_parts(_peft_named(adapters), join=plain)
         return
     aside = target.with_name(f".{target.name}.aside")
     durable.remove_tree(aside, CLEAR_POINT)
@@ -83,9 +86,9 @@ def export_model(
     _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
     if chat_template is not None:
         durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
-    _write_weights(aside, named, dtype, max_file_bytes, join)
+    _write_weights(aside, named, dtype, max_file_bytes, merge)
     if adapters:
-        _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder))
+        _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder), plain)
     old = target.with_name(f".{target.name}.old")
     durable.remove_tree(old, CLEAR_POINT)
     if target.exists():
@@ -173,14 +176,14 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
     return merged
 
 
-def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str) -> None:
+def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str, join: Join) -> None:
     """Write a folder that `peft` loads; `base` is the model that the adapters were trained on.
 
     Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
     """
     durable.make_folder(folder)
     weights = folder / "adapter_model.safetensors"
-    write_tensors(weights, _peft_named(adapters), metadata={"format": "pt"})
+    write_tensors(weights, _peft_named(adapters), metadata={"format": "pt"}, join=join)
     one = next(iter(adapters.values()))
     config = {
         "base_model_name_or_path": base,

@@ -28,6 +28,7 @@ _BACKLOG = 1024
 _DIVISIONS: tuple[tuple[Dimension, ...], ...] = (
     HOLDERS,
     ("replicate",),
+    ("pipeline",),
     ("sequence",),
     ("tensor",),
     WITHIN,
@@ -76,6 +77,8 @@ class World:
     group: dist.ProcessGroup | None
     store: Store  # keys and values that the ranks share, prefixed by the attempt
     dims: ParallelDims = field(default_factory=ParallelDims)  # the layout of the role
+    # the ranks along `pipeline` again, for what goes back; None where this rank is the only one
+    back: dist.ProcessGroup | None = None
     _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     @classmethod
@@ -86,8 +89,8 @@ class World:
     def along(self, *names: Dimension) -> dist.ProcessGroup | None:
         """The group of the ranks that differ from this one in some dimensions alone.
 
-        They are all of `HOLDERS`, `replicate`, `sequence`, `tensor` or all of `WITHIN`. None where
-        this rank is the only one; of holders there is a group then too, for a mesh.
+        They are all of `HOLDERS`, `replicate`, `pipeline`, `sequence`, `tensor` or all of `WITHIN`.
+        None where this rank is the only one; of holders there is a group then too, for a mesh.
         """
         return self._groups.get(names)
 
@@ -150,20 +153,28 @@ def open_world(
     def options() -> Any:
         return gloo_options(address, operation_seconds) if backend == POD_GLOO else None
 
+    def open_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        own = options() if rank in ranks else None
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=limit, pg_options=own)
+        return group
+
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=limit, pg_options=options()
     )
     try:
-        groups = _open_groups(dims, rank, limit, options)
-        yield World(rank, size, device, dist.group.WORLD, store, dims, groups)
+        groups, back = _open_groups(dims, rank, open_group)
+        yield World(rank, size, device, dist.group.WORLD, store, dims, back, groups)
     finally:
         dist.destroy_process_group()
 
 
 def _open_groups(
-    dims: ParallelDims, rank: int, limit: timedelta, options: Callable[[], Any]
-) -> dict[tuple[Dimension, ...], dist.ProcessGroup]:
-    """The groups that this rank is in; all ranks open all of them in one order, as torch wants."""
+    dims: ParallelDims, rank: int, open_group: Callable[[tuple[int, ...]], dist.ProcessGroup]
+) -> tuple[dict[tuple[Dimension, ...], dist.ProcessGroup], dist.ProcessGroup | None]:
+    """The groups that this rank is in, and the one for what goes back along a pipeline.
+
+    All ranks open all of them in one order, as torch wants.
+    """
     found: dict[tuple[Dimension, ...], dist.ProcessGroup] = {}
     everybody = dist.group.WORLD
     assert everybody is not None, "the world comes before its parts"
@@ -175,11 +186,14 @@ def _open_groups(
         if len(division[0]) == 1 and names != HOLDERS:
             continue
         for ranks in division:
-            own = options() if rank in ranks else None
-            group = dist.new_group(list(ranks), timeout=limit, pg_options=own)
+            group = open_group(ranks)
             if rank in ranks:
                 found[names] = group
-    return found
+    back = None
+    for ranks in dims.groups("pipeline") if dims.pipeline > 1 else ():
+        group = open_group(ranks)
+        back = group if rank in ranks else back
+    return found, back
 
 
 def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCPStore:
