@@ -187,6 +187,7 @@ moe_aux_loss_coeff moe_z_loss_coeff | not yet | mixtures of experts
 fp8_recipe override_transformer_config.fp8 | not yet | float8
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
 megatron.tensor_model_parallel_size | spec.roles.actorRollout.parallelism.tensor
+megatron.pipeline_model_parallel_size | spec.roles.actorRollout.parallelism.pipeline
 ulysses_sequence_parallel_size | spec.roles.actorRollout.parallelism.sequence
 critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
 ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence

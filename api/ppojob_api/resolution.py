@@ -146,7 +146,7 @@ def _resolved_pods(pods: DevicePods) -> DevicePods:
     }
     if isinstance(pods, RolePods):
         layout = pods.parallelism
-        within = layout.sequence * layout.tensor
+        within = layout.pipeline * layout.sequence * layout.tensor
         shards = layout.data_shard or pods.replicas * ranks // within
         update["parallelism"] = _with(layout, data_shard=shards)
     return _with(pods, **update)

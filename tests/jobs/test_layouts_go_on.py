@@ -10,11 +10,16 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 PATIENT = {"timeouts": {"livenessSeconds": 60}}
-LAYOUTS = {"copies": {"dataShard": 1}, "sequence": {"sequence": 2}, "tensor": {"tensor": 2}}
+LAYOUTS = {
+    "copies": {"dataShard": 1},
+    "sequence": {"sequence": 2},
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
+}
 PODS = {name: {"ranksPerReplica": 2, "parallelism": one} for name, one in LAYOUTS.items()}
 
 
-@pytest.mark.parametrize("layout", ["copies", "sequence"])
+@pytest.mark.parametrize("layout", ["copies", "sequence", "pipeline"])
 def test_killed_ranks_leave_what_undisturbed_ones_do(
     run_through, tiny_folder, tiny_job, tmp_path, output, layout
 ):

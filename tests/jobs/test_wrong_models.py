@@ -174,6 +174,9 @@ CASES: dict[str, Spoil] = {
     "heads that ranks cannot share": lambda wrong: wrong.set(
         "spec.roles.actorRollout", {"ranksPerReplica": 2, "parallelism": {"tensor": 2}}
     ),
+    "fewer layers than ranks": lambda wrong: wrong.set(
+        "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"pipeline": 3}}
+    ),
     "context too short": lambda wrong: wrong.set("spec.data.maxResponseTokens", 400),
 }
 

@@ -9,6 +9,8 @@ imported once for all of them.
 import multiprocessing
 import socket
 import sys
+import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +40,6 @@ from ppojob_trainer.engine.full_kl import HeadWithKl, full_kl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 from ppojob_trainer.engine.head import LastStates, PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Aggregation
-from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.engine.train_engine import HeadOf, TrainEngine
@@ -46,21 +47,28 @@ from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.load import load_model, load_reward_model, load_value_model
-from ppojob_trainer.models.lora import B, adapters_of
+from ppojob_trainer.models.lora import B
 from ppojob_trainer.models.state_dict import (
-    hf_named_tensors,
+    every_adapter,
+    every_tensor,
     load_named_tensors,
     named_full_tensors,
+    told_by_holders,
     trained_tensors,
 )
 from ppojob_trainer.parallel.boxes import box_of, local_part, whole
-from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
+from ppojob_trainer.parallel.collectives import (
+    largest_over_ranks,
+    shared_within,
+    sum_over_ranks,
+)
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.fsdp import as_forward, fill
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 
+SIZES = {**TWO_LAYERS, "num_hidden_layers": 3}  # two stages of a pipeline have not the same
 VOCABULARY = 97  # not a multiple of any number of ranks
 GROUPS, SAMPLES = 5, 3
 WHOLE_BUDGET = 10_000
@@ -127,6 +135,8 @@ LAYOUTS = {
     "t2": ParallelDims(tensor=2),
     "2x1t2": ParallelDims(replicate=2, tensor=2),
     "s2t2": ParallelDims(sequence=2, tensor=2),
+    "p3": ParallelDims(pipeline=3),
+    "2p2": ParallelDims(pipeline=2, shard=2),
 }
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
@@ -145,20 +155,20 @@ NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}
 def save_models(folder: Path) -> None:
     for name, (model_class, options) in MODELS.items():
         untied = {"tie_word_embeddings": False}
-        sizes = {**TWO_LAYERS, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
+        sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
         model = make_model(model_class, seed=3, **sizes)
         with torch.no_grad():  # nothing is 0 or 1 throughout
             for weight in model.parameters():
                 if weight.ndim == 1:
                     weight.add_(0.3 * torch.randn(weight.shape))
         model.save_pretrained(folder / name)
-    bad = make_model(seed=3, **TWO_LAYERS, vocab_size=VOCABULARY)
+    bad = make_model(seed=3, **SIZES, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0
         bad.model.norm.weight[0] = torch.nan
     bad.save_pretrained(folder / "bad")
     classifier = {"vocab_size": len(NAMES), "num_labels": 1, "pad_token_id": 0}
-    save_model(folder / "judge", LlamaForSequenceClassification, **TWO_LAYERS, **classifier)
+    save_model(folder / "judge", LlamaForSequenceClassification, **SIZES, **classifier)
     save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
 
 
@@ -238,7 +248,8 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     torch.manual_seed(world.dims.data_coordinate(world.rank))
     engine.update(rows, goal, head_of)
     trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
-    results |= {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
+    gradients = {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
+    results |= of_all_stages(world, gradients)
     stats = step_statistics([engine.update(rows, goal, head_of)])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
     results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
@@ -277,7 +288,7 @@ def restored_engine(
     writer = world.dims.in_first_copy(world.rank)
     parts = {
         kind: read_parts(checkpoint, entries_of(checkpoint, kind), wanted, rank=writer)
-        for kind, wanted in (("model", weights), ("optimizer", optimizer_boxes(model)))
+        for kind, wanted in (("model", weights), ("optimizer", engine.state_boxes()))
     }
     load_named_tensors(model, parts["model"])
     engine.load_state(parts["optimizer"])
@@ -287,7 +298,20 @@ def restored_engine(
 def state_of(engine: TrainEngine) -> dict[str, Tensor]:
     """All of a checkpoint's tensors, put together."""
     state = {name: tensor.clone() for name, tensor in named_full_tensors(engine.model)}
-    return state | {name: whole(tensor).clone() for name, tensor in engine.state_tensors().items()}
+    own = {name: whole(tensor).clone() for name, tensor in engine.state_tensors().items()}
+    return state | of_all_stages(engine._world, own)
+
+
+def of_all_stages(world: World, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by name; what two stages have is the same."""
+    if world.dims.pipeline == 1:
+        return own
+    (first, *others), _ = shared_within(world, [own])
+    for stage in others:
+        for name in first.keys() & stage.keys():
+            torch.testing.assert_close(first[name], stage[name], rtol=0, atol=0, equal_nan=True)
+        first |= stage
+    return first
 
 
 def run_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
@@ -332,10 +356,11 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
             fill(parameter, torch.linspace(-1.0, 1.0, parameter.numel()).view(parameter.shape))
     engine = make_engine(model, case, world)
     engine.predict(rows_of_step())
-    adapters = adapters_of(model)
+    adapters = every_adapter(model)
     options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000, "adapters": adapters}
     target = folder / f"export-of-{name_of(world.dims)}" if world.rank == 0 else None
-    export_model(target, hf_named_tensors(model), model_folder=folder / "untied", **options)
+    options["told"] = partial(told_by_holders, model)
+    export_model(target, every_tensor(model), model_folder=folder / "untied", **options)
     return {}
 
 
@@ -382,6 +407,50 @@ def run_memory(folder: Path, world: World) -> dict[str, Tensor]:
         engine.update(rows, objective())
     # Weights that were put together for the passes have been given back, and hold nothing now.
     return {"kept": torch.tensor(sum(storage.nbytes() for storage in kept.values()))}
+
+
+def run_memory_of_passes(folder: Path, world: World) -> dict[str, Tensor]:
+    """The most that an update keeps at once, of one micro-batch and of several as large."""
+    if world.dims.pipeline == 1:
+        return {}
+    rows, found = rows_of_step(long=1200), {}
+    for times in (1, 6):
+        case = replace(CASES["even_untied"], budget=1200)
+        engine = make_engine(load(case, folder, world), case, world)
+        kept = Kept()
+        with kept:
+            engine.update(rows.select(torch.zeros(times, dtype=torch.int64)), objective())
+        found[f"of_{times}"] = torch.tensor(kept.most)
+    return found
+
+
+class Kept(torch.autograd.graph.saved_tensors_hooks):
+    """Bytes that backward passes wait for, by storages of which somebody holds a part."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._sizes: dict[int, int] = {}  # by address of a storage, while it is kept
+        self._holders: Counter[int] = Counter()
+        super().__init__(self._keep, lambda held: held.tensor)
+
+    def _keep(self, tensor: Tensor) -> "Held":
+        storage, held = tensor.untyped_storage(), Held(tensor)
+        address = storage.data_ptr()
+        self._sizes[address] = storage.nbytes()
+        self._holders[address] += 1
+        weakref.finalize(held, self._let_go, address)
+        self.most = max(self.most, sum(self._sizes.values()))
+        return held
+
+    def _let_go(self, address: int) -> None:
+        self._holders[address] -= 1
+        if not self._holders[address]:
+            del self._sizes[address]
+
+
+@dataclass(eq=False)
+class Held:
+    tensor: Tensor
 
 
 def run_exchange(_folder: Path, world: World) -> dict[str, Tensor]:
@@ -452,8 +521,10 @@ def run_refusal(folder: Path, world: World) -> dict[str, Tensor]:
 
 def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
     """What an output layer says and its gradients, whole and as ranks hold it; `same`: the KL of a
-    model to itself.
+    model to itself. Nothing where a pipeline has one at its end alone.
     """
+    if world.dims.pipeline > 1:
+        return {}
     generator = torch.Generator().manual_seed(5)
     states, ref_states = torch.randn(2, 7, 32, generator=generator)
     targets = torch.tensor([0, 48, 49, 96, 3, 60, 50])
@@ -508,6 +579,7 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "value_model": run_value_model,
     "value_model_of_adapters": partial(run_value_model, lora=CRITIC_LORA),
     "memory": run_memory,
+    "memory_of_passes": run_memory_of_passes,
     "exchange": run_exchange,
     "heads": run_heads,
     "refusal": run_refusal,

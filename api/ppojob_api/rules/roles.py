@@ -22,7 +22,7 @@ def _ranks(role: str) -> str:
 def _coordinates(role: str) -> str:
     """CEL for how many of these have rows that the others do not have."""
     layout = f"self.roles.{role}.parallelism"
-    return f"{_ranks(role)} / ({layout}.sequence * {layout}.tensor)"
+    return f"{_ranks(role)} / ({layout}.sequence * {layout}.tensor * {layout}.pipeline)"
 
 
 def _in_own_pods(role: str) -> str:
@@ -101,7 +101,7 @@ ROLE_RULES = (
         """
         spec | $BATCH | OutOfRange$HERE
             each rank of roles.$ROLE, or those that share rows, take whole prompts; at least as
-            many as its ranks over sequence and tensor ${$PARTS}
+            many as its ranks over sequence, tensor and pipeline ${$PARTS}
         when: $WHEN
         must: self.$FIELD >= $PARTS
         """,
@@ -144,11 +144,18 @@ ROLE_RULES = (
             so many ranks, times tensor, have the same rows; a product that divides the ranks
             ${$OWN_RANKS}
         when: self.parallelism.sequence > 1 && $OWN_RANKS % self.parallelism.tensor == 0
+        must: $OWN_RANKS % $ALIKE == 0
+
+        $MODELS | parallelism.pipeline | Conflict
+            so many ranks, times sequence and tensor, have the same rows; a product that divides
+            the ranks ${$OWN_RANKS}
+        when: self.parallelism.pipeline > 1 && $OWN_RANKS % $ALIKE == 0
         must: $OWN_RANKS % $WITHIN == 0
 
         $MODELS | parallelism.dataShard | Conflict
             the ranks hold whole copies of the model, each cut over so many of them; a number that
-            divides the ranks over sequence and tensor ${$OWN_RANKS / $WITHIN}, or remove it
+            divides the ranks over sequence, tensor and pipeline ${$OWN_RANKS / $WITHIN}, or
+            remove it
         when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
         must: $OWN_RANKS / $WITHIN % self.parallelism.dataShard == 0
 
@@ -173,7 +180,8 @@ ROLE_RULES = (
         MODELS=" ".join(f"spec.roles.{role}" for role in MODEL_ROLES),
         HOSTED=" ".join(f"spec.roles.{role}" for role in _HOSTED),
         OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",
-        WITHIN="(self.parallelism.sequence * self.parallelism.tensor)",
+        ALIKE="(self.parallelism.sequence * self.parallelism.tensor)",
+        WITHIN="(self.parallelism.sequence * self.parallelism.tensor * self.parallelism.pipeline)",
         THREADS=f"{_ranks_of_pod()} * {either('threadsPerRank', '1')}",
         POD_FIELDS=" ".join(members(RolePods)),
     ),

@@ -16,8 +16,9 @@ class TrainingParallelism(Section):
     """Layout of a trained model over the ranks of its role."""
 
     data_shard: Count | None = None
-    """FSDP shards, each cut over `sequence` ranks; absent: what the ranks, `sequence` and `tensor`
-    leave. Fewer: the ranks hold copies of the model (HSDP). verl: fsdp_config.fsdp_size, -1."""
+    """FSDP shards, each cut over `sequence` ranks; absent: what the ranks, `sequence`, `tensor` and
+    `pipeline` leave. Fewer: the ranks hold copies of the model (HSDP).
+    verl: fsdp_config.fsdp_size, -1."""
 
     sequence: Count = 1
     """Ranks that share the tokens of a micro-batch (Ulysses); a divisor of the query heads.
@@ -26,6 +27,10 @@ class TrainingParallelism(Section):
     tensor: Count = 1
     """Ranks that share each matrix product, the heads and the vocabulary of a model; a divisor of
     its key heads."""
+
+    pipeline: Count = 1
+    """Ranks that each have a run of a model's layers, and pass micro-batches on (1F1B); at most its
+    layers. They wait for each other the less, the more micro-batches a mini-batch has."""
 
 
 class DevicePods(Section):

@@ -99,6 +99,10 @@ def test_engines_refuse_temperatures_in_the_same_words(temperature: float) -> No
             "spec.roles.actorRollout: {ranksPerReplica: 8, parallelism: {tensor: 4}}",
             "spec.algorithm.miniBatchPrompts: 2",
         ],
+        [
+            "spec.roles.actorRollout: {ranksPerReplica: 4, parallelism: {pipeline: 2}}",
+            "spec.algorithm.miniBatchPrompts: 2",
+        ],
         # Rows of type sft are dealt to those that share them, and to no engine.
         [
             "spec.algorithm: {type: sft, promptsPerStep: 2, samplesPerPrompt: 1}",

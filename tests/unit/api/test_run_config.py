@@ -62,6 +62,7 @@ algorithm.type: ppo; critic: {path: /c, epochs: 2, miniBatchPrompts: 4} => criti
 rewardModel.path: /r => rewardModel.tokenizerPath: /r; roles.rewardModel.colocateWith: actorRollout
 roles.actorRollout: {replicas: 2, ranksPerReplica: 2, cpu: 4} => rollout.parallelism.data: 4; roles.actorRollout.threadsPerRank: 2; roles.actorRollout.parallelism.dataShard: 4
 roles.actorRollout: {ranksPerReplica: 6, parallelism: {sequence: 2}} => roles.actorRollout.parallelism.dataShard: 3
+roles.actorRollout: {ranksPerReplica: 6, parallelism: {pipeline: 2}} => roles.actorRollout.parallelism.dataShard: 3
 algorithm.type: ppo; roles.critic: {colocateWith: none, ranksPerReplica: 4} => roles.critic.ranksPerReplica: 4; roles.critic.parallelism.dataShard: 4
 algorithm.kl.in: loss => roles.reference.parallelism.dataShard: null; roles.reference.ranksPerReplica: null
 """  # noqa: E501 - a case a line

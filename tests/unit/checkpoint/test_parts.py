@@ -59,9 +59,12 @@ def entry_of(folder: Path, rank: int, part: torch.Tensor, metadata: dict[str, ob
 def test_any_layout_reads_what_any_layout_wrote(writer: str, reader: str, tmp_path: Path) -> None:
     entries = written(tmp_path, LAYOUTS[writer])
     for rank, box in enumerate(LAYOUTS[reader]):
-        parts = read_parts(tmp_path, entries, {"w": box}, rank=rank)
+        parts = read_parts(tmp_path, entries, {"w": box, "step": Box.whole(())}, rank=rank)
         assert torch.equal(parts["w"], WHOLE[box.slices])
         assert parts["step"] == 3.0
+        assert read_parts(tmp_path, entries, {"w": box, "of no file": box}, rank=rank).keys() == {
+            "w"
+        }
 
 
 def test_a_rank_reads_its_own_file_alone_under_the_same_layout(tmp_path: Path) -> None:
@@ -75,10 +78,10 @@ def test_a_rank_reads_its_own_file_alone_under_the_same_layout(tmp_path: Path) -
         parts = read_parts(tmp_path, rotten, {"w": box}, rank=rank)
         assert torch.equal(parts["w"], WHOLE[box.slices])
         with pytest.raises(DamagedCheckpoint, match="got sha256"):
-            read_parts(tmp_path, rotten, {}, rank=rank)
+            read_parts(tmp_path, rotten, None, rank=rank)
 
 
 def test_a_part_that_nobody_wrote_is_missed(tmp_path: Path) -> None:
     entries = written(tmp_path, LAYOUTS["rows and columns"])
     with pytest.raises(DamagedCheckpoint, match=r"w: got 18 of its 20 elements"):
-        read_parts(tmp_path, entries[:1] + entries[2:], {}, rank=0)
+        read_parts(tmp_path, entries[:1] + entries[2:], None, rank=0)

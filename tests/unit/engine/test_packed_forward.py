@@ -3,7 +3,7 @@ import torch
 from padded_reference import gradients, padded_logprobs, relative_difference
 
 from ppojob_trainer.engine.attention import use_packed_attention
-from ppojob_trainer.engine.forward_engine import packed_outputs
+from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.layout import pack_rows
@@ -22,9 +22,8 @@ def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tie
     for packed in (True, False):
         if packed:
             use_packed_attention(model)
-            logprobs, entropy = packed_outputs(
-                model, PolicyHead(settings), rows, share_prompts=share
-            )
+            passed = packed_pass(model, PolicyHead(settings), rows, share_prompts=share)
+            logprobs, entropy = passed.outputs
         else:
             logprobs, entropy = padded_logprobs(model, rows, temperature=0.8)
         loss = (factors[0] * logprobs + factors[1] * entropy).sum()
@@ -58,7 +57,7 @@ def test_a_head_meets_the_trained_tokens_alone(make_model, make_rows):
         met.append((hidden.shape[0], targets.numel()))
         return (hidden.sum(dim=1),)
 
-    (values,) = packed_outputs(model, head, rows)
+    (values,) = packed_pass(model, head, rows).outputs
     trained = int(rows.mask.sum())
     assert met == [(trained, trained)]
     assert values[~rows.mask].eq(0).all()
@@ -71,5 +70,5 @@ def test_rows_in_any_order_and_empty_responses(make_model, make_rows):
     rows = rows.select([5, 0, 8, 1, 4])
     rows.lengths = torch.cat([rows.lengths, torch.tensor([0])])
     rows.row_groups = torch.cat([rows.row_groups, torch.tensor([1])])
-    got = packed_outputs(model, LOGPROBS, rows)[0]
+    got = packed_pass(model, LOGPROBS, rows).outputs[0]
     torch.testing.assert_close(got, padded_logprobs(model, rows)[0], rtol=0, atol=1e-5)

@@ -104,6 +104,12 @@ def test_tensor_ranks_share_what_a_shard_holds(tmp_path):
     assert found == {"policy": 4 * POLICY, "rollout engine": 4 * POLICY}
 
 
+def test_a_rank_of_a_pipeline_holds_its_layers(tmp_path):
+    pods = {"ranksPerReplica": 4, "parallelism": {"pipeline": 2}}
+    found = held(config_of(tmp_path, roles={"actorRollout": pods}), "actorRollout")
+    assert found == {"policy": 4 * POLICY, "rollout engine": 4 * POLICY}
+
+
 def test_a_job_that_only_validates_holds_engines_alone(tmp_path):
     config = config_of(tmp_path, steps={"validateOnly": True}, model={"path": "/m"})
     assert held(config, "actorRollout") == {"rollout engine": 4 * POLICY}

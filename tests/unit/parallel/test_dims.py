@@ -25,6 +25,8 @@ def test_a_leader_is_the_first_of_those_that_compute_the_same_rows(dims):
         same = {**at, **dict.fromkeys(WITHIN, 0)}
         assert dims.data_coordinate(rank) == number
         assert dims.leader_of(rank) == dims.leaders[number] == places(dims).index(same)
+        last = {**same, "pipeline": dims.pipeline - 1}
+        assert dims.speakers[number] == places(dims).index(last)
         assert places(dims)[dims.in_first_copy(rank)] == {**at, "replicate": 0}
         assert {name: dims.place(rank, name)[0] for name in at} == at
     assert len(dims.leaders) == dims.data_size
@@ -57,9 +59,11 @@ def test_groups_part_the_ranks_and_differ_in_their_dimensions_alone(dims, names)
             8,
             ParallelDims(replicate=2, sequence=2, tensor=2),
         ),
+        ({"pipeline": 2}, 2, ParallelDims(pipeline=2)),
+        ({"pipeline": 2, "data_shard": 1}, 4, ParallelDims(pipeline=2, replicate=2)),
     ],
 )
-def test_what_shards_sequence_and_tensor_ranks_leave_are_copies(layout, ranks, expected):
+def test_what_shards_and_ranks_of_a_coordinate_leave_are_copies(layout, ranks, expected):
     assert ParallelDims.of(TrainingParallelism(**layout), ranks) == expected
 
 

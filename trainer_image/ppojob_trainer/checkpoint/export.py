@@ -5,7 +5,7 @@ written aside and renamed, so a folder named ``export`` is always whole.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import Join, give_parts, join, stored_dtype, write_tensors
+from ppojob_trainer.checkpoint.tensors import give_parts, join, stored_dtype, write_tensors
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import (
     ADAPTER_FOLDER,
@@ -23,6 +23,7 @@ from ppojob_trainer.models.adapter_files import (
     peft_name,
 )
 from ppojob_trainer.models.lora import A, Adapter, B
+from ppojob_trainer.parallel.boxes import Join
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
 FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
@@ -55,6 +56,7 @@ def export_model(
     max_file_bytes: int = MAX_FILE_BYTES,
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
     is_scorer: bool = False,
+    told: Callable[[Join], Join] = lambda join: join,
 ) -> None:
     """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
 
@@ -71,16 +73,17 @@ def export_model(
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
         adapters: by the names of the weights that they change.
         is_scorer: it has become a reward model: a classifier of texts with one label.
+        told: how all ranks get what those that hold a tensor put together.
 
     Raises:
         StorageError: the disk refused; an older export stands.
         ConfigError: ``model_folder`` has no readable config.json.
     """
-    named, join = dict(tensors), _merging(adapters)
+    named, merge, plain = dict(tensors), told(_merging(adapters)), told(join)
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
-            give_parts({name: named[name] for name in names}, dtype=dtype, join=join)
-        give_parts(_peft_named(adapters))
+            give_parts({name: named[name] for name in names}, dtype=dtype, join=merge)
+        give_parts(_peft_named(adapters), join=plain)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -91,15 +94,15 @@ def export_model(
         _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
         if chat_template is not None:
             durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
-        _write_weights(aside, named, dtype, max_file_bytes, join)
+        _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
-            _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder))
+            _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder), plain)
 
 
 def export_adapters(target: Path, adapters: Mapping[str, Adapter], base: str) -> None:
     """Write a folder of adapters alone, as `export_model` writes that beside merged weights."""
     with _replacing(target) as aside:
-        _write_adapters(aside, adapters, base)
+        _write_adapters(aside, adapters, base, join)
 
 
 @contextmanager
@@ -200,13 +203,14 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
     return merged
 
 
-def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str) -> None:
+def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str, join: Join) -> None:
     """Write a folder that `peft` loads; `base` is the model that the adapters were trained on.
 
     Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
     """
     durable.make_folder(folder, parents=True)
-    write_tensors(folder / WEIGHTS_FILE, _peft_named(adapters), metadata={"format": "pt"})
+    named = _peft_named(adapters)
+    write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=join)
     lora = next(iter(adapters.values())).lora
     config = {
         "base_model_name_or_path": base,

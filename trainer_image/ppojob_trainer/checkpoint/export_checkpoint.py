@@ -44,7 +44,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
     model = _model(settings, checkpoint)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     entries = files_of_all_ranks(found.files, "actorRollout", MODEL_FILE, checkpoint.name)
-    tensors = read_parts(checkpoint, entries, {}, rank=0)
+    tensors = read_parts(checkpoint, entries, None, rank=0)
     adapters: dict[str, Adapter] = {}
     if model.lora is not None:
         adapters = adapters_in(tensors, model.lora)

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,13 +26,10 @@ from torch import Tensor
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
-from ppojob_trainer.parallel.boxes import Box, box_of, local_part, whole
+from ppojob_trainer.parallel.boxes import Box, Join, box_of, local_part, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
 SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")
-
-Join = Callable[[str, Tensor, torch.dtype], Tensor]
-"""Puts a named tensor together, in the type that it is stored in; a collective where it is cut."""
 
 BOXES: Final = "boxes"
 """Key in a header's metadata: tensor -> box, for those of which the file holds a part."""
@@ -146,9 +143,9 @@ class _Piece:
 
 
 def read_parts(
-    folder: Path, entries: Iterable[FileEntry], wanted: Mapping[str, Box], *, rank: int
+    folder: Path, entries: Iterable[FileEntry], wanted: Mapping[str, Box] | None, *, rank: int
 ) -> dict[str, Tensor]:
-    """Map a rank's part of every tensor, whatever layout wrote the files.
+    """Map a rank's parts of tensors, whatever layout wrote the files.
 
     Only the files that it needs are read, and those are verified: under the layout that wrote the
     checkpoint that is the rank's own.
@@ -156,7 +153,7 @@ def read_parts(
     Args:
         folder: the checkpoint's folder.
         entries: the files that all ranks of a role wrote of the same tensors (their weights).
-        wanted: the part of each tensor; all of one that is not named.
+        wanted: the parts of tensors, of which the files may lack some; None for all of every one.
         rank: who reads; its own file comes first, for what stands in several.
 
     Returns:
@@ -166,11 +163,13 @@ def read_parts(
     pieces: dict[str, list[_Piece]] = {}
     for entry in ordered:
         for name, piece in _pieces(folder, entry):
+            if wanted is not None and name not in wanted:
+                continue
             pieces.setdefault(name, []).append(piece)
     verified: set[str] = set()
     parts = {}
     for name, found in pieces.items():
-        box = wanted.get(name) or Box.whole(found[0].box.shape)
+        box = Box.whole(found[0].box.shape) if wanted is None else wanted[name]
         needed = _needed(found, box, f"{folder.name}: {name}")
         for piece in needed:
             if piece.entry.path not in verified:

@@ -1,6 +1,7 @@
 """ForwardEngine: packed forward passes of one model. All that a frozen model is asked for."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,11 +13,23 @@ from ppojob_trainer.engine.head import Head, LastStates, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.pipeline_stages import WHOLE, PipelineStage, stage_of
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
 from ppojob_trainer.parallel.fsdp import as_forward, release_root
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What the forward pass of a micro-batch leaves at a stage, which may be all of a model."""
+
+    outputs: TokenOutputs  # of the head, at the last stage; none before it
+    # (1, t, h) states from the stage before, whose gradient goes back there; None at the first
+    arrived: Tensor | None = None
+    # (1, t, h) those for the next stage, which gives their gradient; None at the last
+    handed_on: Tensor | None = None
 
 
 class ForwardEngine:
@@ -36,14 +49,15 @@ class ForwardEngine:
         """Take over a model: its attention becomes the packed one.
 
         The ranks of the world compute together, None for this one alone; the model is sharded over
-        them. Ranks that share tokens have the same rows, and are told the same of them. The head is
-        computed at each trained token.
+        them. Ranks that share tokens or have stages of the model have the same rows, and are told
+        the same of them. The head is computed at each trained token.
         """
         self.model = model
         self._head = head
         self._training = training
         self._world = world or World.alone(model.device)
         self._sequence = SequenceRanks.of(self._world)
+        self._stage = stage_of(model)
         use_packed_attention(model)
 
     def predict(self, experience: Experience, head: Head | None = None) -> TokenOutputs:
@@ -58,23 +72,23 @@ class ForwardEngine:
             # At least one pass tells how many outputs there are.
             for rows in self._passes(experience, torch.arange(experience.num_rows), at_least=1):
                 batch = experience.select(rows) if len(rows) else one_token()
-                values = self._forward(batch, head)
+                values = self._forward(batch, head).outputs
                 outputs = outputs or tuple(torch.empty(experience.num_tokens) for _ in values)
                 place = experience.token_index(rows)
                 for output, value in zip(outputs, values, strict=True):
                     output[place] = value[: len(place)]
         self.release()
-        return outputs
+        return self._stage.ranks.told_by_last(outputs, experience.num_tokens, self.model.device)
 
     def last_states(self, rows: Experience) -> LastStates:
         """What a head is given of a micro-batch, without gradient; all ranks do so together.
 
-        Of ranks that share tokens each has the states in its run.
+        Of ranks that share tokens each has the states in its run; of stages the last one has them.
 
         Returns:
             Tensors on the model's device; the weight is whole until `release`.
         """
-        kept: list[LastStates] = []
+        kept = [LastStates(torch.empty(0), torch.empty(0))]
 
         def keep(model: PreTrainedModel, hidden: Tensor, _targets: Tensor) -> TokenOutputs:
             kept.append(LastStates(hidden, model.get_output_embeddings().weight.detach()))
@@ -83,7 +97,7 @@ class ForwardEngine:
         self.model.eval()
         with torch.no_grad():
             self._forward(rows, keep)
-        return kept[0]
+        return kept[-1]
 
     def release(self) -> None:
         """Give back what a pass without gradient has left whole of a cut model."""
@@ -125,20 +139,21 @@ class ForwardEngine:
         plan += [[] for _ in range(count - len(plan))]
         return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
-    def _forward(self, rows: Experience, head: Head | None = None) -> TokenOutputs:
+    def _forward(self, rows: Experience, head: Head | None = None) -> Passed:
         device = self.model.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._training.autocast == "bfloat16"):
-            return packed_outputs(
+            return packed_pass(
                 self.model,
                 head or self._head,
                 rows,
                 share_prompts=self._training.share_prompts,
                 ranks=self._sequence,
                 tensor_place=self._world.dims.place(self._world.rank, "tensor"),
+                stage=self._stage,
             )
 
 
-def packed_outputs(
+def packed_pass(
     model: PreTrainedModel,
     head: Head,
     rows: Experience,
@@ -146,15 +161,18 @@ def packed_outputs(
     share_prompts: bool = True,
     ranks: SequenceRanks = ALONE,
     tensor_place: tuple[int, int] = (0, 1),
-) -> TokenOutputs:
+    stage: PipelineStage = WHOLE,
+) -> Passed:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
     Only hidden states that predict a trained token meet the head, each on the rank in whose run of
     the tokens it lies. The model is under `use_packed_attention`. There is at least one row; rows
     and outputs, tensors (tokens,) float32 in row order, are in host memory. The place is this
     rank's among the tensor ranks: each has its heads of attention, of which its ranks share again.
+    All ranks of a stage call this, and the stages one after the other.
     """
     config, (number, tensor) = model.config, tensor_place
+    place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
     packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size).to(model.device)
     heads, key_heads = ranks.share(
         config.num_attention_heads // tensor, config.num_key_value_heads // tensor
@@ -163,23 +181,35 @@ def packed_outputs(
         packed.spans,
         heads=heads,
         key_heads=key_heads,
-        stream=(number * ranks.size + ranks.number) * HEAD_STREAM,
+        stream=place * HEAD_STREAM,
     ).to(model.device)
     own = packed.run(ranks.number, ranks.size)
 
+    arrived = None
+    given: dict[str, Tensor] = {"input_ids": own.input_ids[None]}
+    if not stage.ranks.is_first:
+        arrived = stage.ranks.receive(stage.states_like(len(own.input_ids), model.device))
+        given = {"inputs_embeds": arrived.requires_grad_(torch.is_grad_enabled())}
+
     def compute() -> TokenOutputs:
-        hidden = model.base_model(
-            input_ids=own.input_ids[None],
+        states = model.base_model(
+            **given,
             position_ids=own.position_ids[None],
             use_cache=False,
             attention_plan=plan,
             sequence_ranks=ranks,
-        ).last_hidden_state[0]
-        return head(model, hidden.index_select(0, own.predictors), own.targets)
+        ).last_hidden_state
+        if not stage.ranks.is_last:
+            return (states,)
+        return head(model, states[0].index_select(0, own.predictors), own.targets)
 
     outputs = as_forward(model, compute)
+    if not stage.ranks.is_last:
+        (states,) = outputs
+        stage.ranks.send(states.detach())
+        return Passed((), arrived, states)
     whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
-    return tuple(_spread(output.cpu(), rows.mask) for output in whole)
+    return Passed(tuple(_spread(output.cpu(), rows.mask) for output in whole), arrived)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

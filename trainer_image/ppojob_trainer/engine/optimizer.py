@@ -59,18 +59,23 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
     )
 
 
-def clip_gradients(parameters: Iterable[Tensor], limit: float, world: World) -> float:
+def clip_gradients(
+    parameters: Iterable[Tensor], limit: float, world: World, *, elsewhere: Tensor | None = None
+) -> float:
     """Scale gradients so that their global norm is at most `limit`.
 
-    A part that several ranks hold counts once. A limit of 0 leaves the gradients as they are.
+    A part that several ranks hold counts once; `elsewhere` counts at another stage. A limit of 0
+    leaves the gradients as they are.
 
     Returns:
         The global norm before, the same on all ranks. Where it is not finite the gradients are of
         no use.
     """
-    cut = [p.grad for p in parameters if p.grad is not None]
-    grads = [local_part(grad) for grad in cut]
-    norm = nn.utils.get_total_norm([local_part(grad) for grad in cut if is_first_holder(grad)])
+    cut = [(p, p.grad) for p in parameters if p.grad is not None]
+    grads = [local_part(grad) for _, grad in cut]
+    norm = nn.utils.get_total_norm(
+        [local_part(grad) for p, grad in cut if is_first_holder(grad) and p is not elsewhere]
+    )
     if world.size > 1:
         (squares,) = sum_over_ranks(world, [float(norm) ** 2])
         norm = norm.new_tensor(math.sqrt(squares))
@@ -94,11 +99,11 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def optimizer_boxes(model: nn.Module) -> dict[str, Box]:
-    """What this rank holds of each tensor of the optimizer that is cut as its parameter is."""
+    """What this rank holds of each tensor of the optimizer."""
     return {
-        f"{name}/{moment}": box_of(parameter)
+        f"{name}/{key}": box_of(parameter) if key in MOMENTS else Box.whole(())
         for name, parameter in trained_parameters(model).items()
-        for moment in MOMENTS
+        for key in STATE_KEYS
     }
 
 

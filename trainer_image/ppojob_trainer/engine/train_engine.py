@@ -1,5 +1,6 @@
 """TrainEngine: forward passes and updates of one model in training."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -8,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.forward_engine import ForwardEngine, one_token
+from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
 from ppojob_trainer.engine.head import Head
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.engine.optimizer import (
@@ -16,6 +17,7 @@ from ppojob_trainer.engine.optimizer import (
     clip_gradients,
     learning_rate,
     load_optimizer_tensors,
+    optimizer_boxes,
     optimizer_tensors,
 )
 from ppojob_trainer.engine.pair_objective import PairObjective
@@ -23,8 +25,11 @@ from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.pipeline_stages import shared_embedding
+from ppojob_trainer.parallel.boxes import Box, local_part
 from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.fsdp import reduce_gradients
+from ppojob_trainer.parallel.pipeline import turns
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
@@ -98,14 +103,19 @@ class TrainEngine(ForwardEngine):
         self._clear_gradients()
         whole_groups = isinstance(objective, PairObjective)
         passes = self._passes(experience, rows, whole_groups=whole_groups)
-        parts = []
-        for i, chosen in enumerate(passes):
-            reduce_gradients(self.model, is_last=i == len(passes) - 1)
-            if len(chosen):
-                batch = experience.select(chosen)
-                parts.append(self._backward(batch, objective, denominators, head_of))
-            else:
-                self._backward_without_rows(head_of)
+        parts: list[LossParts] = []
+        under_way: deque[tuple[Passed, LossParts | None]] = deque()
+        for turn, number in turns(len(passes), self._stage.ranks.behind):
+            if turn == "forward":
+                chosen = passes[number]
+                batch = experience.select(chosen) if len(chosen) else None
+                under_way.append(self._begin(batch, objective, denominators, head_of))
+                continue
+            reduce_gradients(self.model, is_last=number == len(passes) - 1)
+            passed, part = under_way.popleft()
+            self._backward(passed, part)
+            if part is not None:
+                parts.append(part)
         measured = self._measured(parts, objective)
         return self._step(objective.area, measured)
 
@@ -116,40 +126,58 @@ class TrainEngine(ForwardEngine):
             **optimizer_tensors(self.model, self._optimizer),
         }
 
+    def state_boxes(self) -> dict[str, Box]:
+        """What this rank holds of each of them, once there has been an update."""
+        return {UPDATES: Box.whole(()), **optimizer_boxes(self.model)}
+
     def load_state(self, parts: Mapping[str, Tensor]) -> None:
         """Take up a copy of this rank's parts of `state_tensors`."""
         state = dict(parts)
         self.updates = int(state.pop(UPDATES))
         load_optimizer_tensors(self.model, self._optimizer, state)
 
-    def _backward(
+    def _begin(
         self,
-        rows: Experience,
+        rows: Experience | None,
         objective: Objective,
         denominators: Denominators,
         head_of: HeadOf | None,
-    ) -> LossParts:
-        outputs = self._forward(rows, head_of and head_of(rows))
-        parts = objective(outputs, rows, denominators)
-        torch.autograd.backward(parts.loss)
-        return parts
+    ) -> tuple[Passed, LossParts | None]:
+        """Forward pass of a micro-batch, and what the last stage says of it.
 
-    def _backward_without_rows(self, head_of: HeadOf | None) -> None:
-        """Forward and backward with gradients of zero: ranks that have rows need all ranks."""
-        batch = one_token()
-        outputs = self._forward(batch, head_of and head_of(batch))
-        outputs = tuple(output for output in outputs if output.requires_grad)
-        torch.autograd.backward(torch.cat(outputs).sum() * 0.0)
+        Without rows, gradients of one token that are zero: ranks that have rows need all ranks.
+        """
+        batch = one_token() if rows is None else rows
+        passed = self._forward(batch, head_of and head_of(batch))
+        if not self._stage.ranks.is_last:
+            return passed, None
+        if rows is None:
+            trained = [output for output in passed.outputs if output.requires_grad]
+            return passed, LossParts(torch.cat(trained).sum() * 0.0)
+        return passed, objective(passed.outputs, rows, denominators)
+
+    def _backward(self, passed: Passed, part: LossParts | None) -> None:
+        """Backward pass of a micro-batch; what it is of comes from the stage behind, or is here."""
+        ranks = self._stage.ranks
+        if part is not None:
+            torch.autograd.backward(part.loss)
+        else:
+            assert passed.handed_on is not None, "a stage has a loss or hands states on"
+            torch.autograd.backward(passed.handed_on, ranks.receive_back(passed.handed_on))
+        if passed.arrived is not None:
+            assert passed.arrived.grad is not None, "all that is computed here is made of it"
+            ranks.send_back(passed.arrived.grad)
 
     def _measured(self, parts: list[LossParts], objective: Objective) -> PassStatistics:
         """What the micro-batches of all ranks say of the mini-batch."""
         return self.over_ranks(
             PassStatistics(
                 values={
-                    name: sum(part.terms[name] for part in parts) for name in objective.term_names
+                    name: sum(part.terms.get(name, 0.0) for part in parts)
+                    for name in objective.term_names
                 },
                 token_sums={
-                    name: sum(part.token_sums[name] for part in parts)
+                    name: sum(part.token_sums.get(name, 0.0) for part in parts)
                     for name in objective.token_names
                 },
                 tokens=sum(part.tokens for part in parts),
@@ -166,7 +194,15 @@ class TrainEngine(ForwardEngine):
     def _step(self, area: str, measured: PassStatistics) -> PassStatistics:
         """Clip, check, and step; every rank on its part of the weights, all or none."""
         rate = learning_rate(self._spec, self.updates, self._total_steps)
-        norm = clip_gradients(self.model.parameters(), self._spec.gradient_clip, self._world)
+        ranks, shared = self._stage.ranks, shared_embedding(self.model)
+        if shared is not None and shared.grad is not None:
+            ranks.add_ends(local_part(shared.grad))
+        norm = clip_gradients(
+            self.model.parameters(),
+            self._spec.gradient_clip,
+            self._world,
+            elsewhere=None if ranks.is_first else shared,
+        )
         is_finite = norm < float("inf")
         if is_finite:
             for group in self._optimizer.param_groups:

@@ -156,7 +156,7 @@ def _count(value: Json) -> int | None:
 def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     """Models that cannot be dealt to ranks as their layout says; nothing of a folder that is wrong.
 
-    Ranks have whole heads. They need not have equally many tokens of the vocabulary.
+    Ranks have whole heads and layers. They need not have equally many tokens of the vocabulary.
     """
     yield from _check_engines(spec)
     pods = model_pods(spec.roles)
@@ -192,6 +192,14 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
                 shown(layout.sequence),
                 f"the query heads of {folder} are dealt to so many ranks",
                 f"a divisor of {heads}",
+                ReasonCode.OUT_OF_RANGE,
+            )
+        if sizes.layers < layout.pipeline:
+            yield Problem(
+                f"spec.roles.{host}.parallelism.pipeline",
+                shown(layout.pipeline),
+                f"each of so many ranks has a layer of {folder} at least",
+                f"at most {sizes.layers}",
                 ReasonCode.OUT_OF_RANGE,
             )
 

@@ -19,6 +19,7 @@ from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
+from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import (
     CRITIC,
@@ -30,12 +31,14 @@ from ppojob_trainer.models.kinds import (
     ModelKind,
 )
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
+from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.weight_files import listed, read_weights
-from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
+from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
+from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
 _MAY_BE_ZERO: Final = (".bias", ".o_proj.weight", ".down_proj.weight", "score.weight")
@@ -167,7 +170,7 @@ def load_value_model(
 
 def _fill_with_zeros(model: PreTrainedModel, names: Set[str]) -> None:
     parameters = dict(model.named_parameters())
-    for name in sorted(names):
+    for name in sorted(names & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
 
 
@@ -229,7 +232,7 @@ def _load(
             f"{kind.where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
-    adapters = {name for name, _ in model.named_parameters() if is_adapter(name)}
+    adapters = {name for name, _ in outline_of(model).named_parameters() if is_adapter(name)}
     _check_values(model, folder, kind.where, world, missing | adapters)
     missing -= adapters
     if missing - may_lack:
@@ -285,7 +288,8 @@ def _load_sharded(
     So no rank ever holds all of it. `options` are those of the AutoModel.
 
     Returns:
-        The model, and the names of weights that the folder does not hold: those are zero.
+        The model, and the names of weights, of any stage, that the folder does not hold: those
+        are zero.
 
     Raises:
         ValueError: a weight has another shape, or a file cannot be read.
@@ -294,6 +298,7 @@ def _load_sharded(
         model = auto_class.from_config(**options)
     if lora is not None:
         add_adapters(model, lora)
+    keep_stage(model, PipelineRanks.of(world))
     shard_model(model, world, styles_of(model))
     weights = read_weights(folder)
     if weights.problems:
@@ -308,9 +313,10 @@ def _load_sharded(
         rounded = part.to(world.device, options["dtype"]).to(parameter.dtype)
         state[name] = nn.Parameter(cut_like(parameter, rounded))
     model.load_state_dict(state, strict=False, assign=True)
-    model.tie_weights()
+    if EMBEDDING in state:
+        model.tie_weights()
     _restore_buffers(model, world.device)
-    return model, parameters.keys() - weights.files.keys()
+    return model, {name for name, _ in outline_of(model).named_parameters()} - weights.files.keys()
 
 
 def _read_part(path: Path, name: str, box: Box) -> Tensor:
@@ -342,9 +348,12 @@ def _check_values(
     whose space was reserved and never written. `absent` weights have no meaning yet.
     """
     # The first of the ranks that hold the same weight looks at it.
+    held, stage = dict(model.named_parameters()), stage_of(model)
     parts = {
-        name: local_part(weight.detach()) if is_first_holder(weight) else torch.empty(0)
-        for name, weight in model.named_parameters()
+        name: local_part(held[name].detach())
+        if name in held and stage.counts(name, held[name])
+        else torch.empty(0)
+        for name, _ in outline_of(model).named_parameters()
         if name not in absent
     }
     # A rank's part of an embedding may be rows that no token has, all of them zero.

@@ -60,10 +60,12 @@ def held_by_rank(
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return engine
-    # Copies of a model are whole, so what counts is over how many ranks each of them is cut.
+    # Copies of a model are whole, so what counts is over how many ranks each of them is cut. Stages
+    # of a pipeline have about equally many layers, and no fewer weights than this on the largest.
     shards = pods.parallelism.data_shard
     assert shards is not None, "a resolved configuration says how many shards"
-    ranks = shards * pods.parallelism.sequence * pods.parallelism.tensor
+    layout = pods.parallelism
+    ranks = shards * layout.sequence * layout.tensor * layout.pipeline
     weight = _WEIGHT_BYTES[spec.model.dtype]
     trained = weight * _TRAINED
     policy = parameters.get(spec.model.path, 0)

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.models.lora import adapters_of, is_adapter
-from ppojob_trainer.parallel.boxes import box_of, local_part, whole
+from ppojob_trainer.models.lora import Adapter, adapters_of, is_adapter
+from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
+from ppojob_trainer.parallel.boxes import Join, box_of, local_part, whole
 
 
 def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every weight once, detached, in the model's own order; cut over the ranks where the model is.
 
-    A tied weight comes under its first name only (the embedding's), as safetensors folders have it.
-    Buffers that a folder does not hold (rotary frequencies) are left out, and so are adapters: the
-    weights are those without them.
+    Of a stage of a pipeline its own. A tied weight comes under its first name only (the
+    embedding's), as safetensors folders have it. Buffers that a folder does not hold (rotary
+    frequencies) are left out, and so are adapters: the weights are those without them.
     """
     for name, parameter in model.named_parameters(remove_duplicate=True):
         if not is_adapter(name):
@@ -32,15 +34,50 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in named if parameter.requires_grad}
 
 
+def every_tensor(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """As `hf_named_tensors`, and between them those of other stages, without values."""
+    held = dict(hf_named_tensors(model))
+    for name, tensor in hf_named_tensors(outline_of(model)):
+        yield name, held.get(name, tensor)
+
+
+def every_adapter(model: nn.Module) -> dict[str, Adapter]:
+    """As `adapters_of`, and between them those of other stages, without values."""
+    return {**adapters_of(outline_of(model)), **adapters_of(model)}
+
+
+def told_by_holders(model: nn.Module, join: Join) -> Join:
+    """Let what the first stage that has a tensor makes of it be what all of them get.
+
+    A collective of the stages, in the order of whoever calls it.
+    """
+    stage, device = stage_of(model), next(model.parameters()).device
+
+    def told(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        holder = stage.first_holder(name)
+        if holder == stage.ranks.number:
+            made = join(name, tensor, dtype).contiguous()
+        else:
+            made = torch.empty(tensor.shape, dtype=dtype, device=device)
+        return stage.ranks.told(made, holder)
+
+    return join if stage.outline is None else told
+
+
 def named_full_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every weight once, put together of all ranks' parts, one at a time; with its adapter merged.
 
     Merged weights are float32, whatever the model's are. A collective where the model is cut: all
     ranks draw all of it, and one tensor is whole at a time unless it is kept.
     """
-    adapters = adapters_of(model)
-    for name, tensor in hf_named_tensors(model):
-        yield name, adapters[name].merged(tensor) if name in adapters else whole(tensor)
+    adapters = every_adapter(model)
+
+    def joined(name: str, tensor: Tensor, _dtype: torch.dtype) -> Tensor:
+        return adapters[name].merged(tensor) if name in adapters else whole(tensor)
+
+    told = told_by_holders(model, joined)
+    for name, tensor in every_tensor(model):
+        yield name, told(name, tensor, torch.float32 if name in adapters else tensor.dtype)
 
 
 def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:

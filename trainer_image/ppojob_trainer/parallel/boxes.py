@@ -7,12 +7,17 @@ any layout reads what another one wrote.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+Join = Callable[[str, Tensor, torch.dtype], Tensor]
+"""Puts a named tensor together, in the type that it is stored in; a collective where it is cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,10 @@ def sum_over_ranks(
 def sum_over_data(world: World, values: Sequence[float]) -> list[float]:
     """Add up what ranks say of their rows, as `sum_over_ranks`.
 
-    Ranks of one data-parallel coordinate have the same rows, so that its leader's values count.
+    Ranks of one data-parallel coordinate have the same rows, so that one of them counts: the first
+    of those that have what the model puts out.
     """
-    return sum_over_ranks(world, values, world.dims.leaders)
+    return sum_over_ranks(world, values, world.dims.speakers)
 
 
 def largest_over_ranks(world: World, value: int) -> int:

@@ -39,15 +39,15 @@ class ParallelDims:
 
     @classmethod
     def of(cls, layout: TrainingParallelism, ranks: int) -> ParallelDims:
-        """The layout of a role: what its shards, sequence and tensor ranks leave are copies.
+        """The layout of a role: what its shards and all ranks of a coordinate leave are copies.
 
         Raises:
             ValueError: the ranks do not fill the layout of the spec.
         """
-        within = layout.sequence * layout.tensor
+        within = layout.pipeline * layout.sequence * layout.tensor
         shard = layout.data_shard or max(1, ranks // within)
         copies = max(1, ranks // (shard * within))
-        dims = cls(replicate=copies, shard=shard, sequence=layout.sequence, tensor=layout.tensor)
+        dims = cls(layout.pipeline, copies, shard, layout.sequence, layout.tensor)
         dims.check_size(ranks)
         return dims
 
@@ -76,6 +76,12 @@ class ParallelDims:
     def leaders(self) -> tuple[int, ...]:
         """The first rank of each data-parallel coordinate."""
         return tuple(ranks[0] for ranks in self.groups(*WITHIN))
+
+    @property
+    def speakers(self) -> tuple[int, ...]:
+        """The first rank of the last stage of each coordinate, which has the model's outputs."""
+        stage = self.sequence * self.tensor
+        return tuple(ranks[-stage] for ranks in self.groups(*WITHIN))
 
     def leader_of(self, rank: int) -> int:
         """The leader of a rank's data-parallel coordinate; it may be that rank."""

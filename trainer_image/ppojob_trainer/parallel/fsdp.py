@@ -46,7 +46,8 @@ def shard_model(model: nn.Module, world: World, styles: Mapping[str, Style]) -> 
         cut_layers(model, styles, mesh[tensor])
         mesh = mesh[tuple(data)]
     base: Any = model.base_model
-    for module in (*base.layers, model):
+    held = (layer for layer in base.layers if any(True for _ in layer.parameters()))
+    for module in (*held, model):
         fully_shard(module, mesh=mesh)
         # Without the first, gloo is asked for a multiplication that it does not know.
         module.set_force_sum_reduction_for_comms(True)

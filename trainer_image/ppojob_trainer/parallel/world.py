@@ -25,9 +25,13 @@ from ppojob_trainer.parallel.dims import HOLDERS, WITHIN, Dimension, ParallelDim
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
+OpenGroup = Callable[[tuple[int, ...]], dist.ProcessGroup]
+"""Opens a group of ranks; all ranks call it for all groups in one order, as torch wants."""
+
 _DIVISIONS: tuple[tuple[Dimension, ...], ...] = (
     HOLDERS,
     ("replicate",),
+    ("pipeline",),
     ("sequence",),
     ("tensor",),
     WITHIN,
@@ -76,6 +80,8 @@ class World:
     group: dist.ProcessGroup | None
     store: Store  # keys and values that the ranks share, prefixed by the attempt
     dims: ParallelDims = field(default_factory=ParallelDims)  # the layout of the role
+    # the ranks along `pipeline` again, for what goes back; None where this rank is the only one
+    back: dist.ProcessGroup | None = None
     _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
     # of the ranks that share this one's rollout engine; None where it has one of its own
     engine: dist.ProcessGroup | None = None
@@ -93,8 +99,8 @@ class World:
     def along(self, *names: Dimension) -> dist.ProcessGroup | None:
         """The group of the ranks that differ from this one in some dimensions alone.
 
-        They are all of `HOLDERS`, `replicate`, `sequence`, `tensor` or all of `WITHIN`. None where
-        this rank is the only one; of holders there is a group then too, for a mesh.
+        They are all of `HOLDERS`, `replicate`, `pipeline`, `sequence`, `tensor` or all of `WITHIN`.
+        None where this rank is the only one; of holders there is a group then too, for a mesh.
         """
         return self._groups.get(names)
 
@@ -159,24 +165,32 @@ def open_world(
     def options() -> Any:
         return gloo_options(address, operation_seconds) if backend == POD_GLOO else None
 
+    def open_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        own = options() if rank in ranks else None
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=limit, pg_options=own)
+        return group
+
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=limit, pg_options=options()
     )
     try:
-        groups = _open_groups(dims, rank, limit, options)
+        groups, back = _open_groups(dims, rank, open_group)
         engine = None
         if engine_ranks > 1:
             engines = ParallelDims(replicate=size // engine_ranks, tensor=engine_ranks)
-            engine = _open_division(engines.groups("tensor"), rank, limit, options)
-        yield World(rank, size, device, dist.group.WORLD, store, dims, groups, engine)
+            engine = _open_division(engines.groups("tensor"), rank, open_group)
+        yield World(rank, size, device, dist.group.WORLD, store, dims, back, groups, engine)
     finally:
         dist.destroy_process_group()
 
 
 def _open_groups(
-    dims: ParallelDims, rank: int, limit: timedelta, options: Callable[[], Any]
-) -> dict[tuple[Dimension, ...], dist.ProcessGroup]:
-    """The groups that this rank is in; all ranks open all of them in one order, as torch wants."""
+    dims: ParallelDims, rank: int, open_group: OpenGroup
+) -> tuple[dict[tuple[Dimension, ...], dist.ProcessGroup], dist.ProcessGroup | None]:
+    """The groups that this rank is in, and the one for what goes back along a pipeline.
+
+    All ranks open all of them in one order, as torch wants.
+    """
     found: dict[tuple[Dimension, ...], dist.ProcessGroup] = {}
     everybody = dist.group.WORLD
     assert everybody is not None, "the world comes before its parts"
@@ -185,22 +199,19 @@ def _open_groups(
         if len(division) == 1:
             found[names] = everybody
         elif len(division[0]) > 1 or names == HOLDERS:
-            found[names] = _open_division(division, rank, limit, options)
-    return found
+            found[names] = _open_division(division, rank, open_group)
+    back = None
+    if dims.pipeline > 1:
+        back = _open_division(dims.groups("pipeline"), rank, open_group)
+    return found, back
 
 
 def _open_division(
-    division: Sequence[Sequence[int]], rank: int, limit: timedelta, options: Callable[[], Any]
+    division: Sequence[tuple[int, ...]], rank: int, open_group: OpenGroup
 ) -> dist.ProcessGroup:
     """The group of this rank out of those that all ranks are divided into."""
-    found = None
-    for ranks in division:
-        own = options() if rank in ranks else None
-        group = dist.new_group(list(ranks), timeout=limit, pg_options=own)
-        if rank in ranks:
-            found = group
-    assert found is not None, "a rank is in one of them"
-    return found
+    groups = {ranks: open_group(ranks) for ranks in division}
+    return next(group for ranks, group in groups.items() if rank in ranks)
 
 
 def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCPStore:

@@ -9,6 +9,7 @@ rows of a step until the stage `sync_weights` gives it those of the trainer. Whe
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,8 +19,12 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.lora import adapters_of
-from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
+from ppojob_trainer.models.state_dict import (
+    every_adapter,
+    every_tensor,
+    named_full_tensors,
+    told_by_holders,
+)
 from ppojob_trainer.models.weight_stream import stored_weights
 from ppojob_trainer.parallel.tensor_stream import send_tensors
 from ppojob_trainer.parallel.world import World
@@ -220,16 +225,16 @@ class ActorRolloutWorker:
         dtype = DTYPES[model.dtype]
         assert self.policy is not None, "a job that trains nothing exports nothing"
         trained = self.policy.learner.model
-        tensors, adapters = hf_named_tensors(trained), adapters_of(trained)
         export_model(
             self.run_folder / request.folder if self.rank == 0 else None,
-            tensors,
+            every_tensor(trained),
             model_folder=Path(model.path),
             dtype=dtype,
             tokenizer_folder=Path(model.tokenizer_path or model.path),
             chat_template=template,
-            adapters=adapters,
+            adapters=every_adapter(trained),
             is_scorer=self.generation.spec.algorithm.type == "reward_model",
+            told=partial(told_by_holders, trained),
         )
         return Nothing()
 

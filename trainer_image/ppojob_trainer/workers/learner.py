@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.checkpoint.files import MODEL_FILE, FileEntry, files_of_all_ranks
 from ppojob_trainer.checkpoint.tensors import read_parts, read_shard, write_shard
-from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
@@ -101,7 +100,7 @@ class Learner:
 
         weights = {name: box_of(weight) for name, weight in trained_tensors(self.model).items()}
         load_named_tensors(self.model, parts(MODEL_FILE, weights))
-        self.engine.load_state(parts(OPTIMIZER_FILE, optimizer_boxes(self.model)))
+        self.engine.load_state(parts(OPTIMIZER_FILE, self.engine.state_boxes()))
         states = files(RNG_FILE)
         if len(states) == self._world.size:
             state = next(entry for entry in states if entry.rank == self._world.rank)

@@ -8,8 +8,8 @@ from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.tensors import read_parts
-from ppojob_trainer.engine.forward_engine import ForwardEngine
-from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
+from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
+from ppojob_trainer.engine.head import Head, LastStates, PolicyHead
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_off
@@ -56,7 +56,7 @@ class BaseEngine(ForwardEngine):
         self.model.train(is_training)
         return states
 
-    def _forward(self, rows: Experience, head: Head | None = None) -> TokenOutputs:
+    def _forward(self, rows: Experience, head: Head | None = None) -> Passed:
         with adapters_off(self.model):
             return super()._forward(rows, head)
 

@@ -128,6 +128,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2",
         {"spec.roles.reference.parallelism.sequence": None},
     ),
+    (
+        f"{ACTOR}.megatron.pipeline_model_parallel_size=2",
+        {"spec.roles.actorRollout.parallelism.pipeline": 2},
+    ),
     # One pair of bounds is that of all losses; verl's own where none is given.
     (
         f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10",

@@ -1,0 +1,46 @@
+"""In which order stages pass micro-batches, and which layers each has."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_trainer.models.pipeline_stages import layers_of
+from ppojob_trainer.parallel.pipeline import Turn, turns
+
+
+def told(stage: int, stages: int, passes: int) -> str:
+    return " ".join(f"{turn[0]}{number}" for turn, number in turns(passes, stages - 1 - stage))
+
+
+def test_a_stage_runs_ahead_by_the_stages_behind_it():
+    assert told(0, 3, 4) == "f0 f1 f2 b0 f3 b1 b2 b3"
+    assert told(1, 3, 4) == "f0 f1 b0 f2 b1 f3 b2 b3"
+    assert told(2, 3, 4) == "f0 b0 f1 b1 f2 b2 f3 b3"
+    assert told(0, 3, 1) == "f0 b0"
+
+
+@given(st.integers(1, 6), st.integers(0, 12))
+def test_passes_wait_for_passes_of_smaller_numbers_alone(stages, passes):
+    """As `parallel.pipeline` numbers them: what is received, and what a neighbour has to take."""
+
+    def number(stage: int, turn: Turn, batch: int) -> int:
+        return 2 * batch + (stage if turn == "forward" else 2 * stages - 1 - stage)
+
+    for stage in range(stages):
+        mine = [number(stage, *turn) for turn in turns(passes, stages - 1 - stage)]
+        assert mine == sorted(set(mine))
+        for turn, batch in turns(passes, stages - 1 - stage):
+            step = 1 if turn == "forward" else -1
+            before, behind = stage - step, stage + step
+            if before in range(stages):
+                assert number(before, turn, batch) < number(stage, turn, batch)
+            if behind in range(stages) and batch:
+                assert number(behind, turn, batch - 1) < number(stage, turn, batch)
+
+
+@given(st.integers(1, 9), st.integers(0, 30))
+def test_stages_share_the_layers_and_the_last_has_no_more_than_others(stages, more):
+    layers, places = stages + more, range(stages)
+    runs = [layers_of(stage, places, layers) for stage in places]
+    assert [layer for run in runs for layer in run] == list(range(layers))
+    assert {len(run) for run in runs} <= {layers // stages, -(-layers // stages)}
+    assert len(runs[-1]) == layers // stages

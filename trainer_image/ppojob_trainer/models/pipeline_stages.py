@@ -1,0 +1,114 @@
+"""Stages of a pipeline: the run of a model's layers that a rank has, of all that the model has.
+
+Layers, embedding, last norm and head stand in the model under their names where a stage has them;
+in the place of the others stands what hands hidden states on. So whatever goes through a model's
+weights goes through those of the stage.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ppojob_trainer.parallel.boxes import is_first_holder
+from ppojob_trainer.parallel.pipeline import PipelineRanks
+
+_LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
+_STAGE: Final = "pipeline_stage"
+
+
+class HandsOn(nn.Module):
+    """What stands in the place of a module that another stage has."""
+
+    def forward(self, hidden_states: Tensor, *_args: object, **_options: object) -> Tensor:
+        """The states as they came."""
+        return hidden_states
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """The stage of this rank; without a pipeline all of the model."""
+
+    ranks: PipelineRanks = field(default_factory=PipelineRanks)
+    layers: int = 0  # of the whole model
+    outline: Any = None  # the whole model, without values; None where the stage is all of it
+    is_tied: bool = False  # whether the head's weight is the embedding, which both ends have then
+
+    def first_holder(self, name: str) -> int:
+        """The first stage that has a tensor, by its name in the model or in an adapter's file."""
+        layer = _LAYER.search(name)
+        if layer is not None:
+            stages = range(self.ranks.size)
+            return next(s for s in stages if int(layer[1]) in layers_of(s, stages, self.layers))
+        return 0 if ".embed_tokens." in name else self.ranks.size - 1
+
+    def counts(self, name: str, tensor: Tensor) -> bool:
+        """Whether no rank before this one holds the same part of a tensor of this stage."""
+        is_first = self.outline is None or self.first_holder(name) == self.ranks.number
+        return is_first and is_first_holder(tensor)
+
+    def states_like(self, tokens: int, device: torch.device) -> Tensor:
+        """(1, tokens, h) of the type of hidden states between stages, without values."""
+        embedding = self.outline.get_input_embeddings().weight
+        width = embedding.shape[1]
+        return torch.empty(1, tokens, width, dtype=embedding.dtype, device=device)
+
+
+def layers_of(stage: int, stages: range, layers: int) -> range:
+    """The layers of a stage: equal runs, and the first ones longer, for the last has the head."""
+    count = len(stages)
+    return range(-(-layers * stage // count), -(-layers * (stage + 1) // count))
+
+
+def stage_of(model: nn.Module) -> PipelineStage:
+    """The stage that a model is."""
+    stage: PipelineStage = getattr(model, _STAGE, WHOLE)
+    return stage
+
+
+WHOLE: Final = PipelineStage()
+"""All of a model."""
+
+
+def outline_of(model: nn.Module) -> nn.Module:
+    """The model of which this may be a stage; without values then."""
+    outline: nn.Module | None = stage_of(model).outline
+    return model if outline is None else outline
+
+
+def keep_stage(model: nn.Module, ranks: PipelineRanks) -> None:
+    """Leave of a model of transformers, on the meta device, what a rank's stage has."""
+    if ranks.size == 1:
+        return
+    base: Any = model.base_model
+    outline, layers = copy.deepcopy(model), len(base.layers)
+    heads = {name: module for name, module in model.named_children() if module is not base}
+    is_tied = any(
+        base.embed_tokens.weight is getattr(head, "weight", None) for head in heads.values()
+    )
+    own = layers_of(ranks.number, range(ranks.size), layers)
+    for layer in range(layers):
+        if layer not in own:
+            base.layers[layer] = HandsOn()
+    if not ranks.is_first and not (is_tied and ranks.is_last):
+        base.embed_tokens = HandsOn()
+    if not ranks.is_last:
+        base.norm = HandsOn()
+    if not ranks.is_last and not (is_tied and ranks.is_first):
+        for name in heads:
+            setattr(model, name, HandsOn())
+    setattr(model, _STAGE, PipelineStage(ranks, layers, outline, is_tied))
+
+
+def shared_embedding(model: nn.Module) -> nn.Parameter | None:
+    """The weight that both the first and the last stage train, at those two."""
+    stage, base = stage_of(model), model.base_model
+    if not stage.is_tied or not (stage.ranks.is_first or stage.ranks.is_last):
+        return None
+    weight: nn.Parameter = base.embed_tokens.weight  # type: ignore[union-attr, assignment]
+    return weight if weight.requires_grad else None
