@@ -193,7 +193,7 @@ def _open_division(
     division: Sequence[Sequence[int]], rank: int, limit: timedelta, options: Callable[[], Any]
 ) -> dist.ProcessGroup:
     """The group of this rank out of those that all ranks are divided into."""
-    found = None
+    found: dist.ProcessGroup | None = None
     for ranks in division:
         own = options() if rank in ranks else None
         group = dist.new_group(list(ranks), timeout=limit, pg_options=own)
