@@ -316,7 +316,7 @@ class VllmEngine:
         )
 
 
-class _OneOfSeveral(ExecutorWithExternalLauncher):
+class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
     """A rank of an engine, whose other ranks somebody else has started."""
 
     def _distributed_args(self) -> tuple[str, int, int]:
