@@ -138,6 +138,13 @@ LAYOUTS = {
     "p3": ParallelDims(pipeline=3),
     "2p2": ParallelDims(pipeline=2, shard=2),
 }
+OF_TWO_KINDS = ("2x1s2", "2x1t2", "s2t2", "2p2")
+"""What each kind of ranks does by itself is seen in other layouts; here, that two go together."""
+TOGETHER = (
+    *("even", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
+    *("adapters", "adapters_recomputed", "dropout", "dropout_recomputed", "bfloat16"),
+    "a_gradient_that_is_not_finite",
+)
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
     "untied": (LlamaForCausalLM, {}),
@@ -150,6 +157,12 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
 CRITIC_LORA = LoraSpec(rank=3)
 VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+
+
+def cases_of(layout: str) -> dict[str, Case]:
+    """The cases that are run with a layout, by name."""
+    names = TOGETHER if layout in OF_TWO_KINDS else tuple(CASES)
+    return {name: CASES[name] for name in names}
 
 
 def save_models(folder: Path) -> None:
@@ -608,7 +621,7 @@ def run_rank(rank: int, layout: str, port: int, root: Path, leave: Barrier, *, a
 def write_results(results: Path, root: Path, world: World) -> None:
     for name, scenario in SCENARIOS.items():
         write_tensors(results / f"{name}-{world.rank}.safetensors", scenario(root, world))
-    for name, case in CASES.items():
+    for name, case in cases_of(results.name).items():
         write_tensors(results / f"{name}-{world.rank}.safetensors", run_case(case, root, world))
     repeated = run_case(CASES["small_micro_batches"], root, world)
     write_tensors(results / f"again-{world.rank}.safetensors", repeated)

@@ -72,9 +72,12 @@ def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, change
     (tmp_path / "model").mkdir()
     text = json.dumps({"model_type": "llama", **sizes})
     (tmp_path / "model" / "config.json").write_text(text)
-    rollout = {"engine": "vllm", "parallelism": {"tensor": ranks}}
-    roles = {"actorRollout": {"ranksPerReplica": 4}}
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, rollout=rollout, roles=roles)
+    job = {
+        "rollout": {"engine": "vllm", "parallelism": {"tensor": ranks}},
+        "roles": {"actorRollout": {"ranksPerReplica": 4}},
+        "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
+    }
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
     found = list(check_layouts(resolve(load_job(manifest)).spec))
     assert [(p.where, p.allowed, p.reason_code) for p in found] == (
         [("spec.rollout.parallelism.tensor", allowed, ReasonCode.OUT_OF_RANGE)] if allowed else []

@@ -17,6 +17,7 @@ from training_ranks import (
     CASES,
     LAYOUTS,
     VOCABULARY,
+    cases_of,
     rows_of_rank,
     rows_of_step,
     run_case,
@@ -33,8 +34,9 @@ WORLDS = [layout for layout in LAYOUTS if layout != "1"]
 WHOLE_HEADS = [layout for layout in WORLDS if LAYOUTS[layout].pipeline == 1]
 SAVED = ["even", "adapters"]
 EXACT = [
-    name
-    for name, case in CASES.items()
+    (name, layout)
+    for layout in WORLDS
+    for name, case in cases_of(layout).items()
     if case.autocast == "none" and not case.broken and case.model != "dropout"
 ]
 
@@ -79,8 +81,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-@pytest.mark.parametrize("layout", WORLDS)
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("name", "layout"), EXACT)
 def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
     expected, found = alone(folder, name), results(folder, layout, name)
     gradients = under(expected, "gradient/")
@@ -96,8 +97,7 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
         torch.testing.assert_close(value, statistics[key], rtol=limit, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", WORLDS)
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("name", "layout"), EXACT)
 def test_every_rank_predicts_its_rows(folder, name, layout):
     expected = alone(folder, name)["logprobs"]
     everything = rows_of_step(long=CASES[name].long)
@@ -110,7 +110,7 @@ def test_every_rank_predicts_its_rows(folder, name, layout):
 
 @pytest.mark.parametrize("layout", WORLDS)
 def test_ranks_agree_on_statistics_and_weights(folder, layout):
-    for name in [name for name, case in CASES.items() if not case.broken]:
+    for name in [name for name, case in cases_of(layout).items() if not case.broken]:
         first = results(folder, layout, name)
         for rank in range(1, LAYOUTS[layout].size):
             other = results(folder, layout, name, rank)
