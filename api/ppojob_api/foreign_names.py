@@ -164,7 +164,7 @@ optimizer_impl zero_indexed_step | not needed | there is one AdamW
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
 min_lr_ratio | spec.optimizer.minLearningRateRatio
 optim.min_lr | spec.optimizer.minLearningRateRatio | as a share of the learning rate
-critic.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
+critic.optim.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
 min_lr_factor lr_decay_steps | not yet | Megatron's schedules
 lr_min lr_start lr_decay_ratio | not yet | VeOmni's schedules
 calculate_entropy | not needed | the entropy is always measured

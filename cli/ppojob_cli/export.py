@@ -43,7 +43,7 @@ def export(run: Path, checkpoint: str, output: Path, *, adapters: bool) -> None:
         folder = _checkpoint_folder(run, checkpoint)
         _check_output(output, CONFIG_FILE if adapters else "config.json")
         step = export_checkpoint(folder, output, only_adapters=adapters)
-    what = "the policy's adapters" if adapters else "the policy"
+    what = "the adapters" if adapters else "the model"
     click.echo(f"{output}: {what} after step {step}")
 
 

@@ -51,7 +51,9 @@ def role_lines(config: RunConfig) -> Iterator[str]:
     for role in config.topology.roles:
         layout = (settings.get(role.role) or {}).get("parallelism", {})
         told = [
-            f"{word} {layout[word]}" for word in ("tensor", "sequence") if layout.get(word, 1) > 1
+            f"{word} {layout[word]}"
+            for word in ("pipeline", "tensor", "sequence")
+            if layout.get(word, 1) > 1
         ]
         if role.role == "rollout" and config.spec.rollout.max_staleness:
             told.append(f"at most {counted(config.spec.rollout.max_staleness, 'step')} ahead")
@@ -83,8 +85,7 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     algorithm, data = spec.algorithm, spec.data
     responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
     if algorithm.given:
-        kind = "pair" if algorithm.answers_per_row == 2 else "row"
-        yield f"{counted(responses, kind)} with answers, which are learnt"
+        yield f"{counted(responses, unit(spec))} with answers, which are learnt"
     else:
         yield (
             f"{counted(algorithm.prompts_per_step, 'prompt')} x "
@@ -93,14 +94,16 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
             f"at most {responses * data.max_response_tokens} response tokens"
         )
     prompts, part = algorithm.prompts_per_step, algorithm.mini_batch_prompts
-    updates = _updates(prompts, part or prompts, algorithm.epochs)
+    updates = _updates(
+        counted(part or prompts, unit(spec)), prompts // (part or prompts), algorithm.epochs
+    )
     critic = spec.critic
     if critic is None:
         yield updates
     else:
         yield f"policy: {updates}"
         part, epochs = critic.mini_batch_prompts or prompts, critic.epochs or algorithm.epochs
-        yield f"critic: {_updates(prompts, part, epochs)}"
+        yield f"critic: {_updates(counted(part, 'prompt'), prompts // part, epochs)}"
     prompt_and_response = data.max_prompt_tokens + data.max_response_tokens
     ranks = spec.roles.actor_rollout.parallelism.sequence
     shared = f", {spec.training.micro_batch_tokens} for each of {ranks} ranks" if ranks > 1 else ""
@@ -110,10 +113,16 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     )
 
 
-def _updates(prompts: int, part: int, epochs: int) -> str:
-    mini_batches = prompts // part
+def unit(spec: PPOJobSpec) -> str:
+    """What a step counts: prompts, or rows of given answers, or pairs of them."""
+    if not spec.algorithm.given:
+        return "prompt"
+    return "pair" if spec.algorithm.answers_per_row == 2 else "row"
+
+
+def _updates(part: str, mini_batches: int, epochs: int) -> str:
     return (
-        f"{counted(mini_batches, 'mini-batch', 'mini-batches')} of {counted(part, 'prompt')} x "
+        f"{counted(mini_batches, 'mini-batch', 'mini-batches')} of {part} x "
         f"{counted(epochs, 'epoch')} = {counted(mini_batches * epochs, 'optimizer step')}"
     )
 
@@ -129,9 +138,9 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     if steps.total is not None:
         prompts = steps.total * algorithm.prompts_per_step
         responses = prompts * algorithm.samples_per_prompt
-        drawn = (
-            f"{prompts} rows" if algorithm.given else f"{prompts} prompts, {responses} responses"
-        )
+        drawn = counted(prompts, unit(spec))
+        if not algorithm.given:
+            drawn += f", {counted(responses, 'response')}"
         yield f"{counted(steps.total, 'step')}: {drawn}"
     else:
         yield f"{counted(steps.epochs or 0, 'pass', 'passes')} over the training data"

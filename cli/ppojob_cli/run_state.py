@@ -23,6 +23,7 @@ STEP_SECONDS: Final = "timing_s/step"
 _FIGURES: Final = (
     ("reward", "critic/score/mean"),
     ("loss", "train/loss"),
+    ("accuracy", "train/rewards/accuracies"),
     ("length", "response_length/mean"),
     ("entropy", "actor/entropy"),
     ("grad norm", "actor/grad_norm"),
@@ -31,7 +32,12 @@ _FIGURES: Final = (
 _TOKENS: Final = "perf/total_num_tokens"
 _STAGE: Final = re.compile(r"timing_s/([^/]+)")
 _VALIDATION_PREFIX: Final = "val-core/"
-_VALIDATION_LOSS: Final = "val/loss"
+_OF_GIVEN: Final = {
+    "val/loss": "loss",
+    "val/rewards/accuracies": "accuracy",
+    "val/rewards/margins": "margin",
+}
+"""What a validation measures of answers that are given."""
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
 _OVER_PHASES: Final = frozenset({"Finishing", "Succeeded", "Failed", "Interrupted"})
@@ -67,7 +73,7 @@ class StepRecord:
         return {
             short_name(name): value
             for name, value in self.values.items()
-            if name == _VALIDATION_LOSS
+            if name in _OF_GIVEN
             or (name.startswith(_VALIDATION_PREFIX) and not name.endswith("/std"))
         }
 
@@ -199,7 +205,7 @@ def _series(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def short_name(name: str) -> str:
     """`val-core/gsm8k/acc/mean@1` as people say it: `gsm8k mean@1`; `val/loss` is `loss`."""
-    if name == _VALIDATION_LOSS:
-        return "loss"
+    if name in _OF_GIVEN:
+        return _OF_GIVEN[name]
     source, found, moment = name.removeprefix(_VALIDATION_PREFIX).partition("/acc/")
     return f"{source} {moment.removesuffix('/mean')}" if found else source

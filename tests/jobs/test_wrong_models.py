@@ -164,7 +164,11 @@ CASES: dict[str, Spoil] = {
     "begin: of another kind": beginning(
         lambda folder: edit(
             folder / "adapter_config.json",
-            {"peft_type": "LOHA", "alpha_pattern": {"v_proj": 4}},
+            {
+                "peft_type": "LOHA",
+                "alpha_pattern": {"v_proj": 4},
+                "init_lora_weights": "pissa_niter_4",
+            },
         )
     ),
     "begin: a file that is cut": beginning(lambda folder: os.truncate(folder / ADAPTERS, 100)),

@@ -15,7 +15,7 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE, METRICS_FILE
 from ppojob_cli.figures import counted, duration, number
 from ppojob_cli.input_error import InputError
-from ppojob_cli.plan import role_lines
+from ppojob_cli.plan import role_lines, unit
 from ppojob_cli.run_state import RunReader, RunState
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.journal import (
@@ -153,16 +153,15 @@ def _state_lines(state: RunState) -> Iterator[str]:
 def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
     spec = config.spec
     algorithm = spec.algorithm
-    shape = (
-        f"{counted(algorithm.prompts_per_step, 'prompt')} x "
-        f"{counted(algorithm.samples_per_prompt, 'sample')} a step"
-    )
+    shape = counted(algorithm.prompts_per_step, unit(spec))
+    if not algorithm.given:
+        shape += f" x {counted(algorithm.samples_per_prompt, 'sample')}"
     files = [str(file.path) for file in spec.data.train]
     held_out = [f"held out: {file.path}" for file in spec.data.validation]
     return [
         ("Job", [f"{config.namespace}/{config.name}, configuration {config.digest()[:12]}"]),
         ("Model", [str(spec.model.path)]),
-        ("Algorithm", [f"{algorithm.type}, {shape}"]),
+        ("Algorithm", [f"{algorithm.type}, {shape} a step"]),
         ("Learning rate", [f"{spec.optimizer.learning_rate:g}, {spec.optimizer.schedule}"]),
         ("Seed", [str(spec.seed)]),
         ("Data", [*files, *held_out]),

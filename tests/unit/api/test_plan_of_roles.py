@@ -63,11 +63,14 @@ def test_how_ranks_share_a_model_and_how_far_engines_are_ahead() -> None:
         algorithm={"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
         rollout={"maxStaleness": 1},
         roles={
-            "actorRollout": {"ranksPerReplica": 4, "parallelism": {"tensor": 2, "sequence": 2}},
+            "actorRollout": {
+                "ranksPerReplica": 8,
+                "parallelism": {"pipeline": 2, "tensor": 2, "sequence": 2},
+            },
             "rollout": {"ranksPerReplica": 2},
         },
     )
-    assert " a rank, CPU, tensor 2, sequence 2: sum-actor" in lines[2]
+    assert " a rank, CPU, pipeline 2, tensor 2, sequence 2: sum-actor" in lines[2]
     assert " a rank, CPU, at most 1 step ahead: sum-rollout" in lines[3]
 
 

@@ -193,6 +193,9 @@ def test_adapters_belong_to_the_weights_that_they_were_trained_on(root: Path):
     def check(ours: dict[str, str], theirs: dict[str, str]) -> None:
         check_bases({"bases": theirs} if theirs else {}, ours, root / "step-000003")
 
+    with pytest.raises(CannotResume, match=r"^spec\.model\.path: got weights bbb"):
+        check_bases({"base": "a" * 64}, {policy: "b" * 64}, root / "step-000003")  # as it once was
+
     check(theirs, theirs)
     check(theirs, {})  # weights that could not be read are not compared
     check({}, theirs)

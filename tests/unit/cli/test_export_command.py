@@ -59,7 +59,7 @@ def test_the_policy_of_a_checkpoint(name: str, run: Path, tmp_path: Path) -> Non
     for _ in range(2):  # an export may be replaced
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
-        assert done.output == f"{output}: the policy after step 4\n"
+        assert done.output == f"{output}: the model after step 4\n"
     exported = load_file(output / "model.safetensors")
     assert exported.keys() == WEIGHTS.keys()
     for name, weight in WEIGHTS.items():

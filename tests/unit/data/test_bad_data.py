@@ -287,6 +287,10 @@ PREFERENCES: dict[str, object] = {
         "chosen": [ASKED, ANSWERED, ASKED, ANSWERED],
         "rejected": [ASKED, ANSWERED, ASKED | {"content": "b"}, ANSWERED],
     },
+    "one begins the other": {
+        "chosen": [ASKED, ANSWERED],
+        "rejected": [ASKED, ANSWERED, ASKED, ANSWERED],
+    },
     "end of another": {"prompt": "a", "chosen": [ASKED], "rejected": "c"},
     "text and turns": {"prompt": "a", "chosen": [ANSWERED, ASKED, ANSWERED], "rejected": "c"},
 }

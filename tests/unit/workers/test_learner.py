@@ -16,6 +16,7 @@ from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
+from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import BaseReference
@@ -83,6 +84,19 @@ def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
     assert not any(torch.equal(tensor, beginning[name]) for name, tensor in went_on.items())
     restored(learner)
     assert is_equal(copies(trained_tensors(learner.model)), beginning)
+
+
+def test_ranks_that_compute_the_same_layers_of_the_same_rows_draw_the_same(make_learner):
+    dims = ParallelDims(pipeline=2, shard=2, sequence=2)
+    learner, streams = make_learner(), {}
+    for rank in range(dims.size):
+        world = replace(World.alone(), rank=rank, size=dims.size, dims=dims)
+        stage, _ = dims.place(rank, "pipeline")
+        learner._world = world
+        streams.setdefault((stage, dims.data_coordinate(rank)), set()).add(learner._stream)
+    assert len(streams) == 4
+    assert all(len(found) == 1 for found in streams.values())
+    assert len(set.union(*streams.values())) == 4
 
 
 def test_a_checkpoint_without_one_of_the_files_is_refused(make_learner, tmp_path):

@@ -97,7 +97,8 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
 def check_bases(theirs: Mapping[str, Json], bases: Mapping[str, str], folder: Path) -> None:
     """Refuse adapters of other weights than those of fingerprints `bases` by CannotResume."""
     found = theirs.get("bases")
-    known = found if isinstance(found, dict) else {}
+    # Before critics had adapters there was one fingerprint, of the policy's weights.
+    known = found if isinstance(found, dict) else {"spec.model.path": theirs.get("base")}
     differing = [
         (where, base, other)
         for where, base in bases.items()

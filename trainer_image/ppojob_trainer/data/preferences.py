@@ -66,11 +66,13 @@ def _messages(cell: object, column: str) -> Sequence[Message]:
 
 def _common(chosen: Sequence[Message], rejected: Sequence[Message], spec: DataSpec) -> int:
     """How many messages two conversations begin with alike, which are their prompt."""
-    pairs = enumerate(zip(chosen, rejected, strict=False))
-    parting = next((index for index, (one, other) in pairs if one != other), None)
-    if parting and chosen[parting]["role"] == rejected[parting]["role"] == ASSISTANT:
-        return parting
-    got = "no message" if not parting else f"{parting} messages"
+    shorter = min(len(chosen), len(rejected))
+    alike = (one == other for one, other in zip(chosen, rejected, strict=False))
+    common = next((index for index, is_alike in enumerate(alike) if not is_alike), shorter)
+    parting = [turns[common]["role"] for turns in (chosen, rejected) if common < len(turns)]
+    if common and parting == [ASSISTANT, ASSISTANT]:
+        return common
+    got = ("no message", "1 message")[common] if common < 2 else f"{common} messages"
     why = "answers to one prompt are compared, and these conversations do not part at one"
     allowed = "conversations that differ from a turn of the assistant on, or answers alone"
     raise BadCell(spec.rejected_key, f"{got} in common with {spec.chosen_key}", why, allowed)

@@ -19,6 +19,8 @@ ADAPTER_FOLDER: Final = "adapter"
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
+_OF_CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin adapters, of PEFT's `init_lora_weights`, that take something off the weights."""
 _BEGINNING: Final = "base_model.model."
 _MATRICES: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 
@@ -69,6 +71,13 @@ def _settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterato
             why = "the job's adapters are all of one kind"
             at = f"{path}:{key}"
             yield Problem(at, shown(value), why, shown(allowed), ReasonCode.CONFLICT)
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.startswith(_OF_CHANGED_BASES):
+        why = "such adapters belong to weights that PEFT changes when it loads them"
+        at = f"{path}:init_lora_weights"
+        yield Problem(
+            at, shown(start), why, "adapters of the model as it lies", ReasonCode.CONFLICT
+        )
     for key, field, value in (
         ("r", "rank", lora.rank),
         ("lora_alpha", "alpha", lora.alpha),

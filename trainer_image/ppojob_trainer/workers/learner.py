@@ -116,8 +116,14 @@ class Learner:
 
     @property
     def _stream(self) -> int:
-        """Number of this rank's random stream: ranks that compute the same rows draw the same."""
-        return self._world.dims.data_coordinate(self._world.rank)
+        """Number of this rank's random stream.
+
+        Ranks that compute the same layers of the same rows draw the same; stages of a pipeline do
+        not, or the first layers of all of them would drop the same.
+        """
+        dims, rank = self._world.dims, self._world.rank
+        stage, _ = dims.place(rank, "pipeline")
+        return dims.data_coordinate(rank) + dims.data_size * stage
 
     def _random_state(self) -> dict[str, Tensor]:
         """Of the generators that dropout draws from: it draws where the weights are."""
