@@ -224,14 +224,19 @@ def history_line(state: RunState) -> list[str]:
     return lines + [validation_line(record) for record in state.validations[-1:]]
 
 
+def work_of(config: RunConfig) -> str:
+    """What a job does in the phase `Training`, as one word."""
+    steps = config.spec.steps
+    return "Training" if steps.trains else "Generating" if steps.generate_only else "Validating"
+
+
 def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
     """The view for where the output goes; open it before the pods are started."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A model writes any character; one that the terminal lacks must not end the run.
             stream.reconfigure(errors="backslashreplace")
-    samples, now, steps = config.spec.num_examine, time.time(), config.spec.steps
-    work = "Training" if steps.trains else "Generating" if steps.generate_only else "Validating"
+    samples, now, work = config.spec.num_examine, time.time(), work_of(config)
     if not plain and sys.stdout.isatty():
         from rich.console import Console
 

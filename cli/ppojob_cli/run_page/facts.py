@@ -18,6 +18,7 @@ from ppojob_cli.input_error import InputError
 from ppojob_cli.plan import role_lines, unit
 from ppojob_cli.run_state import RunReader, RunState
 from ppojob_cli.validate import load_job
+from ppojob_cli.view import work_of
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,
     AttemptStarted,
@@ -93,7 +94,7 @@ def _read(folder: Path, label: str) -> PageRun:
     config, note = _config(folder)
     events, trouble = _events(folder)
     facts = [
-        ("State", list(_state_lines(state))),
+        ("State", list(_state_lines(state, config))),
         *([] if config is None else _job_facts(config)),
         ("When", list(_time_lines(state, events))),
         ("Version", sorted({e.code_version for e in events if isinstance(e, ControllerStarted)})),
@@ -140,11 +141,14 @@ def _events(folder: Path) -> tuple[list[Event], str]:
         return [], str(problem)
 
 
-def _state_lines(state: RunState) -> Iterator[str]:
+def _state_lines(state: RunState, config: RunConfig | None) -> Iterator[str]:
     status = state.status
+    phase = status.phase
+    if config is not None and phase == "Training":
+        phase = work_of(config)
     done, total = state.done_steps, status.total_steps
     told = f"{done} of {counted(total, 'step')}" if total else counted(done, "step")
-    yield f"{status.phase}, {told} done"
+    yield f"{phase}, {told} done"
     if status.message:
         yield status.message.splitlines()[0]
     yield from status.notices
