@@ -32,6 +32,7 @@ from ppojob_trainer.models.architectures import count_adapters
 from ppojob_trainer.models.fingerprint import bases_of
 
 LOCK_FILE: Final = ".lock"
+"""Locked by the `ppojob run` that owns the folder."""
 """What a run of this machine owns its folder by."""
 
 MOUNTS: Final = Path("/proc/self/mounts")

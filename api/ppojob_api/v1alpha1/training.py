@@ -51,7 +51,7 @@ class LoraSpec(Section):
 
     path: Path | None = None
     """Folder of adapters to begin with, in PEFT's form, as `adapter/` in an export; absent: A is
-    drawn and B is zero. The reference is the model without them. verl: lora_adapter_path."""
+    drawn and B is zero. A reference is the policy without them. verl: lora_adapter_path."""
 
     def adapts(self, layer: str) -> bool:
         """Whether a linear layer of a decoder layer, by its name there, gets an adapter."""

@@ -4,6 +4,7 @@ Everything may be missing, being written, or of an earlier version: then the pag
 """
 
 import datetime
+import fcntl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE, METRICS_FILE
 from ppojob_cli.figures import counted, duration, number
 from ppojob_cli.input_error import InputError
+from ppojob_cli.output_checks import LOCK_FILE
 from ppojob_cli.plan import role_lines, unit
 from ppojob_cli.run_state import RunReader, RunState
 from ppojob_cli.validate import load_job
@@ -94,7 +96,7 @@ def _read(folder: Path, label: str) -> PageRun:
     config, note = _config(folder)
     events, trouble = _events(folder)
     facts = [
-        ("State", list(_state_lines(state, config))),
+        ("State", list(_state_lines(state, config, folder))),
         *([] if config is None else _job_facts(config)),
         ("When", list(_time_lines(state, events))),
         ("Version", sorted({e.code_version for e in events if isinstance(e, ControllerStarted)})),
@@ -141,17 +143,29 @@ def _events(folder: Path) -> tuple[list[Event], str]:
         return [], str(problem)
 
 
-def _state_lines(state: RunState, config: RunConfig | None) -> Iterator[str]:
+def _state_lines(state: RunState, config: RunConfig | None, folder: Path) -> Iterator[str]:
     status = state.status
     phase = status.phase
     if config is not None and phase == "Training":
         phase = work_of(config)
+    if not state.is_over and _is_left(folder):
+        phase = f"Stopped at once while {phase.lower()}"
     done, total = state.done_steps, status.total_steps
     told = f"{done} of {counted(total, 'step')}" if total else counted(done, "step")
     yield f"{phase}, {told} done"
     if status.message:
         yield status.message.splitlines()[0]
     yield from status.notices
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether `ppojob run` had a folder, and no process has it now."""
+    try:
+        with (folder / LOCK_FILE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # somebody has it, or it has never been there
+        return False
+    return True
 
 
 def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
@@ -163,7 +177,7 @@ def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
     files = [str(file.path) for file in spec.data.train]
     held_out = [f"held out: {file.path}" for file in spec.data.validation]
     return [
-        ("Job", [f"{config.namespace}/{config.name}, configuration {config.digest()[:12]}"]),
+        ("Job", [f"{config.namespace}/{config.name}"]),
         ("Model", [str(spec.model.path)]),
         ("Algorithm", [f"{algorithm.type}, {shape} a step"]),
         ("Learning rate", [f"{spec.optimizer.learning_rate:g}, {spec.optimizer.schedule}"]),

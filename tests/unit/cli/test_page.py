@@ -18,6 +18,7 @@ from run_progress import progress_behind
 
 from ppojob_api import contract
 from ppojob_cli.main import main
+from ppojob_cli.run import locked
 from ppojob_cli.run_page.charts import BOTTOM, TOP, axis, thinned
 from ppojob_cli.run_page.facts import read_runs
 from ppojob_cli.run_page.sampling import chosen, clipped
@@ -136,6 +137,15 @@ def test_a_run_explains_itself(run) -> None:
     assert figures.index("actor/skipped") > figures.index("timing_s/<stage>")
     stages = [one["data-of"] for one in page.all("polygon")]
     assert stages == ["update_actor", "gen"], "of the largest first"
+
+
+def test_a_run_that_its_process_has_left_is_not_under_way(run) -> None:
+    tiny_jobs.write_manifest(run.folder, run.folder).rename(run.folder / "job.yaml")
+    run.step(1)
+    run.status(step=1)
+    with locked(run.folder):
+        assert "Training, 1 of 20 steps done" in page_of(run.folder).words
+    assert "Stopped at once while training, 1 of 20 steps done" in page_of(run.folder).words
 
 
 def test_nothing_is_asked_of_the_network_and_only_our_script_runs(run) -> None:

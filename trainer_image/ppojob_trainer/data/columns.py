@@ -28,7 +28,8 @@ AGENT_COLUMN = "agent_name"
 INTERACTION = "interaction_kwargs"
 """Entry of extra_info: the simulated user of a row, and what it is told."""
 COLUMNS_ALLOWED = (
-    "a column of that name, or spec.data.promptKey, answerKey and dataSourceKey or dataSource"
+    "a column of that name, or the name of another in spec.data (promptKey, answerKey, chosenKey, "
+    "rejectedKey, dataSourceKey, or dataSource for all rows)"
 )
 
 

@@ -30,9 +30,6 @@ def read_pair(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence
     """
     keys = spec.chosen_key, spec.rejected_key
     chosen, rejected = (_messages(cell_of(row, key), key) for key in keys)
-    if chosen == rejected:
-        why, allowed = "it is the chosen answer too", "an answer that is worse than the other"
-        raise BadCell(spec.rejected_key, shown(rejected[-1]["content"]), why, allowed)
     if chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
         prompt = as_prompt(cell_of(row, spec.prompt_key), spec.prompt_key, spec)
     else:
@@ -65,7 +62,12 @@ def _messages(cell: object, column: str) -> Sequence[Message]:
 
 
 def _common(chosen: Sequence[Message], rejected: Sequence[Message], spec: DataSpec) -> int:
-    """How many messages two conversations begin with alike, which are their prompt."""
+    """How many messages two conversations begin with alike, which are their prompt.
+
+    Of equal ones, from which nothing is learnt, those in front of the answer.
+    """
+    if chosen == rejected:
+        return len(chosen) - 1
     shorter = min(len(chosen), len(rejected))
     alike = (one == other for one, other in zip(chosen, rejected, strict=False))
     common = next((index for index, is_alike in enumerate(alike) if not is_alike), shorter)

@@ -286,16 +286,22 @@ class Scan:
         self.prompt_keys.append(_key(row.prompt))
         self.row_keys.append(0 if index is None else _key([row.data_source, split, index]))
 
+    def _column_of(self, number: int, answers: Sequence[object]) -> str:
+        """Where an answer stands; one alone may be part of the prompt."""
+        spec = self.spec
+        return (spec.chosen_key, spec.rejected_key)[number] if len(answers) > 1 else spec.prompt_key
+
     def _keep_or_drop(
         self, candidate: _Candidate, ids: list[int], answers: Sequence[Sequence[AnswerPart]]
     ) -> None:
         limit, policy = self.spec.max_prompt_tokens, self.spec.overlong_prompts
         longest = self.spec.max_response_tokens
-        answered = max((sum(len(part.tokens) for part in one) for one in answers), default=0)
+        lengths = [sum(len(part.tokens) for part in one) for one in answers]
+        answered = max(lengths, default=0)
         if policy == "drop" and (len(ids) > limit or answered > longest):
             self.dropped += 1
             return
-        bad = None
+        bad, place = None, self.spec.prompt_key
         if not ids:
             allowed = "content that the chat template and the tokenizer keep"
             bad = "a prompt of no tokens", "there is nothing to answer", allowed
@@ -310,10 +316,11 @@ class Scan:
                 "a larger maxResponseTokens, or spec.data.overlongPrompts: drop, or truncate_right "
                 "for its beginning"
             )
+            place = self._column_of(lengths.index(answered), answers)
             got = f"an answer of {answered} tokens"
             bad = got, f"longer than spec.data.maxResponseTokens {longest}", allowed
         if bad:
-            problem = DataProblem(self.spec.prompt_key, *bad)
+            problem = DataProblem(place, *bad)
             _add(self.errors, problem, candidate.path, candidate.place)
             return
         row = candidate.row

@@ -139,8 +139,9 @@ def _files(path: Path) -> list[Path]:
             folder = one / RESPONSES_FILE
             if not folder.is_file():
                 raise ConfigError(
-                    f"{one}: got a run folder without {VALIDATION_FOLDER}/: the job has held out "
-                    f"no rows; {one / 'rollouts'}, or a file of rows"
+                    f"{one}: got a run folder without {VALIDATION_FOLDER}/: the job has answered "
+                    f"no held-out rows; {one / 'rollouts'} where it has drawn responses, what "
+                    "`ppojob generate` makes with its export, or a file of rows"
                 )
         inside = folder.rglob("[!.]*") if folder.is_dir() else [folder]
         found += [file for file in inside if file.name.endswith(_ENDINGS) and file.is_file()]

@@ -39,6 +39,17 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
     if lora.path is None:
         return
     folder = Path(lora.path)
+    if not (folder / CONFIG_FILE).is_file():
+        near = folder / ADAPTER_FOLDER
+        allowed = "a folder in PEFT's form, such as adapter/ of an export"
+        yield Problem(
+            f"{where}.path",
+            shown(lora.path),
+            f"there is no {CONFIG_FILE} in it",
+            str(near) if (near / CONFIG_FILE).is_file() else allowed,
+            ModelReason.BAD_CONFIG,
+        )
+        return
     config = read_object(folder / CONFIG_FILE, ModelReason.BAD_CONFIG)
     if isinstance(config, Problem):
         yield config
