@@ -107,7 +107,7 @@ class DpoSpec(Section):
     (arXiv:2305.10425); ipo: the squared distance of the margin of log ratios a token from
     1 / (2 beta) (arXiv:2310.12036). TRL: loss_type, sigmoid."""
 
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """How likely a pair is the wrong way round: conservative DPO, with sigmoid alone.
     TRL: label_smoothing, 0."""
 

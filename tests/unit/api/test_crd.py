@@ -47,6 +47,14 @@ def test_fits_the_annotation_of_client_side_apply() -> None:
     assert len(json.dumps(crd.definition())) < 256 * 1024 * 3 / 4
 
 
+def test_bounds_that_are_left_out_are_whole_numbers() -> None:
+    """An API server cuts 0.5 to 0 where it compares it with a whole number."""
+    for path, node in NODES.items():
+        for side in ("minimum", "maximum"):
+            if node.get(f"exclusive{side.title()}"):
+                assert node[side] == int(node[side]), path
+
+
 @pytest.mark.parametrize("path", NODES)
 def test_structural(path: str) -> None:
     node = NODES[path]
