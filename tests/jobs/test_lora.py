@@ -27,7 +27,7 @@ def contents(folder: Path) -> list[bytes]:
 
 
 def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
-    start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
+    start, run_through, once: Path, tiny_job, tiny_folder: Path, tmp_path: Path
 ):
     """With both kinds of a KL, whose reference is the policy without its adapters."""
     sections: dict[str, object] = {
@@ -89,6 +89,8 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     assert record["step"] == 1
     assert record["actor/reward_kl_penalty"] != 0.0
     assert record["training/rollout_probs_diff_mean"] < 1e-5
+    for marker in once.iterdir():
+        marker.unlink()
     run_through(tiny_job(**following), disturbed, "rpc.update.answer.after@1=kill")
     assert run_folders.result(disturbed) == run_folders.result(calm)
 

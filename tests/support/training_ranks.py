@@ -398,7 +398,8 @@ def run_value_model(folder: Path, world: World, lora: LoraSpec | None = None) ->
     mine = rows.select(rows_of_rank(CASES["even"].owners, world.rank, world.dims))
     engine = value_engine(model, world)
     norms = [engine.update(mine, VALUE_GOAL).values["critic/grad_norm"] for _ in range(2)]
-    trained = {f"trained/{name}": whole(tensor) for name, tensor in trained_tensors(model).items()}
+    own = {f"trained/{name}": whole(tensor) for name, tensor in trained_tensors(model).items()}
+    trained = of_all_stages(world, own)
     values = engine.predict(rows)[0]
     return {**beginning, **trained, "norms": torch.tensor(norms), "values": values}
 
