@@ -6,6 +6,7 @@ been, each comes again and takes up the checkpoints of all others. Ranks are for
 imported once for all of them.
 """
 
+import faulthandler
 import multiprocessing
 import socket
 import sys
@@ -156,6 +157,7 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
 }
 CRITIC_LORA = LoraSpec(rank=3)
 VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
+DIED = "a rank was ended by a signal in the world"
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
 
@@ -603,6 +605,7 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
 
 
 def run_rank(rank: int, layout: str, port: int, root: Path, leave: Barrier, *, again: bool) -> None:
+    faulthandler.enable()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     results = root / layout
@@ -633,9 +636,13 @@ def write_foreign(results: Path, root: Path, world: World) -> None:
     write_tensors(path, run_foreign_checkpoints(root, world))
 
 
-def run_world(layout: str, root: Path, *, again: bool = False) -> None:
-    """Run all ranks of a layout, each a fork; where any fails, say what the first one met."""
-    (root / layout).mkdir(exist_ok=again)
+def run_world(layout: str, root: Path, *, again: bool = False, may_die: bool = True) -> None:
+    """Run all ranks of a layout, each a fork; where any fails, say what the first one met.
+
+    Once in some hundred worlds a rank aborts inside of PyTorch's collectives. A job starts such a
+    rank again; so does this, once, and says so.
+    """
+    (root / layout).mkdir(exist_ok=again or not may_die)
     with socket.create_server(("127.0.1.1", 0)) as server:
         port = server.getsockname()[1]
     forks = multiprocessing.get_context("fork")
@@ -654,10 +661,16 @@ def run_world(layout: str, root: Path, *, again: bool = False) -> None:
         process.start()
     for process in ranks.values():
         process.join()
-    if any(process.exitcode for process in ranks.values()):
+    codes = [process.exitcode or 0 for process in ranks.values()]
+    if may_die and min(codes) < 0:
+        print(f"{DIED} {layout}: exit codes {codes}", file=sys.stderr, flush=True)
+        for path in (root / layout).glob("failure-*"):
+            path.unlink()
+        run_world(layout, root, again=again, may_die=False)
+    elif any(codes):
         told = sorted((root / layout).glob("failure-*"), key=lambda path: path.stat().st_mtime_ns)
-        codes = ", ".join(f"{rank}: {process.exitcode}" for rank, process in ranks.items())
-        sys.exit(f"{told[0].read_text() if told else layout}\nexit codes of ranks: {codes}")
+        first = told[0].read_text() if told else layout
+        sys.exit(f"{first}\nexit codes of ranks {list(ranks)}: {codes}")
 
 
 if __name__ == "__main__":
