@@ -639,8 +639,8 @@ def write_foreign(results: Path, root: Path, world: World) -> None:
 def run_world(layout: str, root: Path, *, again: bool = False, may_die: bool = True) -> None:
     """Run all ranks of a layout, each a fork; where any fails, say what the first one met.
 
-    Once in some hundred worlds a rank aborts inside of PyTorch's collectives. A job starts such a
-    rank again; so does this, once, and says so.
+    Once in some hundred worlds a rank crashes in PyTorch's functional all-gather. A job starts
+    such a rank again; so does this, once, and says so.
     """
     (root / layout).mkdir(exist_ok=again or not may_die)
     with socket.create_server(("127.0.1.1", 0)) as server:
