@@ -93,10 +93,9 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
             f"{counted(responses, 'response')}, "
             f"at most {responses * data.max_response_tokens} response tokens"
         )
-    prompts, part = algorithm.prompts_per_step, algorithm.mini_batch_prompts
-    updates = _updates(
-        counted(part or prompts, unit(spec)), prompts // (part or prompts), algorithm.epochs
-    )
+    prompts = algorithm.prompts_per_step
+    part = algorithm.mini_batch_prompts or prompts
+    updates = _updates(counted(part, unit(spec)), prompts // part, algorithm.epochs)
     critic = spec.critic
     if critic is None:
         yield updates
