@@ -7,17 +7,23 @@ any layout reads what another one wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from typing import TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 Join = Callable[[str, Tensor, torch.dtype], Tensor]
 """Puts a named tensor together, in the type that it is stored in; a collective where it is cut."""
+
+At: TypeAlias = tuple[int, ...]
+"""A number for each dimension: coordinates of a rank in a mesh, or a shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +71,22 @@ class Box:
 
 def box_of(tensor: Tensor) -> Box:
     """What this rank holds of a tensor of a model or its optimizer."""
-    shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
-        return Box.whole(shape)
-    local, start = compute_local_shape_and_global_offset(
-        shape, tensor.device_mesh, tensor.placements
-    )
+        return Box.whole(tuple(tensor.shape))
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "only ranks of its mesh have a part"
+    return _box_at(tensor, coordinate)
+
+
+def _box_at(tensor: DTensor, coordinate: Sequence[int]) -> Box:
+    """What the rank at a coordinate of the mesh holds."""
+    shape, mesh = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
+    return _cut_box(shape, mesh, tensor.placements, tuple(coordinate))
+
+
+@cache  # of a large dimension torch writes all indices down
+def _cut_box(shape: At, mesh: At, placements: tuple[Placement, ...], coordinate: At) -> Box:
+    local, start = _compute_local_shape_and_global_offset(shape, mesh, list(coordinate), placements)
     return Box(shape, start, tuple(at + size for at, size in zip(start, local, strict=True)))
 
 
@@ -95,16 +111,47 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor put together; a collective where it is cut."""
+    """A tensor put together, without a gradient; a collective where it is cut.
+
+    One dimension of the mesh after the other, each with a gather of what its ranks have by then.
+    Not by `DTensor.redistribute`: its functional all-gather crashes once in some hundred worlds
+    over gloo (torch 2.13).
+    """
     if not isinstance(tensor, DTensor):
         return tensor
-    placements = list(tensor.placements)
-    # By one dimension of the mesh after the other: of a part that was cut twice along the same
-    # dimension torch's `full_tensor` does the same, with a warning.
-    for dimension in range(len(placements)):
-        placements[dimension] = Replicate()
-        tensor = tensor.redistribute(placements=placements)
-    return tensor.to_local()
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "only ranks of its mesh have a part"
+    local = tensor.to_local().detach()
+    parts = {tuple(coordinate): local}
+    for dimension, placement in enumerate(tensor.placements):
+        if not isinstance(placement, Replicate):
+            parts = _gathered(tensor, parts, dimension)
+    if len(parts) == 1:
+        return local
+    result = local.new_empty(tensor.shape)
+    for at, part in parts.items():
+        result[_box_at(tensor, at).slices] = part
+    return result
+
+
+def _gathered(tensor: DTensor, parts: dict[At, Tensor], dimension: int) -> dict[At, Tensor]:
+    """The parts of all ranks along a dimension of the mesh, by coordinates; each has as many."""
+    mesh = tensor.device_mesh
+    ranks = [
+        [(*at[:dimension], rank, *at[dimension + 1 :]) for at in parts]
+        for rank in range(mesh.size(dimension))
+    ]
+    sizes = [[_box_at(tensor, at).numel for at in held] for held in ranks]
+    most = max(map(sum, sizes))
+    mine = torch.cat([part.reshape(-1) for part in parts.values()])
+    mine = torch.nn.functional.pad(mine, (0, most - mine.numel()))
+    told = mine.new_empty(len(ranks), most)
+    dist.all_gather(list(told.unbind()), mine, group=mesh.get_group(dimension))
+    return {
+        at: part.view(_box_at(tensor, at).local_shape)
+        for held, size, row in zip(ranks, sizes, told, strict=True)
+        for at, part in zip(held, row[: sum(size)].split(size), strict=True)
+    }
 
 
 def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
