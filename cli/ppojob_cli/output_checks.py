@@ -20,6 +20,7 @@ from ppojob_api.run_layout import (
 )
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.figures import counted
+from ppojob_cli.run_folder import LOCK_FILE
 from ppojob_cli.summary import is_of_another_model, read_summary
 from ppojob_cli.validate import validate_file
 from ppojob_trainer.checkpoint.identity import changed_settings
@@ -30,10 +31,6 @@ from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.architectures import count_adapters
 from ppojob_trainer.models.fingerprint import bases_of
-
-LOCK_FILE: Final = ".lock"
-"""Locked by the `ppojob run` that owns the folder."""
-"""What a run of this machine owns its folder by."""
 
 MOUNTS: Final = Path("/proc/self/mounts")
 

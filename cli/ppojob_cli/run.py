@@ -1,26 +1,24 @@
 """`ppojob run FILE`: a job on this machine, by the very containers that a cluster would run."""
 
-import contextlib
-import fcntl
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 import click
 
-from ppojob_api import contract, manifest
+from ppojob_api import contract
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
-from ppojob_cli.output_checks import LOCK_FILE
 from ppojob_cli.overrides import Given, set_option
 from ppojob_cli.preflight import check_run
+from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.summary import Ending, finished_summary, keep_model
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
@@ -106,6 +104,7 @@ def run_job(
     config = resolve(load_job(file, overrides), facts=engine_facts())
     folder = output or Path(folder_of_runs) / config.name
     if finished_summary(folder, config) is None:
+        refuse_owned(folder)  # before it is looked at, for it changes meanwhile
         found = check_run(config, folder)
         for line in found.warnings:
             click.echo(f"warning: {line}", err=True)
@@ -183,55 +182,3 @@ def _pod_phases(pods: LocalPods) -> dict[str, str]:
     """What their supervisors say, by pod: `idle`, `starting`, `ready`, `lost`, `done`."""
     statuses = {running.pod.name: running.status() for running in pods.pods}
     return {name: status.phase if status else "not up" for name, status in statuses.items()}
-
-
-def write_job(folder: Path, config: RunConfig) -> None:
-    """Write the manifest as resolved, for people and for the record; as a whole or not at all."""
-    aside = folder / f".{JOB_FILE}.aside"
-    aside.write_text(manifest.dump(config.job()))
-    aside.replace(folder / JOB_FILE)
-
-
-@contextlib.contextmanager
-def usable(folder: Path) -> Iterator[None]:
-    """Do something with a run folder; what the system refuses is a `ConfigError`."""
-    try:
-        yield
-    except OSError as problem:
-        where = f"{problem.filename}: " if problem.filename else ""
-        raise ConfigError(
-            f"--output: got {folder}: {where}{problem.strerror}; a folder that can be written"
-        ) from problem
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Own a run folder while the block runs; it is made where it is absent.
-
-    The kernel drops the lock when the process ends, however it ends.
-
-    Raises:
-        ConfigError: another process owns it, or it cannot be made, written or locked.
-    """
-    with usable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        with usable(folder):
-            _take_lock(folder, descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _take_lock(folder: Path, descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(descriptor, 32, 0).decode().strip()
-        raise ConfigError(
-            f"--output: got {folder}: process {owner} runs a job there; "
-            "wait for it, end it, or give another folder"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -4,7 +4,6 @@ Everything may be missing, being written, or of an earlier version: then the pag
 """
 
 import datetime
-import fcntl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE, METRICS_FILE
 from ppojob_cli.figures import counted, duration, number
 from ppojob_cli.input_error import InputError
-from ppojob_cli.output_checks import LOCK_FILE
 from ppojob_cli.plan import role_lines, unit
+from ppojob_cli.run_folder import is_left
 from ppojob_cli.run_state import RunReader, RunState
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import work_of
@@ -148,7 +147,7 @@ def _state_lines(state: RunState, config: RunConfig | None, folder: Path) -> Ite
     phase = status.phase
     if config is not None and phase == "Training":
         phase = work_of(config)
-    if not state.is_over and _is_left(folder):
+    if not state.is_over and is_left(folder):
         phase = f"Stopped at once while {phase.lower()}"
     done, total = state.done_steps, status.total_steps
     told = f"{done} of {counted(total, 'step')}" if total else counted(done, "step")
@@ -156,16 +155,6 @@ def _state_lines(state: RunState, config: RunConfig | None, folder: Path) -> Ite
     if status.message:
         yield status.message.splitlines()[0]
     yield from status.notices
-
-
-def _is_left(folder: Path) -> bool:
-    """Whether `ppojob run` had a folder, and no process has it now."""
-    try:
-        with (folder / LOCK_FILE).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # somebody has it, or it has never been there
-        return False
-    return True
 
 
 def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:

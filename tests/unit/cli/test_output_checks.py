@@ -1,6 +1,7 @@
 """A run folder: what lies there is not lost without a word, and a checkpoint fits."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from small_disks import SmallDisk, small_disk
 
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.output_checks import check_checkpoints, check_output, unsaved_steps_warning
-from ppojob_cli.run import locked, usable, write_job
+from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.summary import finished_summary, keep_model
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.journal import (
@@ -161,6 +162,14 @@ def test_what_a_run_has_left_is_written_over(config: RunConfig, tmp_path: Path) 
     with locked(folder):
         write_job(folder, config)
     assert list(check_output(config, folder, None)) == []
+
+
+def test_a_folder_that_is_owned_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    refuse_owned(tmp_path / "absent")
+    with locked(tmp_path), pytest.raises(ConfigError) as caught:
+        refuse_owned(tmp_path)
+    assert f"process {os.getpid()} runs a job there" in str(caught.value)
+    refuse_owned(tmp_path)  # the lock went with its owner
 
 
 def test_what_the_system_refuses_is_one_line(folder: Path, config: RunConfig) -> None:

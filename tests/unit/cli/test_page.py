@@ -18,7 +18,7 @@ from run_progress import progress_behind
 
 from ppojob_api import contract
 from ppojob_cli.main import main
-from ppojob_cli.run import locked
+from ppojob_cli.run_folder import locked
 from ppojob_cli.run_page.charts import BOTTOM, TOP, axis, thinned
 from ppojob_cli.run_page.facts import read_runs
 from ppojob_cli.run_page.sampling import chosen, clipped

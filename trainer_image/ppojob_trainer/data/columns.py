@@ -200,7 +200,7 @@ def _bad_prompt(column: str, cell: object) -> BadCell:
     return BadCell(
         column,
         f"{type(cell).__name__} {shown(cell)}",
-        "not a prompt",
+        "neither text nor messages",
         'text, or a list of messages such as {"role": "user", "content": "3 + 5"}',
     )
 

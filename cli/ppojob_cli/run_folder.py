@@ -1,0 +1,87 @@
+"""A run folder: who owns it, and what is written there before a run starts."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ppojob_api import manifest
+from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import JOB_FILE
+from ppojob_trainer.errors import ConfigError
+
+LOCK_FILE: Final = ".lock"
+"""Locked by the `ppojob run` that owns the folder."""
+
+
+def write_job(folder: Path, config: RunConfig) -> None:
+    """Write the manifest as resolved, for people and for the record; as a whole or not at all."""
+    aside = folder / f".{JOB_FILE}.aside"
+    aside.write_text(manifest.dump(config.job()))
+    aside.replace(folder / JOB_FILE)
+
+
+@contextlib.contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Do something with a run folder; what the system refuses is a `ConfigError`."""
+    try:
+        yield
+    except OSError as problem:
+        where = f"{problem.filename}: " if problem.filename else ""
+        raise ConfigError(
+            f"--output: got {folder}: {where}{problem.strerror}; a folder that can be written"
+        ) from problem
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Own a run folder while the block runs; it is made where it is absent.
+
+    The kernel drops the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: another process owns it, or it cannot be made, written or locked.
+    """
+    with usable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        with usable(folder):
+            _take(folder, descriptor, fcntl.LOCK_EX)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_owned(folder: Path) -> None:
+    """Refuse a run folder that another process owns; nothing is made or written.
+
+    Raises:
+        ConfigError: a process owns it.
+    """
+    with contextlib.suppress(OSError), (folder / LOCK_FILE).open() as file:
+        _take(folder, file.fileno(), fcntl.LOCK_SH)
+
+
+def is_left(folder: Path) -> bool:
+    """Whether `ppojob run` had a folder, and no process has it now."""
+    try:
+        refuse_owned(folder)
+    except ConfigError:
+        return False
+    return (folder / LOCK_FILE).exists()
+
+
+def _take(folder: Path, descriptor: int, kind: int) -> None:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 32, 0).decode().strip()
+        raise ConfigError(
+            f"--output: got {folder}: process {owner} runs a job there; "
+            "wait for it, end it, or give another folder"
+        ) from None
