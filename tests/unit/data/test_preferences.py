@@ -33,6 +33,13 @@ FORMS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {},
     ),
     "whole conversations": ({"chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")]}, {}),
+    "text of whole conversations": (
+        {
+            "chosen": "\n\nHuman: 1+1\n\nAssistant: 2",
+            "rejected": "\n\nHuman: 1+1\n\nAssistant: 3",
+        },
+        {},
+    ),
     "whole conversations beside their prompt": (
         {"prompt": "1+1", "chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")]},
         {},

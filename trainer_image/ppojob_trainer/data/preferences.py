@@ -1,6 +1,8 @@
 """Rows with two answers, of which one was preferred: what DPO and reward models are trained on."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
@@ -16,6 +18,10 @@ from ppojob_trainer.data.demonstrations import (
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
 from ppojob_trainer.data.template_renderer import BadChatTemplate
+
+_SPEAKERS: Final = {"Human": "user", "Assistant": ASSISTANT}
+_TURN: Final = re.compile(rf"\n\n({'|'.join(_SPEAKERS)}):")
+"""What begins a turn in the texts of Anthropic's HH-RLHF."""
 
 _SOMEBODY: Message = {"role": "user"}
 _READ_BY_NOBODY = AnswerPart((0,), True)
@@ -49,7 +55,13 @@ def read_pair(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence
 def _messages(cell: object, column: str) -> Sequence[Message]:
     """An answer, or the conversation that ends with it."""
     if isinstance(cell, str) and cell.strip():
-        return [{"role": ASSISTANT, "content": cell}]
+        opening, *turns = _TURN.split(cell)
+        if opening or not turns:
+            return [{"role": ASSISTANT, "content": cell}]
+        cell = [
+            {"role": _SPEAKERS[speaker], "content": text.strip()}
+            for speaker, text in zip(turns[::2], turns[1::2], strict=True)
+        ]
     messages = conversation(cell, column)
     for index, message in enumerate(messages):
         before = messages[index - 1] if index else _SOMEBODY
