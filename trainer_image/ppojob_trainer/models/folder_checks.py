@@ -13,7 +13,6 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import (
-    ARCHITECTURES,
     EMBEDDING,
     HEAD,
     Shape,
@@ -21,6 +20,7 @@ from ppojob_trainer.models.architectures import (
     backbone_tensors,
     read_sizes,
 )
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
@@ -66,7 +66,7 @@ def check_model_folder(
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
     errors = list(check_config(config, path, kind, trust_remote_code=trust_remote_code))
-    sizes = read_sizes(config, path) if config.get("model_type") in ARCHITECTURES else None
+    sizes = read_sizes(config, path) if config.get("model_type") in FAMILIES else None
     if isinstance(sizes, list):
         errors += sizes
     warnings = list(weights.warnings)
@@ -165,10 +165,10 @@ def check_config(
 ) -> Iterator[Problem]:
     """Say why a model cannot be used, by its configuration alone."""
     model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
+    if model_type not in FAMILIES:
         got = ABSENT if model_type is None else shown(model_type)
         why = "the trainer's packed attention does not know it"
-        yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(ARCHITECTURES)}")
+        yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(FAMILIES)}")
     yield from _check_class(config, path, kind)
     if _has_windows(config):
         got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
