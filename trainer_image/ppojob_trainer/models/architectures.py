@@ -105,6 +105,13 @@ def linear_layers(sizes: Sizes) -> dict[str, Shape]:
     """Linear layers of each block by their names in it, with the shapes of their weights."""
     hidden, inner = sizes.hidden, sizes.inner
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
+    if FAMILIES[sizes.model_type].is_fused:
+        return {
+            "self_attn.qkv_proj": (query + 2 * key, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "mlp.gate_up_proj": (2 * inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
     return {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
@@ -118,15 +125,16 @@ def linear_layers(sizes: Sizes) -> dict[str, Shape]:
 
 def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
-    for norm in family.norms:
+    for norm in (*family.norms, *family.late_norms):
         yield f"{norm}.weight", (sizes.hidden,)
     for name, shape in linear_layers(sizes).items():
         yield f"{name}.weight", shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
-    if family.head_norm == "each head":
-        yield "self_attn.q_norm.weight", (sizes.head_size,)
-        yield "self_attn.k_norm.weight", (sizes.head_size,)
+    if family.head_norm != "none":
+        each = family.head_norm == "each head"
+        yield "self_attn.q_norm.weight", (sizes.head_size * (1 if each else sizes.heads),)
+        yield "self_attn.k_norm.weight", (sizes.head_size * (1 if each else sizes.key_heads),)
 
 
 def _count(value: Json) -> int | None:
@@ -156,12 +164,17 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         if sizes is None:
             continue
         heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner)
+        why = (
+            f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
+            f"{sizes.inner} inner features of {folder}"
+        )
+        if uncut := FAMILIES[sizes.model_type].uncut:
+            why, most = f"{uncut} in {folder}, a model of {sizes.model_type}", 1
         if most % layout.tensor:
             yield Problem(
                 f"spec.roles.{host}.parallelism.tensor",
                 shown(layout.tensor),
-                f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
-                f"{sizes.inner} inner features of {folder}",
+                why,
                 f"a divisor of {most}",
                 ReasonCode.OUT_OF_RANGE,
             )

@@ -48,7 +48,9 @@ _HEAD_NORMS: Final = {
 
 def plan_of(family: Family) -> dict[str, Style]:
     """The styles of a family's modules that have parameters of their own."""
+    assert not family.uncut, "such a layout is refused"
     plan = _PLAN | {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
+    plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
     return plan if family.head_norm == "none" else plan | _HEAD_NORMS
 
 
