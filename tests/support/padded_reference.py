@@ -24,11 +24,9 @@ def padded_logits(model: PreTrainedModel, rows: Experience) -> list[tuple[Tensor
     responses = torch.split(rows.response_tokens, rows.lengths.tolist())
     prompts = [rows.prompts[group] for group in rows.row_groups.tolist()]
     whole = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
-    ids, mask = (
-        torch.nn.utils.rnn.pad_sequence(columns, batch_first=True)
-        for columns in (whole, [torch.ones_like(row) for row in whole])
-    )
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    # What lies behind a row is seen by none of its tokens.
+    ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
+    logits = model(input_ids=ids, use_cache=False).logits
     return [
         (row[len(prompt) - 1 :][: len(response)], response)
         for row, prompt, response in zip(logits, prompts, responses, strict=True)

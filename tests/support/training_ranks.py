@@ -20,6 +20,7 @@ from pathlib import Path
 from traceback import format_exc
 
 import torch
+from family_models import FAMILY_MODELS
 from tiny_models import NAMES, TEMPLATE, TWO_LAYERS, make_model, save_model, save_tokenizer
 from torch import Tensor
 from transformers import (
@@ -47,6 +48,7 @@ from ppojob_trainer.engine.train_engine import HeadOf, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.metrics.pass_statistics import step_statistics
+from ppojob_trainer.models.families import FAMILIES as TABLE
 from ppojob_trainer.models.load import load_model, load_reward_model, load_value_model
 from ppojob_trainer.models.lora import B
 from ppojob_trainer.models.state_dict import (
@@ -124,6 +126,14 @@ CASES = {
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
     "a_gradient_that_is_not_finite": Case((0, 1, 0, 1, 0), broken=True),
 }
+FAMILIES = {
+    family: Case((0, 1, 0, 1, 0), budget=40, model=family)
+    for family in FAMILY_MODELS
+    if family not in ("llama", "qwen2", "qwen3")  # which are above
+}
+OF_FAMILIES = ("s2", "t2", "p3")
+"""Where each of them is cut by shards and heads, by matrices, and by layers."""
+CASES |= FAMILIES
 LAYOUTS = {
     "1": ParallelDims(),
     "2": ParallelDims(shard=2),
@@ -147,6 +157,7 @@ TOGETHER = (
     "a_gradient_that_is_not_finite",
 )
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
+    **{family: FAMILY_MODELS[family] for family in FAMILIES},
     "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
     "untied": (LlamaForCausalLM, {}),
     "biased": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
@@ -164,7 +175,11 @@ NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}
 def cases_of(layout: str) -> dict[str, Case]:
     """The cases that are run with a layout, by name."""
     names = TOGETHER if layout in OF_TWO_KINDS else tuple(CASES)
-    return {name: CASES[name] for name in names}
+    return {name: CASES[name] for name in names if name not in FAMILIES or _holds(layout, name)}
+
+
+def _holds(layout: str, family: str) -> bool:
+    return layout in OF_FAMILIES and not (LAYOUTS[layout].tensor > 1 and TABLE[family].uncut)
 
 
 def save_models(folder: Path) -> None:

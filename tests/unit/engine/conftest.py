@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from family_models import FAMILY_MODELS
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.objective import Denominators
 from ppojob_trainer.rows.experience import Experience
 
 VOCAB = 97
-FAMILIES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 
 MakeModel = Callable[..., PreTrainedModel]
 MakeRows = Callable[..., Experience]
@@ -53,9 +53,9 @@ def make_model() -> MakeModel:
         dtype: torch.dtype = torch.float32,
         **changes: object,
     ) -> PreTrainedModel:
-        own = {"head_dim": 8} if family == "qwen3" else {}
+        kind, own = FAMILY_MODELS[family]
         sizes = {"vocab_size": VOCAB, **tiny_models.TWO_LAYERS, **own, **changes}
-        model = tiny_models.make_model(FAMILIES[family], **sizes, tie_word_embeddings=tied)
+        model = tiny_models.make_model(kind, **sizes, tie_word_embeddings=tied)
         return model.to(dtype)
 
     return make

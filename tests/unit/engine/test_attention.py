@@ -1,11 +1,19 @@
 """Packed attention, in tiles and of rows too long for one, against dense attention."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch.nn import functional as F
 
-from ppojob_trainer.engine.attention import HEAD_STREAM, TILE_SCORES, attend_packed, plan_attention
+from ppojob_trainer.engine.attention import (
+    HEAD_STREAM,
+    TILE_SCORES,
+    AttentionPlans,
+    attend_packed,
+    plan_attention,
+)
 from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.long_rows import _blocks
 
 HEADS, KEY_HEADS, SIZE, SCALE = 6, 2, 8, 0.3
 SPANS = (
@@ -39,33 +47,55 @@ def inputs(spans, dtype=torch.float64):
     return [x.bfloat16().to(dtype).requires_grad_() for x in drawn]
 
 
-def dense(spans, query, key, value):
-    visible = torch.zeros(query.shape[2], query.shape[2], dtype=torch.bool)
+def dense(spans, query, key, value, window=None, cap=None):
+    total = query.shape[2]
+    visible = torch.zeros(total, total, dtype=torch.bool)
+    position = torch.empty(total, dtype=torch.int64)
     for span in spans:
         for i in range(span.start, span.start + span.length):
             visible[i, span.prefix_start : span.prefix_start + span.prefix_length] = True
             visible[i, span.start : i + 1] = True
+            position[i] = span.prefix_length + i - span.start
+    if window is not None:
+        visible &= position[:, None] < position + window
     key, value = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (key, value))
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=SCALE)
+    scores = SCALE * query @ key.mT
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    out = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
     return out.transpose(1, 2)
 
 
 def packed(spans, *tensors, tile_scores=TILE_SCORES, stream=0, **options):
-    cut = {"tile_scores": tile_scores, "stream": stream}
-    plan = plan_attention(spans, heads=HEADS, key_heads=KEY_HEADS, **cut)
-    options |= {"attention_plan": plan, "scaling": SCALE}
-    return attend_packed(torch.nn.Module(), *tensors, None, **options)[0]
+    cut = {"tile_scores": tile_scores, "stream": stream, "heads": HEADS, "key_heads": KEY_HEADS}
+    options |= {"attention_plans": AttentionPlans(spans, torch.device("cpu"), **cut)}
+    return attend_packed(torch.nn.Module(), *tensors, None, scaling=SCALE, **options)[0]
 
 
 def with_gradients(out, tensors):
     return out, *torch.autograd.grad(out, tensors, torch.ones_like(out).cumsum(1))
 
 
+@pytest.mark.parametrize("cap", [None, 0.5])
+@pytest.mark.parametrize("window", [None, 1, 4, 50])
+@pytest.mark.parametrize("spans", [SPANS, LONG])
 @pytest.mark.parametrize("tile_scores", [1, 100, 700, 2**21])
-def test_equals_dense_attention_with_gradients(tile_scores):
-    tensors = inputs(SPANS)
-    ours, theirs = packed(SPANS, *tensors, tile_scores=tile_scores), dense(SPANS, *tensors)
+def test_equals_dense_attention_with_gradients(spans, tile_scores, window, cap):
+    tensors = inputs(spans)
+    told = {"sliding_window": window, "softcap": cap}
+    ours = packed(spans, *tensors, tile_scores=tile_scores, **told)
+    theirs = dense(spans, *tensors, window, cap)
     torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
+
+
+def test_a_window_of_a_long_row_costs_its_own_length():
+    """Blocks out of it are passed by."""
+    counts = []
+    for length in (400, 800):
+        plans = AttentionPlans([Span(0, length)], torch.device("cpu"), heads=6, key_heads=2)
+        rows = replace(plans.of(16).long_rows, spans=(Span(0, length),), block=8)
+        counts.append(sum(len(blocks) for _, blocks in _blocks(rows)))
+    assert counts[1] < 2.1 * counts[0]
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
@@ -143,8 +173,3 @@ def test_scores_beyond_the_range_of_exp():
         for scores in (2**9, 2**30)
     )
     torch.testing.assert_close(found, expected)
-
-
-def test_a_sliding_window_is_refused():
-    with pytest.raises(ValueError, match="sliding_window: got 16"):
-        packed(SPANS, *inputs(SPANS), sliding_window=16)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from padded_reference import gradients, padded_logprobs, relative_difference
 
 from ppojob_trainer.engine.attention import use_packed_attention
@@ -13,7 +14,7 @@ LOGPROBS = PolicyHead(LogprobSettings())
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILY_MODELS)
 def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tied, share):
     model, rows = make_model(family, tied=tied, dtype=torch.float64), make_rows()
     settings = LogprobSettings(temperature=0.8, chunk_tokens=5, entropy="gradient")

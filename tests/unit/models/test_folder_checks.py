@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_jobs import edit
@@ -17,10 +18,9 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
 )
 
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.weight_files import BadHeader, read_header
@@ -33,14 +33,14 @@ def maker(model_class, **options):
 
 
 MODELS = {
-    "llama": maker(LlamaForCausalLM),
-    "llama with biases": maker(LlamaForCausalLM, attention_bias=True, mlp_bias=True),
+    **{f"plain {family}": maker(kind) for family, (kind, _) in FAMILY_MODELS.items()},
+    **{family: maker(kind, **options) for family, (kind, options) in FAMILY_MODELS.items()},
     "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),
-    "qwen2": maker(Qwen2ForCausalLM),
-    "qwen3": maker(Qwen3ForCausalLM, head_dim=8),
-    "qwen3 of its own head size": maker(Qwen3ForCausalLM),
-    "qwen3 with biases": maker(Qwen3ForCausalLM, attention_bias=True),
 }
+
+
+def test_every_family_has_a_model() -> None:
+    assert FAMILIES.keys() == FAMILY_MODELS.keys()
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

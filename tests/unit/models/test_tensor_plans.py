@@ -5,28 +5,23 @@ from pathlib import Path
 
 import pytest
 import tiny_jobs
+from family_models import FAMILY_MODELS
 from tiny_models import SIZES, make_model
-from transformers import (
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaForSequenceClassification, LlamaForTokenClassification
 
 from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.validate import load_job
-from ppojob_trainer.models.architectures import ARCHITECTURES, check_layouts
+from ppojob_trainer.models.architectures import check_layouts
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.tensor_plans import (
     COLUMNS,
     IN_EACH_HEAD,
     ROWS,
-    TENSOR_PLANS,
+    plan_of,
     styles_of,
 )
 
-FAMILIES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 THEIRS = {
     "colwise": ROWS,  # of torch's transposed matrices
     "rowwise": COLUMNS,
@@ -34,22 +29,22 @@ THEIRS = {
 }
 
 
-def test_every_family_has_a_plan() -> None:
-    assert set(ARCHITECTURES) == FAMILIES.keys() == TENSOR_PLANS.keys()
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
-    theirs = FAMILIES[family].config_class.base_model_tp_plan
+    theirs = FAMILY_MODELS[family][0].config_class.base_model_tp_plan
     cut = {f"model.{name}": THEIRS[kind] for name, kind in theirs.items()}
-    ours = TENSOR_PLANS[family]
+    ours = plan_of(FAMILIES[family])
     assert {name: ours[name] for name in cut} == cut
     assert {name for name, style in ours.items() if style in THEIRS.values()} == {*cut, "lm_head"}
 
 
 @pytest.mark.parametrize(
     "model_class",
-    [*FAMILIES.values(), LlamaForSequenceClassification, LlamaForTokenClassification],
+    [
+        *(kind for kind, _ in FAMILY_MODELS.values()),
+        LlamaForSequenceClassification,
+        LlamaForTokenClassification,
+    ],
 )
 def test_every_weight_has_a_style(model_class) -> None:
     model = make_model(model_class)

@@ -16,8 +16,7 @@ def sizes(**changed: object) -> Sizes:
         "key_heads": 32,
         "head_size": 128,
         "is_tied": False,
-        "attention_bias": False,
-        "mlp_bias": False,
+        "biased": frozenset(),
     }
     return Sizes(**{**plain, **changed})
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -30,6 +31,7 @@ from ppojob_trainer.engine.long_rows import (
     Dropout,
     LongRows,
     QueryKeyValue,
+    Scoring,
     attend_long_rows,
     differentiate_long_rows,
     draw_seed,
@@ -96,16 +98,18 @@ def plan_attention(
     key_heads: int,
     tile_scores: int = TILE_SCORES,
     stream: int = 0,
+    window: int | None = None,
 ) -> AttentionPlan:
     """Cut the attention of packed rows into tiles and long rows.
 
-    Rows of a tile have prefixes and lengths within a factor of two of each other, which bounds what
-    padding to the longest of them costs. A tile or block has `tile_scores` scores at most. Plans of
-    other streams drop other weights.
+    In a window a token sees so many, itself and those before it in its row. Rows of a tile have
+    prefixes and lengths within a factor of two of each other, which bounds what padding to the
+    longest of them costs. A tile or block has `tile_scores` scores at most. Plans of other streams
+    drop other weights.
     """
     total = sum(span.length for span in spans)
     short, long_rows = _cut(spans, heads, tile_scores)
-    tiles = tuple(_tile(rows, total, heads, key_heads) for rows in short)
+    tiles = tuple(_tile(rows, total, heads, key_heads, window) for rows in short)
     none = torch.empty(0, dtype=torch.int64)
     key_index = torch.cat([none, *(tile.keys for tile in tiles)])
     query_index = torch.cat([none, *(tile.queries for tile in tiles)])
@@ -115,12 +119,31 @@ def plan_attention(
     copies = torch.bincount(key_index, minlength=total * key_heads + 1)[:-1]
     return AttentionPlan(
         tiles=tiles,
-        long_rows=LongRows(tuple(long_rows), max(1, isqrt(tile_scores // heads))),
+        long_rows=LongRows(tuple(long_rows), max(1, isqrt(tile_scores // heads)), window),
         query_slots=query_slots[:-1],
         key_slots=key_slots[: int(copies.sum())],
         key_offsets=copies.cumsum(0) - copies,
         stream=stream,
     )
+
+
+class AttentionPlans:
+    """The plans of a packed sequence: one for each window that layers of the model have."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device, **options: int) -> None:
+        """Each is made when it is first asked for; options are those of `plan_attention`."""
+        self._make = partial(plan_attention, spans, **options)
+        self._device = device
+        self._longest = max(span.prefix_length + span.length for span in spans)
+        self._made: dict[int | None, AttentionPlan] = {}
+
+    def of(self, window: int | None) -> AttentionPlan:
+        """The plan of a window; one that no row is longer than is none."""
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._made:
+            self._made[window] = self._make(window=window).to(self._device)
+        return self._made[window]
 
 
 def _cut(
@@ -144,7 +167,7 @@ def _cut(
     return tiles, long_rows
 
 
-def _tile(spans: list[Span], total: int, heads: int, key_heads: int) -> Tile:
+def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int | None) -> Tile:
     """Indices and mask of some rows."""
     start, length, prefix_start, prefix = torch.tensor(
         [(span.start, span.length, span.prefix_start, span.prefix_length) for span in spans]
@@ -159,6 +182,10 @@ def _tile(spans: list[Span], total: int, heads: int, key_heads: int) -> Tile:
         ],
         dim=2,
     )
+    if window is not None:
+        of_query = prefix + own
+        of_key = torch.cat([before.expand(len(spans), -1), of_query], dim=1)
+        seen &= of_query[:, :, None] - of_key[:, None, :] < window
     return Tile(
         queries=_with_heads(queries, heads, total),
         keys=_with_heads(keys, key_heads, total),
@@ -174,7 +201,7 @@ def _with_heads(tokens: Tensor, heads: int, total: int) -> Tensor:
 
 
 class _PackedAttention(torch.autograd.Function):
-    """softmax(scale Q K^T) V in tiles and blocks; see the docstring of this file."""
+    """softmax(scores) V in tiles and blocks; see the docstring of this file."""
 
     @staticmethod
     def forward(
@@ -183,11 +210,11 @@ class _PackedAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         plan: AttentionPlan,
-        scale: float,
+        scoring: Scoring,
         share: float,
     ) -> Tensor:
         """(T, H, D), (T, K, D), (T, K, D) to (T, H, D)."""
-        ctx.plan, ctx.scale = plan, scale
+        ctx.plan, ctx.scoring = plan, scoring
         # Ranks that share heads draw the same seed, and drop other weights.
         ctx.dropout = share, draw_seed() + plan.stream if share > 0.0 else 0, query.device
         dropout = Dropout(*ctx.dropout)
@@ -195,11 +222,12 @@ class _PackedAttention(torch.autograd.Function):
         outputs = []
         for tile in plan.tiles:
             rows, keys, values = _gather(tile, query_rows, key_rows, value_rows)
-            (weights,) = dropout(_probabilities(tile, rows, keys, scale))
+            scores = _scores(tile, rows, keys, scoring)
+            (weights,) = dropout(torch.softmax(scores, dim=-1))
             outputs.append(torch.bmm(weights, values).view(-1, query.shape[-1]))
         output = _in_order(outputs, plan, query)
         read = QueryKeyValue(query, key, value)
-        log_sums = attend_long_rows(plan.long_rows, read, output, scale=scale, dropout=dropout)
+        log_sums = attend_long_rows(plan.long_rows, read, output, scoring=scoring, dropout=dropout)
         ctx.save_for_backward(query, key, value, output, log_sums)
         return output
 
@@ -208,6 +236,7 @@ class _PackedAttention(torch.autograd.Function):
         """Gradients of query, key and value; probabilities are computed again, tile by tile."""
         query, key, value, output, log_sums = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
+        scoring: Scoring = ctx.scoring
         dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
         grad_rows = _padded_rows(grads[0])
@@ -216,12 +245,16 @@ class _PackedAttention(torch.autograd.Function):
         for tile in plan.tiles:
             rows, keys, values = _gather(tile, query_rows, key_rows, value_rows)
             grad = grad_rows.index_select(0, tile.queries).view(rows.shape)
-            weights = _probabilities(tile, rows, keys, ctx.scale)
+            scores = _scores(tile, rows, keys, scoring)
+            slope = scoring.slope(scores)
+            weights = torch.softmax(scores, dim=-1)
             dropped, grad_weights = dropout(weights, torch.bmm(grad, values.mT))
             value_grads.append(torch.bmm(dropped.mT, grad).view(-1, size))
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            query_grads.append(scaled_bmm(grad_scores, keys, ctx.scale).view(-1, size))
-            key_grads.append(scaled_bmm(grad_scores.mT, rows, ctx.scale).view(-1, size))
+            if slope is not None:
+                grad_scores.mul_(slope)
+            query_grads.append(scaled_bmm(grad_scores, keys, scoring.scale).view(-1, size))
+            key_grads.append(scaled_bmm(grad_scores.mT, rows, scoring.scale).view(-1, size))
         total = differentiate_long_rows(
             plan.long_rows,
             QueryKeyValue(query, key, value),
@@ -233,7 +266,7 @@ class _PackedAttention(torch.autograd.Function):
                 _sum_copies(key_grads, plan, key),
                 _sum_copies(value_grads, plan, value),
             ),
-            scale=ctx.scale,
+            scoring=scoring,
             dropout=dropout,
         )
         return total.query, total.key, total.value, None, None, None
@@ -255,12 +288,12 @@ def _gather(tile: Tile, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tens
     )
 
 
-def _probabilities(tile: Tile, query: Tensor, key: Tensor, scale: float) -> Tensor:
-    """(R * K, G * Q, S)."""
+def _scores(tile: Tile, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+    """(R * K, G * Q, S), -inf where a query does not see a key."""
     rows, key_heads, per_key, queries, keys = tile.shape
-    scores = scaled_bmm(query, key.mT, scale)
+    scores = scoring.capped(scaled_bmm(query, key.mT, scoring.scale))
     scores.view(rows, key_heads * per_key, queries, keys).masked_fill_(tile.hidden, -torch.inf)
-    return torch.softmax(scores, dim=-1)
+    return scores
 
 
 def _in_order(parts: list[Tensor], plan: AttentionPlan, like: Tensor) -> Tensor:
@@ -282,34 +315,27 @@ def attend_packed(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    attention_plan: AttentionPlan,
+    attention_plans: AttentionPlans,
     sequence_ranks: SequenceRanks = ALONE,
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Attention function in the form transformers calls it; there is no mask.
 
     Queries are (1, H, t, D), keys and values (1, K, t, D), positions applied, of this rank's run of
-    the tokens; the plan is for all tokens and this rank's share of the heads. Both keywords are
-    given to the model's forward, which hands them down. Returns (1, t, H, D), and no weights.
-
-    Raises:
-        ValueError: if the layer has a sliding window.
+    the tokens; plans are for all tokens and this rank's share of the heads. The first two keywords
+    are given to the model's forward, which hands them down. Returns (1, t, H, D), and no weights.
     """
-    if sliding_window is not None:
-        raise ValueError(
-            f"sliding_window: got {sliding_window}: packed attention sees whole rows; "
-            "use a model without windows"
-        )
     # Under autocast the rotation leaves queries and keys in float32; products run in value's type.
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         output = _PackedAttention.apply(  # type: ignore[no-untyped-call]
             *sequence_ranks.to_heads(*packed),
-            attention_plan,
-            scaling,
+            attention_plans.of(sliding_window),
+            Scoring(scaling, softcap),
             dropout,
         )
         return sequence_ranks.to_tokens(output).unsqueeze(0), None

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
-from ppojob_trainer.engine.attention import HEAD_STREAM, plan_attention, use_packed_attention
+from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
 from ppojob_trainer.engine.head import Head, LastStates, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
@@ -177,12 +177,13 @@ def packed_pass(
     heads, key_heads = ranks.share(
         config.num_attention_heads // tensor, config.num_key_value_heads // tensor
     )
-    plan = plan_attention(
+    plans = AttentionPlans(
         packed.spans,
+        model.device,
         heads=heads,
         key_heads=key_heads,
         stream=place * HEAD_STREAM,
-    ).to(model.device)
+    )
     own = packed.run(ranks.number, ranks.size)
 
     arrived = None
@@ -196,7 +197,7 @@ def packed_pass(
             **given,
             position_ids=own.position_ids[None],
             use_cache=False,
-            attention_plan=plan,
+            attention_plans=plans,
             sequence_ranks=ranks,
         ).last_hidden_state
         if not stage.ranks.is_last:

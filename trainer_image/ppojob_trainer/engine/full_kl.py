@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ppojob_trainer.engine.fused_logprobs import (
     LogprobSettings,
     product_dtype,
+    slope_of,
     tile_logits,
     tiles,
     wide,
@@ -38,7 +39,7 @@ class HeadWithKl:
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """`(logprobs, ..., kl)`."""
         weight = model.get_output_embeddings().weight
-        kl = full_kl(hidden, weight, self.reference, self.policy.settings)
+        kl = full_kl(hidden, weight, self.reference, self.policy.settings_of(model))
         return (*self.policy(model, hidden, targets), kl)
 
 
@@ -103,12 +104,15 @@ class _FullKl(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
             matrix = weight[vocab].to(states.dtype)
-            log_p = tile_logits(states[tokens], matrix, settings.temperature)
+            log_p = tile_logits(states[tokens], matrix, settings)
+            of_cap = slope_of(log_p, settings)
             log_p -= normalizer[tokens, None]
             ref_matrix = ref_weight[vocab].to(states.dtype)
-            log_r = tile_logits(ref_states[tokens], ref_matrix, settings.temperature)
+            log_r = tile_logits(ref_states[tokens], ref_matrix, settings)
             log_r -= ref_normalizer[tokens, None]
             slope = (log_p - log_r).sub_(kl[tokens, None]).mul_(log_p.exp_())
+            if of_cap is not None:
+                slope.mul_(of_cap)
             scaled = slope.mul_((grad[tokens] / settings.temperature)[:, None]).to(states.dtype)
             grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
@@ -133,9 +137,9 @@ def _fold(
     normalizer = torch.full((count,), -torch.inf, dtype=dtype, device=device)
     ref_normalizer, mean = normalizer.clone(), torch.zeros_like(normalizer)
     for tokens, vocab in tiles(count, weight.shape[0], settings.chunk_tokens):
-        z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings.temperature)
+        z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
         ref_matrix = ref_weight[vocab].to(states.dtype)
-        y = tile_logits(ref_states[tokens], ref_matrix, settings.temperature)
+        y = tile_logits(ref_states[tokens], ref_matrix, settings)
         before = normalizer[tokens]
         after = torch.logaddexp(before, z.logsumexp(1))
         ref_normalizer[tokens] = torch.logaddexp(ref_normalizer[tokens], y.logsumexp(1))

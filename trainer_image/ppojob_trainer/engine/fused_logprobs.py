@@ -6,7 +6,8 @@ again. Tiles run over the vocabulary inside a block of tokens, so each row of th
 cast, and gets its gradient written, once a block. Of an output layer that is cut over tensor ranks
 each folds its own rows, and what they have found of each token is put together.
 
-Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature, p = softmax(z).
+Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature (or capped
+logits), p = softmax(z).
 """
 
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ class LogprobSettings:
     chunk_tokens: int = 256  # a tile holds at most this many tokens times V logits; 0 for no limit
     entropy: Entropy = "none"  # none, its value (without gradient), or with gradient
     squares: bool = False  # whether Σ p² is asked for too, without gradient
+    cap: float | None = None  # of logits before the division: `cap tanh(logits / cap)`
 
 
 def fused_logprobs(
@@ -100,14 +102,18 @@ class _FusedLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
             matrix = weight[vocab].to(states.dtype)
-            z = tile_logits(states[tokens], matrix, settings.temperature)
+            z = tile_logits(states[tokens], matrix, settings)
+            slope = slope_of(z, settings)
             log_p = z.sub_(normalizer[tokens, None])
             grad_z = _logit_gradient(
                 log_p, places[tokens] - vocab.start, grads[0][tokens], settings
             )
             if settings.entropy == "gradient":
                 grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
-            scaled = grad_z.div_(settings.temperature).to(states.dtype)
+            grad_logits = grad_z.div_(settings.temperature)
+            if slope is not None:
+                grad_logits.mul_(slope)
+            scaled = grad_logits.to(states.dtype)
             grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
@@ -139,10 +145,19 @@ def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, s
             )
 
 
-def tile_logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
+def tile_logits(states: Tensor, matrix: Tensor, settings: LogprobSettings) -> Tensor:
     """Make z of a tile, in a buffer of its own."""
     z = (states @ matrix.mT).to(wide(states.dtype))
-    return z if temperature == 1.0 else z.div_(temperature)
+    if settings.cap is not None:
+        z.div_(settings.cap).tanh_().mul_(settings.cap)
+    return z if settings.temperature == 1.0 else z.div_(settings.temperature)
+
+
+def slope_of(z: Tensor, settings: LogprobSettings) -> Tensor | None:
+    """What a cap multiplies gradients by, by what `tile_logits` has made; None without a cap."""
+    if settings.cap is None:
+        return None
+    return (z * (settings.temperature / settings.cap)).square_().neg_().add_(1.0)
 
 
 class _Folded(NamedTuple):
@@ -165,7 +180,7 @@ def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSetti
     m = torch.full_like(target_logits, -torch.inf)
     s, u, q = torch.zeros_like(m), torch.zeros_like(m), torch.zeros_like(m)
     for tokens, vocab in tiles(count, weight.shape[0], settings.chunk_tokens):
-        z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings.temperature)
+        z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
         place = places[tokens] - vocab.start
         inside = (place >= 0) & (place < z.shape[1])
         found = z.gather(1, place.clamp(0, z.shape[1] - 1)[:, None])[:, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.fused_logprobs import Entropy, LogprobSettings, fused_logprobs
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.boxes import local_part
 
 TokenOutputs = tuple[Tensor, ...]
@@ -70,7 +71,17 @@ class PolicyHead:
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """`(logprobs, entropy, squares)`, the last two where they are asked for."""
         weight = model.get_output_embeddings().weight
-        return fused_logprobs(hidden, weight, targets, self.settings)
+        return fused_logprobs(hidden, weight, targets, self.settings_of(model))
+
+    def settings_of(self, model: PreTrainedModel) -> LogprobSettings:
+        """The settings with what the model's family makes of its output layer's products."""
+        family = FAMILIES[model.config.model_type]
+        divisor = getattr(model.config, family.logit_divisor, 1.0)
+        return replace(
+            self.settings,
+            temperature=self.settings.temperature * divisor,
+            cap=getattr(model.config, family.logit_cap, None),
+        )
 
 
 class ValueHead:

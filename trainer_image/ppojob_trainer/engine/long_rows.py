@@ -51,11 +51,35 @@ def draw_seed() -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """What a score is made of: `scale q k`, and under a cap `cap tanh(scale q k / cap)`.
+
+    Caps: Gemma 2 (arXiv:2408.00118), section 2.
+    """
+
+    scale: float
+    cap: float | None = None
+
+    def capped(self, scores: Tensor, unit: float = 1.0) -> Tensor:
+        """Scores under the cap, in place; they are in units of 1 / `unit`."""
+        if self.cap is None:
+            return scores
+        return scores.div_(self.cap * unit).tanh_().mul_(self.cap * unit)
+
+    def slope(self, scores: Tensor, unit: float = 1.0) -> Tensor | None:
+        """What gradients of capped scores are multiplied by; 0 of -inf. None without a cap."""
+        if self.cap is None:
+            return None
+        return (scores / (self.cap * unit)).clamp_(min=-1.0).square_().neg_().add_(1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class LongRows:
     """Rows that are cut into blocks."""
 
     spans: tuple[Span, ...]  # each at least one token
     block: int  # queries of a block, and keys of a block, at most
+    window: int | None = None  # tokens that one sees, itself and those before it; None for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +97,15 @@ class QueryKeyValue:
 
 
 def attend_long_rows(
-    rows: LongRows, read: QueryKeyValue, output: Tensor, *, scale: float, dropout: Dropout
+    rows: LongRows, read: QueryKeyValue, output: Tensor, *, scoring: Scoring, dropout: Dropout
 ) -> Tensor:
-    """Write softmax(scale Q K^T) V of some rows.
+    """Write softmax(scores) V of some rows.
 
     Args:
         rows: whose attention is computed.
         read: queries, keys and values of all packed tokens.
         output: (T, H, D), overwritten at the tokens of `rows`.
-        scale: factor of the scores.
+        scoring: what scores are made of.
         dropout: drops weights.
 
     Returns:
@@ -94,8 +118,8 @@ def attend_long_rows(
         left = query[:, :, queries].flatten(1, 2)
         top = log_sums.new_full((*left.shape[:2], 1), -torch.inf)
         total, mixed = torch.zeros_like(top), torch.zeros_like(left, dtype=top.dtype)
-        for keys, is_own in blocks:
-            scores = _scores(left, key[:, keys], is_own, scale)
+        for keys, hide in blocks:
+            scores = _scores(left, key[:, keys], hide, scoring)
             before, top = top, torch.maximum(top, scores.amax(-1, keepdim=True))
             fade, weights = (before - top).exp2_(), scores.sub_(top).exp2_()
             total.mul_(fade).add_(weights.sum(-1, keepdim=True))
@@ -114,7 +138,7 @@ def differentiate_long_rows(
     grad: Tensor,
     grads: QueryKeyValue,
     *,
-    scale: float,
+    scoring: Scoring,
     dropout: Dropout,
 ) -> QueryKeyValue:
     """Add the gradients of `attend_long_rows` to those of the other rows.
@@ -135,14 +159,19 @@ def differentiate_long_rows(
         # What the softmax takes off all gradients of a query's weights: sum of weight * gradient.
         common = (right.to(log_sum.dtype) * mixed).sum(-1, keepdim=True)
         left_grad = torch.zeros_like(left, dtype=log_sum.dtype)
-        for keys, is_own in blocks:
-            weights = _scores(left, key[:, keys], is_own, scale).sub_(log_sum).exp2_()
+        for keys, hide in blocks:
+            scores = _scores(left, key[:, keys], hide, scoring)
+            slope = scoring.slope(scores, LOG2_E)
+            weights = scores.sub_(log_sum).exp2_()
             grad_weights = torch.bmm(right, value[:, keys].mT)
             dropped, grad_weights = dropout(weights, grad_weights)
             value_grad[:, keys] += torch.bmm(dropped.to(right.dtype).mT, right)
-            grad_scores = grad_weights.to(common.dtype).sub_(common).mul_(weights).to(left.dtype)
-            left_grad += scaled_bmm(grad_scores, key[:, keys], scale)
-            key_grad[:, keys] += scaled_bmm(grad_scores.mT, left, scale)
+            grad_scores = grad_weights.to(common.dtype).sub_(common).mul_(weights)
+            if slope is not None:
+                grad_scores.mul_(slope)
+            grad_scores = grad_scores.to(left.dtype)
+            left_grad += scaled_bmm(grad_scores, key[:, keys], scoring.scale)
+            key_grad[:, keys] += scaled_bmm(grad_scores.mT, left, scoring.scale)
         query_grad[:, :, queries] = left_grad.view_as(query_grad[:, :, queries])
     return QueryKeyValue(*(x.to(query.dtype) for x in (sums.query, sums.key, sums.value)))
 
@@ -162,26 +191,54 @@ def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
     return x.view(len(x), key_heads, -1, x.shape[-1]).permute(1, 2, 0, 3)
 
 
-def _scores(query: Tensor, key: Tensor, is_own: bool, scale: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, hide: _Hiding, scoring: Scoring) -> Tensor:
     """(K, G * Q, D), (K, S, D) to (K, G * Q, S) in `_sum_type`, for powers of two instead of e.
 
-    On a CPU those take a third of the time. Own keys lie causally.
+    On a CPU those take a third of the time.
     """
-    scores = scaled_bmm(query, key.mT, scale * LOG2_E).to(_sum_type(query.dtype))
-    if is_own:
-        size = key.shape[1]
-        later = scores.new_full((size, size), -torch.inf).triu_(1)
-        scores.view(len(key), -1, size, size).add_(later)
-    return scores
+    scores = scaled_bmm(query, key.mT, scoring.scale * LOG2_E).to(_sum_type(query.dtype))
+    return hide(scoring.capped(scores, LOG2_E))
 
 
-def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, bool]]]]:
-    """Queries of each block, with the keys of each block they see and whether those are theirs."""
+@dataclass(frozen=True, slots=True)
+class _Hiding:
+    """Hides what a query does not see of a block's keys: later ones, and those before a window."""
+
+    queries: int
+    distance: int  # of the first query behind the first key, in tokens of the row; 0 of own keys
+    window: int | None
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """(K, G * Q, S), in place."""
+        keys = scores.shape[-1]
+        by_query = scores.view(len(scores), -1, self.queries, keys)
+        if self.distance == 0:
+            by_query.add_(scores.new_full((self.queries, keys), -torch.inf).triu_(1))
+        if self.window is not None and self.distance + self.queries > self.window:
+            nearest = self.distance - self.window
+            by_query.add_(scores.new_full((self.queries, keys), -torch.inf).tril_(nearest))
+        return scores
+
+
+def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]]]:
+    """Queries of each block, with the keys of each block they see.
+
+    With a window own keys come first, for every query sees one of them.
+    """
     for span in rows.spans:
         prefix = _pieces(span.prefix_start, span.prefix_length, rows.block)
         own = _pieces(span.start, span.length, rows.block)
         for i, queries in enumerate(own):
-            yield queries, [(keys, False) for keys in (*prefix, *own[:i])] + [(queries, True)]
+            behind = span.prefix_start + span.prefix_length - span.start
+            blocks = [(keys, queries.start - keys.start + behind) for keys in prefix]
+            blocks += [(keys, queries.start - keys.start) for keys in own[: i + 1]]
+            if rows.window is not None:
+                first = rows.window - 1  # how far behind the last key may be
+                blocks = [
+                    (k, d) for k, d in reversed(blocks) if d - (k.stop - k.start - 1) <= first
+                ]
+            count = queries.stop - queries.start
+            yield queries, [(keys, _Hiding(count, d, rows.window)) for keys, d in blocks]
 
 
 def _pieces(start: int, length: int, largest: int) -> list[slice]:

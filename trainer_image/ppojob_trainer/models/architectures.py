@@ -1,8 +1,4 @@
-"""The families of models that can be trained, and the tensors that each consists of.
-
-The packed forward pass and its attention are tested with these; another family may differ in ways
-that no error would tell (windows, biases, scaled embeddings), so it is refused by its name.
-"""
+"""The sizes of a model, the tensors that it consists of, and which ranks can share them."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -18,15 +14,12 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.problems import ModelReason, read_object
-
-ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
-"""`model_type` of the models whose packed forward is tested; SmolLM2 is a llama."""
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 
-_QWEN3_HEAD_SIZE: Final = 128
 _MAX_SIZE: Final = 2**31 - 1
 _REQUIRED: Final = {
     "vocab_size": _MAX_SIZE,
@@ -49,8 +42,7 @@ class Sizes:
         inner: width within a feed-forward block.
         key_heads: key and value heads.
         is_tied: whether the embedding is the output layer too.
-        attention_bias: whether llama's and qwen3's projections have biases.
-        mlp_bias: whether llama's feed-forward blocks have biases.
+        biased: linear layers of a block that add a bias.
     """
 
     model_type: str
@@ -62,13 +54,14 @@ class Sizes:
     key_heads: int
     head_size: int
     is_tied: bool
-    attention_bias: bool
-    mlp_bias: bool
+    biased: frozenset[str]
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
-    """Read the sizes of a supported architecture, as transformers fills them in."""
-    problems = []
+    """Read the sizes of a model of `FAMILIES`, as transformers fills them in."""
+    model_type = str(config["model_type"])
+    family, problems = FAMILIES[model_type], []
+    config = {**family.defaults, **config}
     required: dict[str, int] = {}
     for key, most in _REQUIRED.items():
         value = _count(config.get(key))
@@ -81,10 +74,10 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         required[key] = value
     if problems:
         return problems
-    model_type = str(config["model_type"])
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
-    whole = _QWEN3_HEAD_SIZE if model_type == "qwen3" else hidden // heads
-    given = None if model_type == "qwen2" else _count(config.get("head_dim"))
+    biased = {
+        name for key, names in family.biases.items() if config.get(key) is True for name in names
+    }
     return Sizes(
         model_type=model_type,
         vocabulary=required["vocab_size"],
@@ -93,10 +86,9 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         layers=required["num_hidden_layers"],
         heads=heads,
         key_heads=_count(config.get("num_key_value_heads")) or heads,
-        head_size=given or whole,
+        head_size=_count(config.get("head_dim")) or hidden // heads,
         is_tied=config.get("tie_word_embeddings") is True,
-        attention_bias=config.get("attention_bias") is True,
-        mlp_bias=config.get("mlp_bias") is True,
+        biased=frozenset(biased.union(family.always_biased)),
     )
 
 
@@ -113,6 +105,13 @@ def linear_layers(sizes: Sizes) -> dict[str, Shape]:
     """Linear layers of each block by their names in it, with the shapes of their weights."""
     hidden, inner = sizes.hidden, sizes.inner
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
+    if FAMILIES[sizes.model_type].is_fused:
+        return {
+            "self_attn.qkv_proj": (query + 2 * key, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "mlp.gate_up_proj": (2 * inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
     return {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
@@ -125,27 +124,17 @@ def linear_layers(sizes: Sizes) -> dict[str, Shape]:
 
 
 def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
-    yield "input_layernorm.weight", (sizes.hidden,)
-    yield "post_attention_layernorm.weight", (sizes.hidden,)
-    biased = _biased(sizes)
+    family = FAMILIES[sizes.model_type]
+    for norm in (*family.norms, *family.late_norms):
+        yield f"{norm}.weight", (sizes.hidden,)
     for name, shape in linear_layers(sizes).items():
         yield f"{name}.weight", shape
-        if name in biased:
+        if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
-    if sizes.model_type == "qwen3":
-        yield "self_attn.q_norm.weight", (sizes.head_size,)
-        yield "self_attn.k_norm.weight", (sizes.head_size,)
-
-
-def _biased(sizes: Sizes) -> set[str]:
-    """Projections that add a bias."""
-    queries = {f"self_attn.{name}_proj" for name in "qkv"}
-    if sizes.model_type == "qwen2":
-        return queries
-    found = queries | {"self_attn.o_proj"} if sizes.attention_bias else set()
-    if sizes.mlp_bias and sizes.model_type == "llama":
-        found |= {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-    return found
+    if family.head_norm != "none":
+        each = family.head_norm == "each head"
+        yield "self_attn.q_norm.weight", (sizes.head_size * (1 if each else sizes.heads),)
+        yield "self_attn.k_norm.weight", (sizes.head_size * (1 if each else sizes.key_heads),)
 
 
 def _count(value: Json) -> int | None:
@@ -175,12 +164,17 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         if sizes is None:
             continue
         heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner)
+        why = (
+            f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
+            f"{sizes.inner} inner features of {folder}"
+        )
+        if uncut := FAMILIES[sizes.model_type].uncut:
+            why, most = f"{uncut} in {folder}, a model of {sizes.model_type}", 1
         if most % layout.tensor:
             yield Problem(
                 f"spec.roles.{host}.parallelism.tensor",
                 shown(layout.tensor),
-                f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
-                f"{sizes.inner} inner features of {folder}",
+                why,
                 f"a divisor of {most}",
                 ReasonCode.OUT_OF_RANGE,
             )
@@ -257,7 +251,7 @@ def sizes_of(folder: str) -> Sizes | None:
     """What the config.json of a folder says; None where it cannot be read."""
     path = Path(folder) / "config.json"
     config = read_object(path, ModelReason.BAD_CONFIG)
-    if isinstance(config, Problem) or config.get("model_type") not in ARCHITECTURES:
+    if isinstance(config, Problem) or config.get("model_type") not in FAMILIES:
         return None
     sizes = read_sizes(config, path)
     return sizes if isinstance(sizes, Sizes) else None

@@ -13,7 +13,6 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import (
-    ARCHITECTURES,
     EMBEDDING,
     HEAD,
     Shape,
@@ -21,6 +20,7 @@ from ppojob_trainer.models.architectures import (
     backbone_tensors,
     read_sizes,
 )
+from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, Family
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
@@ -31,9 +31,10 @@ _WANTED: Final = (
 )
 _WHOLE_LENGTH: Final = (None, "default", "llama3", "yarn")
 """Types of rotary positions whose `max_position_embeddings` is the length after any stretching."""
+_BY_LENGTH: Final = ("longrope", "su")
+"""Those that are fixed up to `original_max_position_embeddings`, and others beyond."""
+_PHI3_POSITIONS: Final = 4096
 _ROPE_SECTIONS: Final = ("rope_scaling", "rope_parameters")
-_FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
-"""Positions turned by fixed angles; other kinds choose them by the longest row of a pass."""
 _IGNORED: Final = (HEAD, "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
@@ -66,7 +67,7 @@ def check_model_folder(
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
     errors = list(check_config(config, path, kind, trust_remote_code=trust_remote_code))
-    sizes = read_sizes(config, path) if config.get("model_type") in ARCHITECTURES else None
+    sizes = read_sizes(config, path) if config.get("model_type") in FAMILIES else None
     if isinstance(sizes, list):
         errors += sizes
     warnings = list(weights.warnings)
@@ -165,15 +166,14 @@ def check_config(
 ) -> Iterator[Problem]:
     """Say why a model cannot be used, by its configuration alone."""
     model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
+    family = FAMILIES.get(str(model_type))
+    if family is None:
         got = ABSENT if model_type is None else shown(model_type)
         why = "the trainer's packed attention does not know it"
-        yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(ARCHITECTURES)}")
+        yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(FAMILIES)}")
     yield from _check_class(config, path, kind)
-    if _has_windows(config):
-        got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
-        yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
-    yield from _check_rope(config, path)
+    if family is not None:
+        yield from _check_family(family, config, path, kind)
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -190,11 +190,16 @@ def check_config(
 def context_tokens(config: Mapping[str, Json]) -> int | None:
     """Positions that the model was made for; None where something stretches them further.
 
+    Where longer rows would have other angles, those without: vLLM takes no more either.
+
     Source: vLLM 0.32, `config/model.py`, `_get_and_verify_max_len`, which takes no longer ones.
     """
-    for section in _ROPE_SECTIONS:
-        rope = config.get(section)
-        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) not in _WHOLE_LENGTH:
+    for _, rope in _ropes(config):
+        name = rope.get("rope_type", rope.get("type"))
+        if name in _BY_LENGTH:
+            positions = config.get("original_max_position_embeddings", _PHI3_POSITIONS)
+            return positions if isinstance(positions, int) else None
+        if name not in _WHOLE_LENGTH:
             return None
     positions = config.get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
@@ -210,26 +215,35 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
             yield _unsupported(f"{path}:id2label", got, "a score is one number", kind.wanted)
 
 
-def _check_rope(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+def _check_family(
+    family: Family, config: Mapping[str, Json], path: Path, kind: ModelKind
+) -> Iterator[Problem]:
+    """What a model of the family may ask for, and is not computed here."""
+    if kind.made_as in CLASSIFIERS and kind.made_as not in family.classifiers:
+        able = [name for name, other in FAMILIES.items() if kind.made_as in other.classifiers]
+        why = f"transformers has no model ...{kind.made_as} of it"
+        got = shown(config["model_type"])
+        yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(able)}")
+    for key, values in family.only.items():
+        if config.get(key, values[0]) not in values:
+            why, allowed = "it is not computed here", " or ".join(map(shown, values))
+            yield _unsupported(f"{path}:{key}", shown(config[key]), why, allowed)
+    for section, rope in _ropes(config):
+        name = rope.get("rope_type", rope.get("type"))
+        if name not in family.ropes:
+            why = "the angles of a row's positions would depend on the rows beside it"
+            allowed = f"a model with one of {', '.join(filter(None, family.ropes))}"
+            yield _unsupported(f"{path}:{section}", shown(name), why, allowed)
+
+
+def _ropes(config: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:
+    """What config.json says of rotary positions, of all layers or of each kind of them."""
     for section in _ROPE_SECTIONS:
         rope = config.get(section)
-        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-        if kind not in _FIXED_ROPES:
-            why = "the angles of a row's positions would depend on the rows beside it"
-            allowed = f"a model with one of {', '.join(filter(None, _FIXED_ROPES))}"
-            yield _unsupported(f"{path}:{section}", shown(kind), why, allowed)
+        if isinstance(rope, dict):
+            yield section, rope
+            yield from ((f"{section}.{k}", v) for k, v in rope.items() if isinstance(v, dict))
 
 
 def _unsupported(where: str, got: str, why: str, allowed: str) -> Problem:
     return Problem(where, got, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
-
-
-def _has_windows(config: Mapping[str, Json]) -> bool:
-    """Whether any layer attends within a window, by the rules of Qwen2 and Qwen3."""
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list):
-        return "sliding_attention" in kinds
-    if config.get("use_sliding_window") is not True or config.get("sliding_window") is None:
-        return False
-    first, layers = config.get("max_window_layers", 28), config.get("num_hidden_layers")
-    return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)

@@ -6,12 +6,12 @@ from typing import Final
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import HEAD, Shape, Sizes
+from ppojob_trainer.models.families import CLASSIFIERS, TEXTS, TOKENS
 
 SCORE_WEIGHT: Final = "score.weight"
 SCORE_BIAS: Final = "score.bias"
 
 _LANGUAGE_MODEL: Final = "ForCausalLM"
-_CLASSIFIERS: Final = ("ForTokenClassification", "ForSequenceClassification")
 _DEFAULT_LABELS: Final = 2
 
 Tensors = Iterator[tuple[str, Shape]]
@@ -26,6 +26,7 @@ class ModelKind:
         classes: parts of the names of the classes that config.json may name.
         why: what is wrong with other classes.
         wanted: which model is allowed, for people.
+        made_as: end of the name of transformers' class that computes it.
         head: tensors that must be there beside the backbone's.
         optional: tensors that may be there, and then have these shapes.
     """
@@ -34,6 +35,7 @@ class ModelKind:
     classes: tuple[str, ...]
     why: str
     wanted: str
+    made_as: str
     head: Callable[[Sizes], Tensors]
     optional: Callable[[Sizes], Tensors]
 
@@ -41,7 +43,7 @@ class ModelKind:
 def label_count(config: Mapping[str, Json]) -> int | None:
     """Labels of a classifier, as transformers reads its config.json; None for another model."""
     names = config.get("architectures")
-    if not isinstance(names, list) or not any(str(name).endswith(_CLASSIFIERS) for name in names):
+    if not isinstance(names, list) or not any(str(name).endswith(CLASSIFIERS) for name in names):
         return None
     labels, number = config.get("id2label"), config.get("num_labels")
     if isinstance(labels, dict):
@@ -72,22 +74,25 @@ POLICY: Final = ModelKind(
     (_LANGUAGE_MODEL,),
     "it is no language model that generates",
     "a model ...ForCausalLM",
+    made_as=_LANGUAGE_MODEL,
     head=_output_layer,
     optional=_nothing,
 )
 CRITIC: Final = ModelKind(
     "spec.critic.path",
-    (_LANGUAGE_MODEL, *_CLASSIFIERS),
+    (_LANGUAGE_MODEL, *CLASSIFIERS),
     "no critic can be made of it",
     "a language model, or a classifier of tokens or texts with one label",
+    made_as=TOKENS,
     head=_nothing,
     optional=_score_with_bias,
 )
 SCORER: Final = ModelKind(
     "spec.model.path",
-    (_LANGUAGE_MODEL, "ForSequenceClassification"),
+    (_LANGUAGE_MODEL, TEXTS),
     "no reward model can be made of it",
     "a language model, or a classifier of texts with one label",
+    made_as=TEXTS,
     head=_nothing,
     optional=_score,
 )
@@ -95,9 +100,10 @@ SCORER: Final = ModelKind(
 
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",
-    ("ForSequenceClassification",),
+    (TEXTS,),
     "it gives no score of a text",
     "a model ...ForSequenceClassification with one label",
+    made_as=TEXTS,
     head=_score,
     optional=_nothing,
 )

@@ -20,6 +20,7 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import (
     CRITIC,
@@ -41,7 +42,12 @@ from ppojob_trainer.parallel.fsdp import fill, shard_model
 from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
-_MAY_BE_ZERO: Final = (".bias", ".o_proj.weight", ".down_proj.weight", "score.weight")
+_MAY_BE_ZERO: Final[tuple[str, ...]] = (
+    ".bias",
+    ".o_proj.weight",
+    ".down_proj.weight",
+    "score.weight",
+)
 """Biases, a block that was put in as the identity, and a head that begins at zero."""
 
 
@@ -299,7 +305,7 @@ def _load_sharded(
     if lora is not None:
         add_adapters(model, lora)
     keep_stage(model, PipelineRanks.of(world))
-    shard_model(model, world, styles_of(model))
+    shard_model(model, world, styles_of(model) if world.dims.tensor > 1 else {})
     weights = read_weights(folder)
     if weights.problems:
         raise ValueError("; ".join(str(problem) for problem in weights.problems))
@@ -332,9 +338,15 @@ def _read_part(path: Path, name: str, box: Box) -> Tensor:
 
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compute the rotary frequencies: no folder holds them, and the meta device has no values."""
+    """Compute what no folder holds, rotary frequencies and the scale of Gemma's embedding.
+
+    The meta device has no values.
+    """
     base = model.base_model
     base.rotary_emb = type(base.rotary_emb)(config=model.config).to(device)
+    scale = getattr(base.embed_tokens, "scalar_embed_scale", None)
+    if scale is not None:
+        base.embed_tokens.embed_scale = torch.tensor(scale, dtype=torch.float32, device=device)
     left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not left, f"{left[0]}: nobody computes this buffer"
 
@@ -364,12 +376,15 @@ def _check_values(
             *(float(part.count_nonzero()) for part in parts.values()),
         ],
     )
+    may_be_zero = _MAY_BE_ZERO
+    if FAMILIES[model.config.model_type].centred_norms:
+        may_be_zero += ("norm.weight",)
     broken, filled = counts[: len(parts)], counts[len(parts) :]
     bad = {name: int(count) for name, count in zip(parts, broken, strict=True) if count}
     empty = [
         name
         for name, count in zip(parts, filled, strict=True)
-        if not count and not name.endswith(_MAY_BE_ZERO)
+        if not count and not name.endswith(may_be_zero)
     ]
     found = []
     if bad:

@@ -97,6 +97,8 @@ def keep_stage(model: nn.Module, ranks: PipelineRanks) -> None:
             base.layers[layer] = HandsOn()
     if not ranks.is_first and not (is_tied and ranks.is_last):
         base.embed_tokens = HandsOn()
+    if not ranks.is_first and hasattr(base, "embedding_multiplier"):
+        base.embedding_multiplier = 1.0  # Granite's, which the first stage has multiplied by
     if not ranks.is_last:
         base.norm = HandsOn()
     if not ranks.is_last and not (is_tied and ranks.is_first):

@@ -1,15 +1,15 @@
-"""Which layers of a model are cut over tensor ranks, and how: a table for each family.
+"""Which layers of a model are cut over tensor ranks, and how.
 
 `*` stands for the number of a decoder layer. transformers has such plans as well
 (`base_model_tp_plan`), without what is summed around the layers; a test compares the two.
 """
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 from torch import nn
 
+from ppojob_trainer.models.families import FAMILIES, Family
 from ppojob_trainer.models.lora import A, B
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeRows,
@@ -27,14 +27,12 @@ BEFORE_ROWS: Final = Style(BeforeRows)
 IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
 """Weights that all heads share, of which each rank has some."""
 
-_LLAMA: Final = {
+_PLAN: Final = {
     "model.embed_tokens": VOCABULARY,
-    "model.layers.*.input_layernorm": BEFORE_ROWS,
     "model.layers.*.self_attn.q_proj": ROWS,
     "model.layers.*.self_attn.k_proj": ROWS,
     "model.layers.*.self_attn.v_proj": ROWS,
     "model.layers.*.self_attn.o_proj": COLUMNS,
-    "model.layers.*.post_attention_layernorm": BEFORE_ROWS,
     "model.layers.*.mlp.gate_proj": ROWS,
     "model.layers.*.mlp.up_proj": ROWS,
     "model.layers.*.mlp.down_proj": COLUMNS,
@@ -42,22 +40,24 @@ _LLAMA: Final = {
     "lm_head": ROWS,  # never called: log-probabilities are made of its parts, see `fused_logprobs`
     "score": WHOLE,
 }
-_QWEN3: Final = {
+_HEAD_NORMS: Final = {
     "model.layers.*.self_attn.q_norm": IN_EACH_HEAD,
     "model.layers.*.self_attn.k_norm": IN_EACH_HEAD,
 }
-TENSOR_PLANS: Final[Mapping[str, Mapping[str, Style]]] = {
-    "llama": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA | _QWEN3,
-}
-"""By `model_type`; keys are modules that have parameters of their own."""
+
+
+def plan_of(family: Family) -> dict[str, Style]:
+    """The styles of a family's modules that have parameters of their own."""
+    assert not family.uncut, "such a layout is refused"
+    plan = _PLAN | {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
+    plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
+    return plan if family.head_norm == "none" else plan | _HEAD_NORMS
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:
     """The style of each module of a model of transformers that has parameters of its own."""
     config: Any = model.config
-    plan = TENSOR_PLANS[config.model_type]
+    plan = plan_of(FAMILIES[config.model_type])
     found = {}
     for name, module in model.named_modules():
         if any(True for _ in module.parameters(recurse=False)):

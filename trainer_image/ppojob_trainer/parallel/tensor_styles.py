@@ -113,7 +113,8 @@ class Vocabulary(TensorLayer):
         rows = functional.embedding(places.where(is_here, 0), weight, padding)
         summand = rows.masked_fill(~is_here[..., None], 0.0)
         output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
-        return output
+        scale = getattr(self, "embed_scale", None)  # Gemma's
+        return output if scale is None else output * scale.to(output.dtype)
 
 
 def cut_layers(model: nn.Module, styles: Mapping[str, Style], ranks: DeviceMesh) -> None:

@@ -1,0 +1,65 @@
+"""A tiny model of each family that can be trained, by `model_type`: its class and further options.
+
+Sizes are those of whoever makes it. What a family can have and its defaults have not is on; windows
+are shorter than the rows of tests.
+"""
+
+from transformers import (
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    GraniteForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Olmo2ForCausalLM,
+    Olmo3ForCausalLM,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    SmolLM3ForCausalLM,
+)
+
+WINDOW = 4
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [3.0, 4.0, 5.0, 6.0],
+}
+"""Of heads of 8 numbers."""
+GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
+FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
+    "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": (
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
+    "mistral": (MistralForCausalLM, {"sliding_window": WINDOW}),
+    "phi3": (
+        Phi3ForCausalLM,
+        {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": LONGROPE,
+            "sliding_window": WINDOW,
+            "pad_token_id": 0,
+        },
+    ),
+    "smollm3": (SmolLM3ForCausalLM, {"no_rope_layers": [0, 1, 0], "pad_token_id": 0}),
+    "olmo2": (Olmo2ForCausalLM, {"attention_bias": True}),
+    "olmo3": (Olmo3ForCausalLM, {"sliding_window": WINDOW}),
+    "granite": (
+        GraniteForCausalLM,
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.5,
+        },
+    ),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3_text": (Gemma3ForCausalLM, {**GEMMA, "sliding_window_pattern": 2}),
+}

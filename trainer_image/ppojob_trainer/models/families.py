@@ -1,0 +1,111 @@
+"""The families of models that can be trained: a row says what tells each from llama.
+
+Whatever knows of families asks this table. The packed forward pass is held against that of
+transformers for each of them; another one may differ in ways that no error would tell (windows,
+multipliers, caps), so it is refused by its name. A new family is a row here, and a model in
+`tests/support/family_models.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from ppojob_trainer.json_value import Json
+
+_QUERIES: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_ATTENTION: Final = {"attention_bias": (*_QUERIES, "self_attn.o_proj")}
+_FEED_FORWARD: Final = {"mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
+_FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
+TOKENS: Final = "ForTokenClassification"
+TEXTS: Final = "ForSequenceClassification"
+CLASSIFIERS: Final = (TOKENS, TEXTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What tells the models of a `model_type` from llama's, whose fields are the defaults here.
+
+    Attributes:
+        models: such models, for people.
+        defaults: what transformers takes for keys that config.json does not have.
+        only: the values of keys that are computed here; of an absent key the first is meant.
+        ropes: the types of rotary positions that are.
+        biases: linear layers of a block that have biases where config.json says true to a key.
+        always_biased: those that have one in any case.
+        is_fused: whether query, key and value are of one matrix, and gate and up of another.
+        norms: of a block, of what goes into its matrices.
+        late_norms: of what comes out of them.
+        centred_norms: whether norms multiply by 1 + weight.
+        head_norm: what queries and keys are normalised over, if at all.
+        uncut: why blocks cannot be cut over tensor ranks; empty where they can.
+        logit_divisor: key of what the output layer's products are divided by, if anything.
+        logit_cap: key of the soft cap that they come under, if any.
+        classifiers: the ends of the names of transformers' classes with a head of one number.
+    """
+
+    models: str
+    defaults: Mapping[str, Json] = field(default_factory=dict)
+    only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    ropes: tuple[str | None, ...] = _FIXED_ROPES
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _ATTENTION)
+    always_biased: tuple[str, ...] = ()
+    is_fused: bool = False
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    late_norms: tuple[str, ...] = ()
+    centred_norms: bool = False
+    head_norm: Literal["none", "each head", "all heads"] = "none"
+    uncut: str = ""
+    logit_divisor: str = ""
+    logit_cap: str = ""
+    classifiers: tuple[str, ...] = CLASSIFIERS
+
+
+_OLMO2: Final = Family(
+    "OLMo 2",
+    norms=(),
+    late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    head_norm="all heads",
+    uncut="queries and keys are normalised over all heads",
+    classifiers=(TEXTS,),
+)
+_GEMMA2: Final = Family(
+    "Gemma 2",
+    defaults={"head_dim": 256, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    only={"use_bidirectional_attention": (None, False)},
+    norms=("input_layernorm", "pre_feedforward_layernorm"),
+    late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    centred_norms=True,
+    logit_cap="final_logit_softcapping",
+)
+FAMILIES: Final[Mapping[str, Family]] = {
+    "llama": Family("Llama, SmolLM2", biases=_ATTENTION | _FEED_FORWARD),
+    "qwen2": Family("Qwen2, Qwen2.5", biases={}, always_biased=_QUERIES),
+    "qwen3": Family("Qwen3", defaults={"head_dim": 128}, head_norm="each head"),
+    "mistral": Family("Mistral", defaults={"num_key_value_heads": 8}, biases={}),
+    "phi3": Family(
+        "Phi-3, Phi-3.5, Phi-4",
+        only={"resid_pdrop": (0.0,)},
+        ropes=(None, "default", "longrope"),
+        biases={},
+        is_fused=True,
+        uncut="query, key and value are of one matrix",
+    ),
+    "smollm3": Family(
+        "SmolLM3",
+        defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
+        biases=_ATTENTION | _FEED_FORWARD,
+    ),
+    "olmo2": _OLMO2,
+    "olmo3": replace(_OLMO2, models="OLMo 3"),
+    "granite": Family(
+        "Granite 3, 4 dense",
+        biases=_ATTENTION | _FEED_FORWARD,
+        logit_divisor="logits_scaling",
+        classifiers=(),
+    ),
+    "gemma2": _GEMMA2,
+    "gemma3_text": replace(
+        _GEMMA2, models="Gemma 3 (text)", head_norm="each head", classifiers=(TEXTS,)
+    ),
+}
+"""By `model_type` of config.json."""
