@@ -232,6 +232,11 @@ ALGORITHM_RULES = rules(
     when: has(self.model.lora)
     must: !has(self.algorithm.kl.referenceRefresh)
 
+    spec | algorithm.kl.referenceRefresh | Conflict | here
+        another model cannot take over the policy's weights; remove it, or reference
+    when: has(self.reference)
+    must: !has(self.algorithm.kl.referenceRefresh)
+
     spec | model.lora.path | NotInThisVersion | here
         engines of a job that trains nothing read the model's folder alone; an export, which has
         merged weights, as model.path
@@ -246,9 +251,9 @@ ALGORITHM_RULES = rules(
         && self.algorithm.kl.lossTerm.estimator == '$FULL'
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
-    spec | roles.reference | NoEffect
+    spec | reference roles.reference | NoEffect
         it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
-    when: has(self.roles.reference)
+    when: has(self.$FIELD)
     must: self.algorithm.kl.__in__ != 'none' || self.algorithm.type == 'dpo'
 
     spec | roles.reference.colocateWith | NotInThisVersion

@@ -441,6 +441,11 @@ class AlgorithmSpec(Section):
         return self.kl.in_ != "none" or self.type == "dpo"
 
     @property
+    def compares_vocabularies(self) -> bool:
+        """Whether updates compare the policy with the reference over the whole vocabulary."""
+        return self.kl.is_full
+
+    @property
     def estimator(self) -> Estimator:
         """What the job's estimator needs; nothing where there is none."""
         every = (*ESTIMATORS.items(), *GIVEN.items())

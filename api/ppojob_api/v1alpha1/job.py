@@ -25,6 +25,7 @@ from ppojob_api.v1alpha1.training import (
     DataSpec,
     ModelSpec,
     OptimizerSpec,
+    ReferenceSpec,
     TrainingSpec,
 )
 
@@ -76,6 +77,10 @@ class PPOJobSpec(Section):
 
     agent: AgentSpec | None = None
     """Rows of several turns, with tools; absent: each row is one response."""
+
+    reference: ReferenceSpec | None = None
+    """Another model as the reference of the KL, or as the teacher; absent: the policy as it was
+    before training."""
 
     critic: CriticSpec | None = None
     """The value model, type ppo only; absent: the defaults when the algorithm has one."""
@@ -138,6 +143,11 @@ class PPOJobSpec(Section):
             for index, one in enumerate(items)
             if one.source is not None and one.source.config_map is not None
         ]
+
+    @property
+    def reference_path(self) -> str:
+        """Folder of the reference."""
+        return self.model.path if self.reference is None else self.reference.path
 
     @property
     def prompts(self) -> DataSpec:

@@ -131,7 +131,8 @@ def open_stages(
         if refresh is not None:
             assert policy is not None, "a reference that follows lives with the policy"
             following = FollowingReference(spec, world, refresh, policy.learner)
-        if policy is not None and spec.model.lora is not None:
+        is_base = spec.reference is None and spec.model.lora is not None
+        if policy is not None and is_base:
             reference: Reference = BaseReference(spec, world, policy.learner)
         else:
             reference = following or Reference(spec, world)
