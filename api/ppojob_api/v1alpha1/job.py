@@ -87,7 +87,8 @@ class PPOJobSpec(Section):
 
     rewards: Annotated[Items[RewardSpec], Field(max_length=32)] = ()
     """Reward functions; empty: the reward model alone where one is given, else each row's data
-    source chooses a scorer that is built in."""
+    source chooses a scorer that is built in; with algorithm.type: distillation, nothing is scored.
+    """
 
     reward_model: RewardModelSpec | None = None
     """A model that scores responses; its score is added to those of `rewards`."""
@@ -143,6 +144,12 @@ class PPOJobSpec(Section):
             for index, one in enumerate(items)
             if one.source is not None and one.source.config_map is not None
         ]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether responses are scored: what a teacher says needs no reward, and may have some."""
+        has_some = bool(self.rewards) or self.reward_model is not None
+        return has_some or not self.algorithm.estimator.has_teacher
 
     @property
     def reference_path(self) -> str:

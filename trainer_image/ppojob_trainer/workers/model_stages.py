@@ -137,7 +137,7 @@ def open_stages(
         else:
             reference = following or Reference(spec, world)
         frozen["reference"] = reference
-        compares = spec.algorithm.kl.is_full or spec.algorithm.type == "dpo"
+        compares = spec.algorithm.compares_vocabularies or spec.algorithm.type == "dpo"
         if compares and policy is not None:
             policy.reference = reference
     if "critic" in living:
