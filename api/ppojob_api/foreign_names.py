@@ -240,6 +240,7 @@ rollout_correction.loss_type | spec.algorithm.policyLoss.bypass.form | ppo_clip 
 rollout_is | spec.algorithm.rolloutCorrection.weights | where null is none
 critic.enable | not needed | spec.algorithm.type: ppo has a critic
 critic.model.path | spec.critic.path
+ref.model.path | spec.reference.path
 critic.tokenizer_path critic.model.tokenizer_path | not needed | they are the policy's
 critic.lr | spec.critic.optimizer.learningRate
 critic.optim.clip_grad | spec.critic.optimizer.gradientClip

@@ -25,6 +25,7 @@ TRAJECTORY_SECTIONS = (
     "training",
     "rollout",
     "agent",
+    "reference",
     "critic",
     "rewards",
     "rewardModel",

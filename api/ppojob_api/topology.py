@@ -183,7 +183,7 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     is_given = spec.rollout.replay is not None or spec.algorithm.given is not None
     if settings.rollout is not None and not is_given:
         roles.append(_with_model(job_name, "rollout", settings.rollout))
-    is_scored = not (is_given or spec.steps.generate_only)
+    is_scored = spec.is_scored and not (is_given or spec.steps.generate_only)
     for name, role in colocatable_roles(settings).items():
         if not (is_scored if name == "rewardModel" else spec.steps.trains):
             continue

@@ -1,7 +1,7 @@
 """Finds all that is wrong with a job and its inputs, before anything is started."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,9 +30,21 @@ from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import check_layouts, check_targets
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
-from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORER
+from ppojob_trainer.models.kinds import (
+    CRITIC,
+    POLICY,
+    REFERENCE,
+    REWARD,
+    SCORER,
+    ModelKind,
+)
 from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.tokenizer_fit import check_score_fit, check_tokenizer_fit
+from ppojob_trainer.models.tokenizer_fit import (
+    check_rows,
+    check_same_tokens,
+    check_score_fit,
+    check_tokenizer_fit,
+)
 from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.retrieval.manifest import check_memory, read_manifest
 from ppojob_trainer.rewards.process import ScoringPool
@@ -92,9 +104,10 @@ def check_inputs(config: RunConfig) -> Preflight:
             misfits += check_targets(one.lora, one.path, section)
             misfits += check_adapters(one.lora, one.path, section)
     found.add([*model.errors, *misfits], model.warnings)
-    largest_token_id = _check_data(config, model, found)
+    vocabulary = _check_data(config, model, found)
     if not spec.steps.generate_only:
-        _check_critic(spec, largest_token_id, found)
+        _check_critic(spec, vocabulary, found)
+        _check_reference(spec, vocabulary, model, found)
         if spec.reward_model is not None:
             _check_reward_model(spec.reward_model, found)
         found.add(_rewards(spec))
@@ -121,8 +134,10 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
     )
 
 
-def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int | None:
-    """Tokenizer, chat template and rows; answers the largest token id where there is one."""
+def _check_data(
+    config: RunConfig, model: ModelReport, found: Preflight
+) -> Mapping[str, int] | None:
+    """Tokenizer, chat template and rows; answers the ids of tokens where they can be read."""
     spec, given = config.spec, config.spec.algorithm.given
     folder = spec.model.tokenizer_path or spec.model.path
     if folder == spec.model.path and not os.path.isdir(folder):
@@ -155,10 +170,12 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
         job, rows = config.job(), report.train_rows
         found.add(validation.check_length(job, rows), validation.length_warnings(job, rows))
     found.add([], [*report.warnings, *text_prompt_warning(spec, report.text_prompt)])
-    return chat.largest_token_id
+    return chat.vocabulary
 
 
-def _check_critic(spec: PPOJobSpec, largest_token_id: int | None, found: Preflight) -> None:
+def _check_critic(
+    spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight
+) -> None:
     """Judge the critic's folder, where it is not the policy's, which is judged by itself.
 
     It reads the policy's rows: the same tokens, and as many.
@@ -166,29 +183,54 @@ def _check_critic(spec: PPOJobSpec, largest_token_id: int | None, found: Preflig
     critic = spec.critic
     if critic is None or critic.path is None or critic.path == spec.model.path:
         return
-    trusted = spec.model.trust_remote_code
-    report = check_model_folder(Path(critic.path), CRITIC, trust_remote_code=trusted)
-    found.add(report.errors, report.warnings)
-    rows, longest = report.vocabulary, spec.rollout.max_model_tokens
-    if rows is not None and largest_token_id is not None and largest_token_id >= rows:
+    report = _check_reader(spec, Path(critic.path), CRITIC, found)
+    rows = report.vocabulary
+    largest = max((vocabulary or {}).values(), default=-1)
+    if rows is not None and largest >= rows:
         problem = Problem(
             CRITIC.where,
             f"an embedding of {rows} rows",
-            f"it reads the policy's token ids, which go up to {largest_token_id}",
+            f"it reads the policy's token ids, which go up to {largest}",
             "a model with the policy's tokenizer",
             ModelReason.VOCABULARY,
         )
         found.add([problem])
-    limit = report.context_tokens
+
+
+def _check_reference(
+    spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, policy: ModelReport, found: Preflight
+) -> None:
+    """Judge the folder of a reference that is another model, which says the policy's tokens."""
+    if spec.reference is None:
+        return
+    folder = Path(spec.reference.path)
+    report = _check_reader(spec, folder, REFERENCE, found)
+    tensor = spec.roles.actor_rollout.parallelism.tensor
+    is_cut = spec.algorithm.compares_vocabularies and tensor > 1
+    found.add(check_rows(report.vocabulary, policy.vocabulary, is_cut=is_cut))
+    try:
+        found.add(check_same_tokens(vocabulary or {}, folder))
+    except ConfigError as problem:
+        found.add(problem.problems)
+
+
+def _check_reader(
+    spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight
+) -> ModelReport:
+    """Judge the folder of a model that reads the policy's rows, and so as many tokens."""
+    report = check_model_folder(folder, kind, trust_remote_code=spec.model.trust_remote_code)
+    found.add(report.errors, report.warnings)
+    longest, limit = spec.rollout.max_model_tokens, report.context_tokens
     if longest is not None and limit is not None and limit < longest:
         problem = Problem(
-            CRITIC.where,
+            kind.where,
             f"a model made for {limit} tokens",
             f"spec.rollout.maxModelTokens is {longest}",
             "a model made for as many, or shorter rows",
             ReasonCode.OUT_OF_RANGE,
         )
         found.add([problem])
+    return report
 
 
 def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:

@@ -22,6 +22,7 @@ STEP_SECONDS: Final = "timing_s/step"
 
 _FIGURES: Final = (
     ("reward", "critic/score/mean"),
+    ("divergence", "distillation/loss"),
     ("loss", "train/loss"),
     ("accuracy", "train/rewards/accuracies"),
     ("length", "response_length/mean"),

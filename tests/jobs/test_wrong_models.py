@@ -83,6 +83,28 @@ def critic(spoil: Callable[[Path], object] | None = None, **settings: object) ->
     return spoil_critic
 
 
+def reference(spoil: Callable[[Path], object], **roles: object) -> Spoil:
+    """Compare with another model over all tokens, one of the policy's weights that is spoilt."""
+
+    def spoil_reference(wrong: RefusedJob) -> None:
+        folder = shutil.copytree(wrong.model, wrong.files / "teacher")
+        wrong.set("spec.algorithm.kl", {"in": "loss", "estimator": "full"})
+        wrong.set("spec.reference", {"path": str(folder)})
+        wrong.set("spec.roles", roles)
+        spoil(folder)
+
+    return spoil_reference
+
+
+def other_tokens(folder: Path) -> None:
+    """Two tokens that have changed places."""
+    path = folder / "tokenizer.json"
+    text = path.read_text()
+    for old, new in (('"a"', '"A!"'), ('"b"', '"a"'), ('"A!"', '"b"')):
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
 def beginning(spoil: Callable[[Path], object] | None = None, **settings: object) -> Spoil:
     """Begin with adapters of v_proj, of rank 2, whose folder is spoilt."""
     layer = "base_model.model.model.layers.{}.self_attn.v_proj.lora_{}.weight"
@@ -143,6 +165,13 @@ CASES: dict[str, Spoil] = {
     "critic: another vocabulary": critic(lambda folder: smaller_vocabulary(folder, 50)),
     "critic: too short": critic(
         lambda folder: edit(folder / "config.json", {"max_position_embeddings": 71})
+    ),
+    "reference: other tokens": reference(other_tokens),
+    "reference: fewer tokens": reference(lambda folder: smaller_vocabulary(folder, 90)),
+    "reference: no model": reference(shutil.rmtree),
+    "reference: more tokens over tensor ranks, and too few heads": reference(
+        lambda folder: smaller_vocabulary(folder, 128),
+        actorRollout={"ranksPerReplica": 2, "parallelism": {"tensor": 2}},
     ),
     "reward model: no tokenizer": judge(lambda folder: (folder / "tokenizer.json").unlink()),
     "reward model: template is no Jinja": judge_template("{% for m in messages %}\n{{ m.content }"),

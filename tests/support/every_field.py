@@ -28,6 +28,7 @@ START: dict[str, Any] = {
             "entropyControl": {"maxCoefficient": 1.0},
         },
         "optimizer": {"schedule": "cosine"},
+        "reference": {"path": "/data/teacher"},
         "critic": {"optimizer": {"schedule": "cosine"}, "miniBatchPrompts": 8},
         "rewards": [
             {

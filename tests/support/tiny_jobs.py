@@ -96,6 +96,12 @@ def make_classifier(policy: Path, folder: Path) -> Path:
     return folder
 
 
+def make_teacher(policy: Path, folder: Path) -> Path:
+    """Make a larger model that knows better what a policy should write; answers its folder."""
+    subprocess.run([sys.executable, MODELS, "teacher", policy, folder], check=True)
+    return folder
+
+
 def environment(**changes: str) -> dict[str, str]:
     """What a run is started with: all but the name of the test, which no two tests share."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}

@@ -2,7 +2,7 @@
 
 Run for a model as a process that starts jobs wants it, without loading torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `talker` or
-`searcher`, or `classifier POLICY FOLDER`.
+`searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import sys
@@ -128,6 +128,33 @@ def save_classifier(policy: Path, folder: Path) -> None:
     LlamaForSequenceClassification(config).to(dtype).save_pretrained(folder)
 
 
+def save_teacher(policy: Path, folder: Path) -> None:
+    """Write a larger model with the policy's tokens, surer of them, and with rows of padding.
+
+    What it says next follows from the last token, so that a small model can learn it in a few steps.
+    """
+    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+    config = LlamaConfig.from_pretrained(
+        policy,
+        num_hidden_layers=3,
+        hidden_size=128,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+        initializer_range=0.2,
+        attention_dropout=0.0,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(2)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    model.save_pretrained(folder)
+
+
 def main() -> None:
     kind, first, second = sys.argv[1:]
     if kind == "policy":
@@ -138,6 +165,8 @@ def main() -> None:
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
     elif kind == "searcher":
         save_policy(Path(first), float(second), [*NAMES, *SEARCHES, *ANSWERS])
+    elif kind == "teacher":
+        save_teacher(Path(first), Path(second))
     else:
         save_classifier(Path(first), Path(second))
 

@@ -37,8 +37,9 @@ from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.tensors import read_parts, write_shard, write_tensors
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
-from ppojob_trainer.engine.full_kl import HeadWithKl, full_kl
+from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl, full_kl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 from ppojob_trainer.engine.head import LastStates, PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Aggregation
@@ -90,6 +91,7 @@ class Case:
     broken: bool = False
     lora: LoraSpec | None = None
     full_kl: bool = False
+    teacher: Divergence | None = None  # the loss, instead of that of the policy
     long: int | None = None  # tokens of the first response; None for as few as the others have
 
     @property
@@ -121,6 +123,7 @@ CASES = {
     ),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
+    "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
     "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
@@ -166,6 +169,7 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
     "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
 }
+DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
 CRITIC_LORA = LoraSpec(rank=3)
 VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
 DIED = "a rank was ended by a signal in the world"
@@ -259,11 +263,15 @@ def objective(*, full_kl: bool = False) -> PolicyObjective:
     )
 
 
-def head_with_kl(engine: TrainEngine, folder: Path, world: World) -> HeadOf:
-    """The KL to another model."""
-    other = load_model(folder / "tied", world=world)
-    reference = ForwardEngine(other, HEAD, engine._training, world)
-    return lambda rows: HeadWithKl(HEAD, reference.last_states(rows))
+def head_with_kl(
+    engine: TrainEngine, folder: Path, world: World, divergence: Divergence = REVERSE_KL
+) -> HeadOf:
+    """The KL, or another divergence, to another model."""
+    name = "untied" if divergence != REVERSE_KL else "tied"
+    reference = ForwardEngine(
+        load_model(folder / name, world=world), HEAD, engine._training, world
+    )
+    return lambda rows: HeadWithKl(HEAD, reference.last_states(rows), divergence)
 
 
 def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
@@ -274,7 +282,10 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
     results = {"logprobs": engine.predict(rows)[0]}
     head_of = head_with_kl(engine, folder, world) if case.full_kl else None
-    goal = objective(full_kl=case.full_kl)
+    goal: PolicyObjective | DistillationObjective = objective(full_kl=case.full_kl)
+    if case.teacher is not None:
+        head_of = head_with_kl(engine, folder, world, case.teacher)
+        goal = DistillationObjective(Aggregation("token_mean"))
     torch.manual_seed(world.dims.data_coordinate(world.rank))
     engine.update(rows, goal, head_of)
     trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
@@ -566,8 +577,12 @@ def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
 
     def told(hidden: Tensor, weight: Tensor, ref_weight: Tensor) -> dict[str, Tensor]:
         values = fused_logprobs(hidden, weight, targets, settings)
-        kl = full_kl(hidden, weight, LastStates(ref_states, ref_weight), settings)
-        return dict(zip(("logprobs", "entropy", "squares", "kl"), (*values, kl), strict=True))
+        reference = LastStates(ref_states, ref_weight)
+        own = dict(zip(("logprobs", "entropy", "squares"), values, strict=True))
+        return own | {
+            name: full_kl(hidden, weight, reference, settings, Divergence(name, 0.3))
+            for name in DIVERGENCES
+        }
 
     results = {}
     for name in ("whole", "cut"):
@@ -578,7 +593,8 @@ def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
         else:
             values = as_forward(model, lambda: told(hidden, model.lm_head.weight, ref_weight))  # noqa: B023
         shares = torch.linspace(-1.0, 1.0, len(targets))
-        loss = values["logprobs"] + 0.3 * values["entropy"] + 0.2 * values["kl"]
+        loss = values["logprobs"] + 0.3 * values["entropy"]
+        loss = loss + sum(0.2 * values[name] for name in DIVERGENCES)
         (loss * shares).sum().backward()
         copies = 1 if name == "whole" else world.size // world.dims.tensor
         values |= {"hidden": hidden.grad, "weight": whole(parameter.grad) / copies}

@@ -3,7 +3,14 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, words
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, GIVEN, GRADIENT_OF_K2, PAIRS
+from ppojob_api.v1alpha1.algorithm import (
+    ESTIMATORS,
+    FULL_KL,
+    GIVEN,
+    GRADIENT_OF_K2,
+    PAIRS,
+    SAMPLED_REVERSE_KL,
+)
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 
@@ -232,6 +239,54 @@ ALGORITHM_RULES = rules(
     when: has(self.model.lora)
     must: !has(self.algorithm.kl.referenceRefresh)
 
+    spec | reference | Required
+        the teacher is another model with type: distillation; {path: FOLDER}
+    when: self.algorithm.type == 'distillation'
+    must: has(self.reference)
+
+    spec.algorithm | $BESIDE_TEACHER | NoEffect | here
+        nothing but the teacher is learnt from with type: distillation; remove it, or another type
+        with kl.in: loss and reference, which learns from rewards too
+    when: self.type == 'distillation'
+    must: $UNSET
+
+    spec.algorithm | $OF_ADVANTAGES | NoEffect | here
+        the loss is the divergence itself, and there are no advantages; remove it, or
+        distillation.divergence: $SAMPLED
+    when: self.type == 'distillation' && has(self.distillation)
+        && self.distillation.divergence != '$SAMPLED'
+    must: $UNSET
+
+    spec.algorithm.distillation | beta | NoEffect | here
+        it has no effect with another divergence; remove it, or divergence: jsd
+    when: self.divergence != 'jsd'
+    must: $UNSET
+
+    spec.algorithm.distillation | beta | OutOfRange | here
+        the mixture is one of the two models; between 0 and 1, or divergence: forward_kl for 0 and
+        reverse_kl for 1
+    when: self.divergence == 'jsd'
+    must: self.beta > 0.0 && self.beta < 1.0
+
+    spec | data.validation | NoEffect | here
+        nothing says what a response is worth with algorithm.type: distillation alone; rewards, or
+        remove it
+    when: self.algorithm.type == 'distillation' && self.rewards.size() == 0
+        && !has(self.rewardModel) && !self.steps.generateOnly
+    must: $UNSET
+
+    spec | roles.reference.colocateWith | NotInThisVersion
+        a divergence over the whole vocabulary from a teacher in pods of its own: not in this
+        version; actorRollout, or algorithm.distillation.divergence: $SAMPLED
+    when: has(self.algorithm.distillation)
+        && self.algorithm.distillation.divergence != '$SAMPLED'
+    must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+
+    spec | algorithm.kl.referenceRefresh | Conflict | here
+        another model cannot take over the policy's weights; remove it, or reference
+    when: has(self.reference)
+    must: !has(self.algorithm.kl.referenceRefresh)
+
     spec | model.lora.path | NotInThisVersion | here
         engines of a job that trains nothing read the model's folder alone; an export, which has
         merged weights, as model.path
@@ -246,10 +301,10 @@ ALGORITHM_RULES = rules(
         && self.algorithm.kl.lossTerm.estimator == '$FULL'
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
-    spec | roles.reference | NoEffect
+    spec | reference roles.reference | NoEffect
         it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
-    when: has(self.roles.reference)
-    must: self.algorithm.kl.__in__ != 'none' || self.algorithm.type == 'dpo'
+    when: has(self.$FIELD)
+    must: self.algorithm.kl.__in__ != 'none' || self.algorithm.type in ['dpo', 'distillation']
 
     spec | roles.reference.colocateWith | NotInThisVersion
         pairs that are compared with a reference in pods of its own: not in this version;
@@ -257,18 +312,22 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type == 'dpo'
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
     """,
+    BESIDE_TEACHER="kl dynamicSampling resampling overlongPenalty",
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),
     FULL=FULL_KL,
     GRADIENT_OF_K2=words(GRADIENT_OF_K2),
     GIVEN=words(GIVEN),
     HAVE_CRITIC=words(_HAVE_CRITIC),
+    OF_ADVANTAGES="policyLoss rolloutCorrection entropyCoefficient entropyControl"
+    " highEntropyShare offPolicyThreshold maskTruncated",
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling resampling overlongPenalty"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated kl",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"
     " data.dataSourceKey data.dataSource numExamine",
     PAIR_NAMES=" and ".join(PAIRS),
     PAIRS=words(PAIRS),
+    SAMPLED=SAMPLED_REVERSE_KL,
     WITH_OPTIONS=" ".join(
         to_camel(name) for name, one in (*ESTIMATORS.items(), *GIVEN.items()) if one.options
     ),

@@ -20,6 +20,7 @@ _OF_ALL_JOBS = {"model.path", "data.train", "data.validation"}
 _SINGLE = (
     *(f"model.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
     "model.lora.path",
+    "reference.path",
     "critic.path",
     "critic.lora.path",
     *(f"rewardModel.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),

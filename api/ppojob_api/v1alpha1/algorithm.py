@@ -23,6 +23,7 @@ AlgorithmType = Literal[
     "gdpo",
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
+    "distillation",
 ]
 GivenType = Literal["sft", "dpo", "reward_model"]
 TrainingType = Literal[AlgorithmType, GivenType]
@@ -37,6 +38,9 @@ KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "full"]
 
 GRADIENT_OF_K2: Final = ("k1+", "k3+", "abs+")
 """Estimators that differ from others in their gradient alone."""
+
+SAMPLED_REVERSE_KL: Final = "sampled_reverse_kl"
+"""The divergence from a teacher that is guessed from the tokens that were drawn."""
 
 FULL_KL: Final = "full"
 """No estimator: the KL over the whole vocabulary."""
@@ -95,6 +99,23 @@ class ReinforcePlusPlusSpec(Section):
     """Discount per token. verl: algorithm.gamma, 1."""
 
 
+class DistillationSpec(Section):
+    """Settings of `type: distillation`: the policy draws, a teacher, spec.reference, says of each
+    token how likely it was (Agarwal et al. 2024, arXiv:2306.13649)."""
+
+    divergence: Literal["sampled_reverse_kl", "reverse_kl", "forward_kl", "jsd"] = (
+        "sampled_reverse_kl"
+    )
+    """What becomes small. sampled_reverse_kl: KL(policy, teacher) by policy gradient, of the tokens
+    that were drawn alone; the others are losses over the whole vocabulary: reverse_kl:
+    KL(policy, teacher); forward_kl: KL(teacher, policy); jsd: between both. verl:
+    distillation_loss.loss_mode, of which forward_kl_topk leaves unlikely tokens out."""
+
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """With jsd the teacher's share of the mixture that both are compared with, above 0 and below 1.
+    TRL: beta, 0.5, where 0 is forward_kl and 1 is reverse_kl."""
+
+
 class DpoSpec(Section):
     """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss of pairs."""
 
@@ -136,6 +157,7 @@ class Estimator:
         has_reward_keys: it reads several rewards of a row, those that its options name.
         has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
             summed over the vocabulary, at each token.
+        has_teacher: it reads what the reference says of each token, and no reward.
     """
 
     options: type[Section] | None = None
@@ -144,6 +166,7 @@ class Estimator:
     has_greedy: bool = False
     has_reward_keys: bool = False
     has_sum_pi_squared: bool = False
+    has_teacher: bool = False
 
 
 ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
@@ -159,6 +182,7 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
     "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
     "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
+    "distillation": Estimator(DistillationSpec, has_teacher=True),
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
 
@@ -313,7 +337,8 @@ class AlgorithmSpec(Section):
     """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
 
     type: TrainingType
-    """The advantage estimator; or of rows that have their answers: sft, supervised fine-tuning;
+    """The advantage estimator; distillation: what a teacher says, spec.reference, in the place of
+    rewards; or of rows that have their answers: sft, supervised fine-tuning;
     dpo, direct preference optimization; reward_model, whose export scores the responses of others.
     verl: algorithm.adv_estimator; sft is its trainer sft_trainer."""
 
@@ -358,6 +383,9 @@ class AlgorithmSpec(Section):
 
     gdpo: GdpoSpec | None = None
     """Settings of type gdpo, which needs rewardKeys."""
+
+    distillation: DistillationSpec | None = None
+    """Settings of type distillation."""
 
     dpo: DpoSpec | None = None
     """Settings of type dpo."""
@@ -438,7 +466,31 @@ class AlgorithmSpec(Section):
     @property
     def has_reference(self) -> bool:
         """Whether the policy is compared with a reference."""
-        return self.kl.in_ != "none" or self.type == "dpo"
+        return self.kl.in_ != "none" or self.type == "dpo" or self.estimator.has_teacher
+
+    @property
+    def divergence(self) -> DistillationSpec | None:
+        """The divergence from a teacher over the whole vocabulary, where that is the loss."""
+        if not self.estimator.has_teacher:
+            return None
+        settings = self.distillation or DistillationSpec()
+        return None if settings.divergence == SAMPLED_REVERSE_KL else settings
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether tokens have advantages."""
+        return self.given is None and self.divergence is None
+
+    @property
+    def reads_reference(self) -> bool:
+        """Whether the reference is asked how likely the tokens of the rows are."""
+        is_sampled = self.estimator.has_teacher and self.divergence is None
+        return self.kl.has_estimate or self.type == "dpo" or is_sampled
+
+    @property
+    def compares_vocabularies(self) -> bool:
+        """Whether updates compare the policy with the reference over the whole vocabulary."""
+        return self.kl.is_full or self.divergence is not None
 
     @property
     def estimator(self) -> Estimator:

@@ -25,6 +25,7 @@ from ppojob_api.v1alpha1.training import (
     DataSpec,
     ModelSpec,
     OptimizerSpec,
+    ReferenceSpec,
     TrainingSpec,
 )
 
@@ -77,12 +78,17 @@ class PPOJobSpec(Section):
     agent: AgentSpec | None = None
     """Rows of several turns, with tools; absent: each row is one response."""
 
+    reference: ReferenceSpec | None = None
+    """Another model as the reference of the KL, or as the teacher; absent: the policy as it was
+    before training."""
+
     critic: CriticSpec | None = None
     """The value model, type ppo only; absent: the defaults when the algorithm has one."""
 
     rewards: Annotated[Items[RewardSpec], Field(max_length=32)] = ()
     """Reward functions; empty: the reward model alone where one is given, else each row's data
-    source chooses a scorer that is built in."""
+    source chooses a scorer that is built in; with algorithm.type: distillation, nothing is scored.
+    """
 
     reward_model: RewardModelSpec | None = None
     """A model that scores responses; its score is added to those of `rewards`."""
@@ -138,6 +144,17 @@ class PPOJobSpec(Section):
             for index, one in enumerate(items)
             if one.source is not None and one.source.config_map is not None
         ]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether responses are scored: what a teacher says needs no reward, and may have some."""
+        has_some = bool(self.rewards) or self.reward_model is not None
+        return has_some or not self.algorithm.estimator.has_teacher
+
+    @property
+    def reference_path(self) -> str:
+        """Folder of the reference."""
+        return self.model.path if self.reference is None else self.reference.path
 
     @property
     def prompts(self) -> DataSpec:

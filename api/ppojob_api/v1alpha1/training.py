@@ -271,6 +271,14 @@ class CriticOptimizerSpec(OptimizerSpec):
     """Peak learning rate. verl: critic.optim.lr, 1e-5."""
 
 
+class ReferenceSpec(Section):
+    """The frozen model that the policy is compared with, where it is another one."""
+
+    path: Path
+    """Folder in Hugging Face form, of a model with the policy's tokens; it may be larger.
+    verl: actor_rollout_ref.ref.model.path."""
+
+
 class CriticSpec(Section):
     """The value model of `type: ppo`: a model with one output a token."""
 

@@ -25,6 +25,7 @@ HEADLINES: Final = (
     ("Pairs the right way round", "train/rewards/accuracies"),
     ("Held-out pairs the right way round", "val/rewards/accuracies"),
     ("Margin of pairs", "train/rewards/margins"),
+    ("Divergence from the teacher", "distillation/loss"),
     ("KL in the loss", "actor/kl_loss"),
     ("KL off the reward", "actor/reward_kl_penalty"),
     ("KL of the updates", "actor/ppo_kl"),

@@ -76,7 +76,10 @@ def test_the_tables_hold_what_the_manifest_allows():
     assert with_critic == CRITIC_ADVANTAGES.keys()
     of_probabilities = {name for name, one in ESTIMATORS.items() if one.has_sum_pi_squared}
     assert of_probabilities == TOKEN_BASELINES.keys()
-    assert ESTIMATORS.keys() - with_critic - of_probabilities == ADVANTAGES.keys()
+    of_teacher = {name for name, one in ESTIMATORS.items() if one.has_teacher}
+    assert ESTIMATORS.keys() - with_critic - of_probabilities - of_teacher == ADVANTAGES.keys()
+    distillation = section_model(AlgorithmSpec.model_fields["distillation"].annotation)
+    assert choices(distillation, "divergence") == {SAMPLED_REVERSE_KL, *DIVERGENCES}
 
 
 def field(path: str) -> FieldInfo | None:

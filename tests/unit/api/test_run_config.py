@@ -253,6 +253,16 @@ def test_what_decides_the_weights(spec: dict[str, Any], same: bool) -> None:
     assert (resolve(job(**spec)).trajectory_json() == resolve(job()).trajectory_json()) is same
 
 
+def test_another_reference_is_another_job() -> None:
+    one, other = (
+        json.loads(resolve(ppo_job(reference={"path": path})).trajectory_json())
+        for path in ("/teacher", "/other")
+    )
+    assert one["layout"] == other["layout"]
+    assert one["spec"].pop("reference") != other["spec"].pop("reference")
+    assert one == other
+
+
 @pytest.mark.parametrize(
     "setting", [{"gpuMemoryShare": 0.6}, {"maxBatchedTokens": 4096}, {"enforceEager": True}]
 )

@@ -6,16 +6,23 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine import fused_logprobs as module
+from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
-from ppojob_trainer.engine.full_kl import HeadWithKl, full_kl
+from ppojob_trainer.engine.full_kl import Divergence, HeadWithKl, full_kl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import LastStates, PolicyHead
+from ppojob_trainer.engine.objective import Aggregation
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 
 TOKENS, VOCAB = 23, 41
 HEAD = PolicyHead(LogprobSettings(0.9, 8, "value"))
+DIVERGENCES = [
+    *(Divergence(name) for name in ("reverse_kl", "forward_kl", "jsd")),
+    Divergence("jsd", 0.1),
+    Divergence("jsd", 0.9),
+]
 TRAINING = TrainingSpec(autocast="none", micro_batch_tokens=25)
 SPEC = AlgorithmSpec(
     type="grpo",
@@ -36,27 +43,38 @@ def case() -> tuple[Tensor, Tensor, LastStates]:
     return hidden, weight, LastStates(draw(TOKENS, 5), draw(VOCAB, 5))
 
 
-def literal_kl(logits: list[list[float]], ref_logits: list[list[float]]) -> Tensor:
-    """Σ p log (p / r), token by token."""
-    values = []
-    for z, y in zip(logits, ref_logits, strict=True):
-        p, r = torch.tensor(z).double().softmax(0), torch.tensor(y).double().softmax(0)
-        values.append(sum(a * (a / b).log() for a, b in zip(p, r, strict=True)))
-    return torch.stack(values)
+def literal(divergence: Divergence, z: Tensor, y: Tensor) -> Tensor:
+    """Σ p log (p / q) of whole softmaxes, as the paper has it, for autograd; (N, V) each."""
+    p, r, beta = z.softmax(1), y.softmax(1), divergence.beta
+
+    def kl(first: Tensor, second: Tensor) -> Tensor:
+        return (first * (first / second).log()).sum(1)
+
+    m = beta * r + (1 - beta) * p
+    between = beta * kl(r, m) + (1 - beta) * kl(p, m)
+    return {"reverse_kl": kl(p, r), "forward_kl": kl(r, p), "jsd": between}[divergence.name]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 100, 0])
-@pytest.mark.parametrize("block", [1, 5, 4096])
+@pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
+@pytest.mark.parametrize("chunk", [1, 7, 0])
+@pytest.mark.parametrize("block", [5, 4096])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_equals_the_definition_with_gradients(case, chunk, block, temperature, monkeypatch):
+def test_equals_the_definition_with_gradients(
+    case, divergence, chunk, block, temperature, monkeypatch
+):
+    """Of a reference with rows of padding, too, of which nobody knows anything; of other scale."""
     monkeypatch.setattr(module, "TOKEN_BLOCK", block)
     hidden, weight, reference = case
-    z = hidden @ weight.T / temperature
-    y = reference.hidden @ reference.weight.T / temperature
-    expected = (z.softmax(1) * (z.log_softmax(1) - y.log_softmax(1))).sum(1)
-    got = full_kl(hidden, weight, reference, LogprobSettings(temperature, chunk))
+    z = 2.0 * (hidden @ weight.T / 2.0).tanh() / temperature
+    y = 3.0 * (reference.hidden @ reference.weight.T / 3.0).tanh() / 1.5
+    expected = literal(divergence, z, y)
+    padding = torch.full((6, reference.weight.shape[1]), torch.nan, dtype=torch.float64)
+    theirs = LogprobSettings(1.5, cap=3.0)
+    padded = LastStates(reference.hidden, torch.cat([reference.weight, padding]), theirs)
+    settings = LogprobSettings(temperature, chunk, cap=2.0)
+    got = full_kl(hidden, weight, padded, settings, divergence)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(got.detach(), literal_kl(z.tolist(), y.tolist()), atol=1e-5, rtol=0)
+    assert got.min() > 0
     factors = torch.randn(TOKENS, dtype=torch.float64)
     ours, theirs = (
         torch.autograd.grad((factors * kl).sum(), (hidden, weight)) for kl in (got, expected)
@@ -64,23 +82,34 @@ def test_equals_the_definition_with_gradients(case, chunk, block, temperature, m
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_the_same_model_has_no_distance_and_no_gradient(case):
+def test_models_that_differ_beyond_all_numbers_have_numbers(case):
+    hidden, weight, reference = (case[0] * 500, case[1], LastStates(case[2][0] * 500, case[2][1]))
+    for divergence in DIVERGENCES:
+        got = full_kl(hidden, weight, reference, LogprobSettings(), divergence)
+        assert got.isfinite().all()
+        (gradient,) = torch.autograd.grad(got.sum(), weight)
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["reverse_kl", "forward_kl"])
+def test_the_same_model_has_no_distance_and_no_gradient(case, name):
     hidden, weight, _ = case
     same = LastStates(hidden.detach().float(), weight.detach().float())
-    hidden, weight = (x.clone().requires_grad_() for x in same)
-    kl = full_kl(hidden, weight, same, LogprobSettings(chunk_tokens=4))
+    hidden, weight = (x.clone().requires_grad_() for x in same[:2])
+    kl = full_kl(hidden, weight, same, LogprobSettings(chunk_tokens=4), Divergence(name))
     assert torch.equal(kl, torch.zeros(TOKENS))
     for gradient in torch.autograd.grad(kl.sum(), (hidden, weight)):
         assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
-def test_autocast_is_close_and_returns_float32(case):
+@pytest.mark.parametrize("divergence", DIVERGENCES[:3], ids=str)
+def test_autocast_is_close_and_returns_float32(case, divergence):
     hidden, weight = (x.detach().float().requires_grad_() for x in case[:2])
-    reference = LastStates(*(x.float() for x in case[2]))
+    reference = LastStates(*(x.float() for x in case[2][:2]))
     settings = LogprobSettings(chunk_tokens=4)
-    expected = full_kl(hidden, weight, reference, settings)
+    expected = full_kl(hidden, weight, reference, settings, divergence)
     with torch.autocast("cpu", torch.bfloat16):
-        got = full_kl(hidden, weight, reference, settings)
+        got = full_kl(hidden, weight, reference, settings, divergence)
     assert got.dtype == torch.float32
     assert 0 < (got - expected).abs().max() < 0.2
     for a, b in zip(
@@ -117,3 +146,33 @@ def test_an_update_has_the_gradient_of_the_textbook(make_model, make_rows):
     )
     assert relative_difference(found, expected) < 1e-4
     assert all(parameter.grad is None for parameter in reference.parameters())
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES[1:3], ids=str)
+def test_an_update_by_a_teacher_is_that_of_the_textbook(make_model, make_rows, divergence):
+    """Of a response without trained tokens, too; and the mean is over the trained tokens alone."""
+    rows = make_rows()
+    rows.mask[: int(rows.lengths[0])] = False
+    ours, theirs, teacher = make_model(), make_model(), make_model(tied=False)
+    engine = TrainEngine(ours, HEAD, TRAINING, OptimizerSpec(gradient_clip=0.0), 10)
+    frozen = ForwardEngine(teacher, HEAD, TRAINING)
+    measured = engine.update(
+        rows,
+        DistillationObjective(Aggregation("token_mean")),
+        lambda part: HeadWithKl(HEAD, frozen.last_states(part), divergence),
+    )
+    z, y = (
+        torch.cat([logits for logits, _ in padded_logits(model, rows)]) / 0.9
+        for model in (theirs, teacher)
+    )
+    loss = literal(divergence, z, y)[rows.mask].mean()
+    loss.backward(inputs=list(theirs.parameters()))
+    statistics = step_statistics([measured])
+    for name in ("actor/loss", "distillation/loss"):
+        assert statistics[name] == pytest.approx(loss.item(), rel=1e-4)
+    entropy = -(z.softmax(1) * z.log_softmax(1)).sum(1)[rows.mask].mean()
+    assert statistics["actor/entropy"] == pytest.approx(entropy.item(), rel=1e-4)
+    found, expected = (
+        {name: p.grad for name, p in model.named_parameters()} for model in (ours, theirs)
+    )
+    assert relative_difference(found, expected) < 1e-4

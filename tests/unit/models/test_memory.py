@@ -63,6 +63,9 @@ def test_adapters_alone_have_gradients_and_moments_and_the_policy_is_its_referen
         **tiny_jobs.PPO | {"critic": {"lora": lora}, "roles": tiny_jobs.OWN_PODS, "model": model},
     )
     assert held(apart, "reference") == {"reference": 2 * POLICY}
+    other = {"reference": {"path": "/critic"}, "model": model}
+    with_teacher = config_of(tmp_path, **tiny_jobs.PPO | other)
+    assert held(with_teacher, "actorRollout")["reference"] == 2 * CRITIC
     assert held(apart, "critic") == {"critic": 2 * POLICY, "critic's adapters": adapters}
 
 

@@ -320,3 +320,24 @@ def test_rows_that_are_left_out_are_not_drawn(rows: BatchRows):
     copies = rows.mine.copies[::2].tolist()
     assert copies[1] == copies[4] == 0
     assert sum(copies) == 4
+
+
+def test_what_a_teacher_says_is_the_advantage_of_each_token(rows: BatchRows):
+    """Whatever the scores are; and with more than one update old log-probabilities are those."""
+    spec = spec_of(type="distillation", samplesPerPrompt=2)
+    draw = torch.Generator().manual_seed(0)
+    old, teacher = -torch.rand(2, 12, generator=draw)
+    rows.mine.mask[:3] = False
+    rows.keep("old_logprobs", old)
+    rows.keep("ref_logprobs", teacher)
+    answer = add_advantages(spec, rows, Advantages([math.nan] * 6, 0.0))
+    expected = [float(t - o) for t, o in zip(teacher, old, strict=True)]
+    assert rows.mine.advantages.tolist() == pytest.approx([0.0] * 3 + expected[3:])
+    assert answer.told["distillation/loss"] == pytest.approx(-sum(expected[3:]) / 9)
+    assert answer.zero_signal_groups == 0.0
+
+
+def test_only_a_sampled_divergence_reads_what_was_likely_before():
+    assert needs_old_logprobs(spec_of(type="distillation").algorithm)
+    whole = spec_of(type="distillation", distillation={"divergence": "jsd"}, epochs=3)
+    assert not needs_old_logprobs(whole.algorithm)

@@ -180,6 +180,8 @@ class Loop:
             step=step,
             epoch=self.order.epoch,
             max_prompt_tokens=self.spec.data.max_prompt_tokens,
+            is_given=self.spec.algorithm.given is not None,
+            is_scored=self.spec.is_scored,
         )
         metrics |= self._kl_metrics(coefficients.kl, result)
         rows = step_rows(result)

@@ -132,21 +132,33 @@ def step_rows(result: StepResult) -> StepRows:
 
 
 def training_metrics(
-    result: StepResult, *, step: int, epoch: int, max_prompt_tokens: int
+    result: StepResult,
+    *,
+    step: int,
+    epoch: int,
+    max_prompt_tokens: int,
+    is_given: bool,
+    is_scored: bool,
 ) -> dict[str, float]:
-    """Everything about a step that does not depend on the clock."""
+    """Everything about a step that does not depend on the clock.
+
+    `is_given`: its rows had their answers; `is_scored`: responses have scores.
+    """
     advantaged, told = result.advantaged, progress_metrics(step, epoch)
-    if advantaged is None:
+    if is_given:
         return told | length_metrics(step_rows(result)) | result.statistics
+    told |= row_metrics(
+        step_rows(result),
+        max_prompt_tokens=max_prompt_tokens,
+        advantages=None if advantaged is None else advantaged.advantages,
+        returns=None if advantaged is None else advantaged.returns,
+        is_scored=is_scored,
+    )
+    if advantaged is None:
+        return told | result.statistics
     values, explained = advantaged.values, advantaged.explained_variance
     return {
         **told,
-        **row_metrics(
-            step_rows(result),
-            max_prompt_tokens=max_prompt_tokens,
-            advantages=advantaged.advantages,
-            returns=advantaged.returns,
-        ),
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
         # What the critic said before its update, and how well it predicted the returns.

@@ -102,14 +102,18 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     """Whether the policy's log-probabilities must be known before its update.
 
     When the whole batch is one optimizer step they are the update's own: the ratio is one by
-    definition, and a pass is saved. A KL in the reward needs them before, and so do a correction
+    definition, and a pass is saved; a divergence over the vocabulary reads none. A KL in the reward
+    needs them before, and so do what a teacher says of the tokens that were drawn, a correction
     for the engine, a choice of tokens by their entropy, a bonus that depends on it, and an
     estimator that reads probabilities, which the pass tells as well; with `bypass` the engine's
     stand for them.
     """
     reads_entropy = algorithm.high_entropy_share < 1.0 or algorithm.entropy_control is not None
     reads_more = algorithm.is_corrected_before or algorithm.estimator.has_sum_pi_squared
-    if algorithm.kl.in_ == "reward" or reads_entropy or reads_more:
+    if algorithm.divergence is not None:
+        return False
+    has_teacher = algorithm.estimator.has_teacher
+    if algorithm.kl.in_ == "reward" or has_teacher or reads_entropy or reads_more:
         return True
     mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
     several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
@@ -137,8 +141,8 @@ class Coefficients:
 class StepResult:
     """What a step leaves behind for the records.
 
-    `advantaged` is None where answers were given; `statistics` are by name of the metric; `dropped`
-    rows were not trained on.
+    `advantaged` is None where tokens have no advantages; `statistics` are by name of the metric;
+    `dropped` rows were not trained on.
     """
 
     batch: Batch
@@ -205,7 +209,7 @@ class TrainingStep:
             if not rows.is_kept:
                 self.stages.keep(batch, step)
         advantaged = None
-        if self.spec.algorithm.given is None:
+        if self.spec.algorithm.is_estimated:
             with timer("adv"):
                 advantaged = self._advantages(batch, greedy, step, coefficients.kl, dropped)
         coefficients = self._with_bonus(coefficients, before)

@@ -322,7 +322,7 @@ def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Forw
     if spec.algorithm.given is None and needs_old_logprobs(spec.algorithm):
         actor = hosts["actorRollout"]
         passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
-    if spec.algorithm.kl.has_estimate or spec.algorithm.type == "dpo":
+    if spec.algorithm.reads_reference:
         passes.append(ForwardPass("reference", hosts["reference"], "ref_logprobs", "ref"))
     if spec.critic is not None:
         passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))

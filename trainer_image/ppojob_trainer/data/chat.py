@@ -103,10 +103,15 @@ class ChatTokenizer(Closeable):
         return Tokenizer.from_str(msgspec.json.encode(body).decode())
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, added ones too; ids may leave gaps."""
+        found: dict[str, int] = self._files.tokenizer.get_vocab(with_added_tokens=True)
+        return found
+
+    @property
     def largest_token_id(self) -> int:
-        """The largest id that a text can get, -1 where there is none; ids may leave gaps."""
-        vocabulary = self._files.tokenizer.get_vocab(with_added_tokens=True)
-        return max(vocabulary.values(), default=-1)
+        """The largest id that a text can get, -1 where there is none."""
+        return max(self.vocabulary.values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """Tokenise text as it is; no token is put before or after it."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
-from ppojob_trainer.engine.head import Head, LastStates, TokenOutputs
+from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -88,10 +88,12 @@ class ForwardEngine:
         Returns:
             Tensors on the model's device; the weight is whole until `release`.
         """
-        kept = [LastStates(torch.empty(0), torch.empty(0))]
+        policy, kept = self._head, [LastStates(torch.empty(0), torch.empty(0))]
+        assert isinstance(policy, PolicyHead), "no other head is of a vocabulary"
 
         def keep(model: PreTrainedModel, hidden: Tensor, _targets: Tensor) -> TokenOutputs:
-            kept.append(LastStates(hidden, model.get_output_embeddings().weight.detach()))
+            weight = model.get_output_embeddings().weight.detach()
+            kept.append(LastStates(hidden, weight, policy.settings_of(model)))
             return ()
 
         self.model.eval()

@@ -1,13 +1,16 @@
 """KL to the reference over the whole vocabulary, straight from hidden states of both models.
 
 `KL(π || π_ref) = Σ p (log p - log r)` at each token: what estimators like k3 (`algorithms.kl`)
-guess from the sampled token alone, without their variance, and with its own gradient. Logits of
+guess from the sampled token alone, without their variance, and with its own gradient; for a teacher
+also the other direction and what lies between (Agarwal et al. 2024, arXiv:2306.13649). Logits of
 both models are made tile by tile and dropped, as in `fused_logprobs`, whose legend holds here; y
-are the reference's logits / temperature, r = softmax(y).
+are the reference's logits / temperature, r = softmax(y). Rows that the reference has beyond those
+of the policy are padding, and left out of r.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -27,6 +30,40 @@ from ppojob_trainer.parallel.vocabulary import VocabularyRun
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """How far p is from r.
+
+    reverse_kl: `Σ p (log p - log r)`. forward_kl: `Σ r (log r - log p)`. jsd, between both:
+    `β Σ r (log r - log m) + (1 - β) Σ p (log p - log m)` with `m = β r + (1 - β) p`, equation 1 of
+    arXiv:2306.13649.
+    """
+
+    name: str = "reverse_kl"
+    beta: float = 0.5  # between 0 and 1, of jsd
+
+    def log_mixture(self, log_p: Tensor, log_r: Tensor) -> Tensor:
+        """Make log m of a tile."""
+        return torch.logaddexp(log_r + math.log(self.beta), log_p + math.log1p(-self.beta))
+
+    def slope(self, log_p: Tensor, log_r: Tensor, mean: Tensor) -> Tensor:
+        """Make dD/dz of a tile in place of log p and log r.
+
+        Of forward_kl it is p - r, else `p (g - Σ p g)`: g is log p - log r, of jsd
+        `(1 - β) (log p - log m)`, for what m changes with p falls out. `mean` (N,) is Σ p g.
+        """
+        if self.name == "forward_kl":
+            return log_p.exp_().sub_(log_r.exp_())
+        if self.name == "jsd":
+            distance = (log_p - self.log_mixture(log_p, log_r)).mul_(1.0 - self.beta)
+        else:
+            distance = log_p - log_r
+        return distance.sub_(mean[:, None]).mul_(log_p.exp_())
+
+
+REVERSE_KL: Final = Divergence()
+
+
+@dataclass(frozen=True, slots=True)
 class HeadWithKl:
     """Outputs what the policy's head does, and behind it the KL to the reference at each token.
 
@@ -35,27 +72,37 @@ class HeadWithKl:
 
     policy: PolicyHead
     reference: LastStates
+    divergence: Divergence = REVERSE_KL
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """`(logprobs, ..., kl)`."""
         weight = model.get_output_embeddings().weight
-        kl = full_kl(hidden, weight, self.reference, self.policy.settings_of(model))
+        settings = self.policy.settings_of(model)
+        kl = full_kl(hidden, weight, self.reference, settings, self.divergence)
         return (*self.policy(model, hidden, targets), kl)
 
 
 def full_kl(
-    hidden: Tensor, weight: Tensor, reference: LastStates, settings: LogprobSettings
+    hidden: Tensor,
+    weight: Tensor,
+    reference: LastStates,
+    settings: LogprobSettings,
+    divergence: Divergence = REVERSE_KL,
 ) -> Tensor:
-    """Compute KL(π || π_ref) of each token over the whole vocabulary, in `fused_logprobs`' types.
+    """Compute KL(π || π_ref), or another divergence of both, of each token over the vocabulary.
+
+    Types are those of `fused_logprobs`.
 
     Args:
         hidden: (N, h) of the policy, with gradient.
         weight: (V, h) of its output layer, with gradient; may be cut as in `fused_logprobs`.
-        reference: (N, h') and (V, h') of the reference, without; cut alike.
-        settings: temperature and tile size; a tile has two tensors of logits.
+        reference: (N, h') and (V', h') of the reference, without, V' at least V; where they are
+            cut, alike.
+        settings: temperature, cap and tile size; a tile has two tensors of logits.
+        divergence: which one.
 
     Returns:
-        (N,), at least 0 but for rounding; 0 where both are the same.
+        (N,), at least 0 but for rounding; of a KL 0 where both are the same.
     """
     kl: Tensor = _FullKl.apply(  # type: ignore[no-untyped-call]
         hidden,
@@ -63,8 +110,10 @@ def full_kl(
         reference.hidden,
         local_part(reference.weight),
         settings,
+        reference.settings or settings,
         product_dtype(hidden),
         VocabularyRun.of(weight),
+        divergence,
     )
     return kl
 
@@ -80,24 +129,34 @@ class _FullKl(torch.autograd.Function):
         ref_hidden: Tensor,
         ref_weight: Tensor,
         settings: LogprobSettings,
+        ref_settings: LogprobSettings,
         dtype: torch.dtype,
         run: VocabularyRun,
+        divergence: Divergence,
     ) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            both = hidden.to(dtype), weight, ref_hidden.to(dtype), ref_weight
-            folded = _fold(*both, settings)
+            policy = hidden.to(dtype), weight, settings
+            reference = ref_hidden.to(dtype), ref_weight, ref_settings
+            is_swapped = divergence.name == "forward_kl"
+            folded = _fold(reference, policy) if is_swapped else _fold(policy, reference)
             if run.ranks is not None:
                 folded = _joined(run.gathered(torch.stack(folded)))
-        normalizer, ref_normalizer, mean = folded
-        kl = mean - normalizer + ref_normalizer
-        ctx.save_for_backward(*both, kl, normalizer, ref_normalizer)
-        ctx.settings, ctx.hidden_dtype, ctx.run = settings, hidden.dtype, run
-        return kl
+            first, second, mean = folded
+            value = mean = mean - first + second
+            normalizers = (second, first) if is_swapped else (first, second)
+            if divergence.name == "jsd":
+                parts = _to_mixture(policy, reference, *normalizers, divergence)
+                to_ref, mean = run.gathered(torch.stack(parts)).sum(0)
+                value = to_ref + mean
+        ctx.save_for_backward(*policy[:2], *reference[:2], mean, *normalizers)
+        ctx.settings, ctx.ref_settings = settings, ref_settings
+        ctx.hidden_dtype, ctx.run, ctx.divergence = hidden.dtype, run, divergence
+        return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """`dKL/dz = p (log p - log r - KL)`."""
-        states, weight, ref_states, ref_weight, kl, normalizer, ref_normalizer = ctx.saved_tensors
+        """See `Divergence.slope`."""
+        states, weight, ref_states, ref_weight, mean, normalizer, ref_normalizer = ctx.saved_tensors
         settings: LogprobSettings = ctx.settings
         (grad,) = grads
         grad_hidden = torch.zeros_like(states, dtype=wide(states.dtype))
@@ -108,9 +167,9 @@ class _FullKl(torch.autograd.Function):
             of_cap = slope_of(log_p, settings)
             log_p -= normalizer[tokens, None]
             ref_matrix = ref_weight[vocab].to(states.dtype)
-            log_r = tile_logits(ref_states[tokens], ref_matrix, settings)
+            log_r = tile_logits(ref_states[tokens], ref_matrix, ctx.ref_settings)
             log_r -= ref_normalizer[tokens, None]
-            slope = (log_p - log_r).sub_(kl[tokens, None]).mul_(log_p.exp_())
+            slope = ctx.divergence.slope(log_p, log_r, mean[tokens])
             if of_cap is not None:
                 slope.mul_(of_cap)
             scaled = slope.mul_((grad[tokens] / settings.temperature)[:, None]).to(states.dtype)
@@ -118,28 +177,26 @@ class _FullKl(torch.autograd.Function):
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
         grad_hidden = ctx.run.summed(grad_hidden).to(ctx.hidden_dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, *[None] * 7
 
 
+Logits = tuple[Tensor, Tensor, LogprobSettings]
+"""What logits are made of: (N, h) states, (V, h) of the output layer, and how."""
 Folded = tuple[Tensor, Tensor, Tensor]
 """log Σ exp z, log Σ exp y, and Σ p (z - y) under the first; (N,) each."""
 
 
-def _fold(
-    states: Tensor,
-    weight: Tensor,
-    ref_states: Tensor,
-    ref_weight: Tensor,
-    settings: LogprobSettings,
-) -> Folded:
+def _fold(policy: Logits, reference: Logits) -> Folded:
     """Fold tile after tile, each under the normalizers so far."""
+    (states, weight, settings), (ref_states, ref_weight, ref_settings) = policy, reference
     count, dtype, device = states.shape[0], wide(states.dtype), states.device
     normalizer = torch.full((count,), -torch.inf, dtype=dtype, device=device)
     ref_normalizer, mean = normalizer.clone(), torch.zeros_like(normalizer)
-    for tokens, vocab in tiles(count, weight.shape[0], settings.chunk_tokens):
+    rows = min(weight.shape[0], ref_weight.shape[0])
+    for tokens, vocab in tiles(count, rows, settings.chunk_tokens):
         z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
         ref_matrix = ref_weight[vocab].to(states.dtype)
-        y = tile_logits(ref_states[tokens], ref_matrix, settings)
+        y = tile_logits(ref_states[tokens], ref_matrix, ref_settings)
         before = normalizer[tokens]
         after = torch.logaddexp(before, z.logsumexp(1))
         ref_normalizer[tokens] = torch.logaddexp(ref_normalizer[tokens], y.logsumexp(1))
@@ -148,6 +205,28 @@ def _fold(
         mean[tokens] = mean[tokens] * (before - after).exp() + share
         normalizer[tokens] = after
     return normalizer, ref_normalizer, mean
+
+
+def _to_mixture(
+    policy: Logits,
+    reference: Logits,
+    normalizer: Tensor,
+    ref_normalizer: Tensor,
+    divergence: Divergence,
+) -> tuple[Tensor, Tensor]:
+    """`β Σ r (log r - log m)` and `(1 - β) Σ p (log p - log m)`, (N,), of these rows."""
+    (states, weight, settings), (ref_states, ref_weight, ref_settings) = policy, reference
+    of_ref, of_policy = torch.zeros_like(normalizer), torch.zeros_like(normalizer)
+    for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
+        log_p = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
+        log_p -= normalizer[tokens, None]
+        ref_matrix = ref_weight[vocab].to(states.dtype)
+        log_r = tile_logits(ref_states[tokens], ref_matrix, ref_settings)
+        log_r -= ref_normalizer[tokens, None]
+        log_m = divergence.log_mixture(log_p, log_r)
+        of_ref[tokens] += (log_r - log_m).mul_(log_r.exp_()).sum(1)
+        of_policy[tokens] += (log_p - log_m).mul_(log_p.exp_()).sum(1)
+    return of_ref.mul_(divergence.beta), of_policy.mul_(1.0 - divergence.beta)
 
 
 def _joined(parts: Tensor) -> Folded:

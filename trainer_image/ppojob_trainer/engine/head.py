@@ -42,6 +42,7 @@ class LastStates(NamedTuple):
 
     hidden: Tensor  # (tokens, h), the last hidden state in front of each trained token
     weight: Tensor  # (V, h) of the output layer
+    settings: LogprobSettings | None = None  # of its logits; absent: those of whom it is held to
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
 from ppojob_trainer.engine.head import Head
 from ppojob_trainer.engine.objective import Denominators, LossParts
@@ -33,7 +34,9 @@ from ppojob_trainer.parallel.pipeline import turns
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
-Objective = PolicyObjective | ValueObjective | SftObjective | PairObjective
+Objective = (
+    PolicyObjective | DistillationObjective | ValueObjective | SftObjective | PairObjective
+)
 
 HeadOf = Callable[[Experience], Head]
 """Makes the head of a micro-batch, from what another model computes of it."""

@@ -203,6 +203,8 @@ actor/entropy_threshold | nats a token | entropy from which on tokens are traine
 actor/off_policy_frac | share | computed tokens that offPolicyThreshold leaves out
 actor/entropy_loss | nats | entropy as the loss aggregates it
 actor/kl_loss | nats a token | mean KL to the reference, where the loss holds it
+distillation/loss | nats a token | mean divergence from the teacher, before the updates where it is
+    of sampled tokens
 actor/entropy_coeff | 1 | weight of the entropy bonus, where entropyControl leads it
 actor/kl_coef | 1 | coefficient of the KL term in the loss
 actor/reward_kl_penalty | nats a token | mean KL to the reference, taken off the reward

@@ -98,9 +98,14 @@ class StepRows:
 
 
 def row_metrics(
-    rows: StepRows, *, max_prompt_tokens: int, advantages: Spread, returns: Spread
+    rows: StepRows,
+    *,
+    max_prompt_tokens: int,
+    advantages: Spread | None,
+    returns: Spread | None,
+    is_scored: bool = True,
 ) -> dict[str, float]:
-    """Scores, rewards, advantages and lengths.
+    """Scores, rewards, advantages and lengths, of what there is.
 
     Departs from verl: ``response_length/clip_ratio`` counts responses that the limit ended, where
     verl counts those as long as the limit, also ones whose last token is the end token, and misses
@@ -115,12 +120,15 @@ def row_metrics(
     at_limit = [length == max_prompt_tokens for length in rows.prompt_tokens]
     unscored = set(rows.dropped)
     is_out = [aborted or row in unscored for row, aborted in enumerate(is_aborted)]
+    scores = Spread.of(_without(rows.scores, is_out)) if is_scored else None
+    has_rewards = is_scored and advantages is not None
+    rewards = Spread.of(_without(rows.rewards, is_out)) if has_rewards else None
     return {
-        **Spread.of(_without(rows.scores, is_out)).named("critic/score"),
-        **Spread.of(_without(rows.rewards, is_out)).named("critic/rewards"),
+        **({} if scores is None else scores.named("critic/score")),
+        **({} if rewards is None else rewards.named("critic/rewards")),
         **_extra_metrics(_without(rows.extras, is_aborted)),
-        **advantages.named("critic/advantages"),
-        **returns.named("critic/returns"),
+        **({} if advantages is None else advantages.named("critic/advantages")),
+        **({} if returns is None else returns.named("critic/returns")),
         **Spread.of(rows.response_tokens).named("response_length"),
         "response_length/clip_ratio": _share(is_clipped),
         **Spread.of(_without(rows.response_tokens, is_aborted)).named(

@@ -151,7 +151,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     pods = model_pods(spec.roles)
     folders: dict[RoleName, str | None] = {
         "actorRollout": spec.model.path,
-        "reference": spec.model.path,
+        "reference": spec.reference_path if spec.algorithm.has_reference else None,
         "critic": spec.critic.path if spec.critic else None,
         "rewardModel": spec.reward_model.path if spec.reward_model else None,
     }

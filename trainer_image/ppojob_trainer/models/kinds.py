@@ -1,7 +1,7 @@
 """What a job uses a model's folder as: which kinds of checkpoints will do, and their heads."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ppojob_trainer.json_value import Json
@@ -97,6 +97,8 @@ SCORER: Final = ModelKind(
     optional=_score,
 )
 """The model that is trained to be a reward model."""
+
+REFERENCE: Final = replace(POLICY, where="spec.reference.path")
 
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",

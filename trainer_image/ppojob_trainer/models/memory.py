@@ -35,8 +35,8 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     Without the output layer: where it is tied it is the embedding, even if a file holds it again.
     """
     spec = config.spec
-    folders = {spec.model.path}
-    folders |= {model.path for model in (spec.critic, spec.reward_model) if model and model.path}
+    others = spec.reference, spec.critic, spec.reward_model
+    folders = {spec.model.path} | {model.path for model in others if model and model.path}
     return {
         folder: sum(
             tensor.size
@@ -77,8 +77,9 @@ def held_by_rank(
     if "actorRollout" in living:
         found |= engine
     # With adapters the policy is its own reference.
-    if "reference" in living and not (has_adapters and "actorRollout" in living):
-        found["reference"] = weight * policy // ranks
+    is_base = has_adapters and spec.reference is None
+    if "reference" in living and not (is_base and "actorRollout" in living):
+        found["reference"] = weight * parameters.get(spec.reference_path, 0) // ranks
     if "critic" in living and spec.critic is not None:
         lora, path = spec.critic.lora, spec.critic.path or ""
         found["critic"] = (weight if lora else trained) * parameters.get(path, 0) // ranks

@@ -28,6 +28,7 @@ class ModelReason(StrEnum):
     TENSOR_UNEXPECTED = "TensorUnexpected"
     TENSOR_SHAPE = "TensorShape"
     VOCABULARY = "VocabularyTooLarge"
+    OTHER_TOKENS = "OtherTokens"
     NO_END_TOKEN = "NoEndToken"
 
 

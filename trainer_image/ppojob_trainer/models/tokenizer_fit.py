@@ -1,11 +1,16 @@
-"""Whether a tokenizer and a model belong together, a policy's or a reward model's."""
+"""Whether a tokenizer and a model belong together: a policy's, a reference's, a reward model's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
+from ppojob_trainer.models.kinds import REFERENCE
 from ppojob_trainer.models.problems import ModelReason
+
+_SAME: Final = "a model with the policy's tokenizer"
 
 
 def check_tokenizer_fit(
@@ -34,6 +39,55 @@ def check_tokenizer_fit(
                 f"an integer below {vocabulary}",
                 ModelReason.VOCABULARY,
             )
+
+
+def check_rows(rows: int | None, policy_rows: int | None, *, is_cut: bool) -> Iterator[Problem]:
+    """Check that a reference has a row for each that the policy has, if both are known.
+
+    More rows are padding. `is_cut`: tensor ranks compare the parts of both output layers that they
+    have, and these are of other tokens where one layer is longer.
+    """
+    if rows is None or policy_rows is None:
+        return
+    got = f"an embedding of {rows} rows"
+    if rows < policy_rows:
+        yield Problem(
+            REFERENCE.where,
+            got,
+            f"the policy may draw any of {policy_rows} tokens",
+            _SAME,
+            ModelReason.VOCABULARY,
+        )
+    elif rows > policy_rows and is_cut:
+        yield Problem(
+            REFERENCE.where,
+            got,
+            f"tensor ranks have other tokens of it than of the policy's {policy_rows} rows: not in "
+            "this version",
+            "a model of as many rows, or roles.actorRollout.parallelism without tensor",
+            ReasonCode.NOT_IN_THIS_VERSION,
+        )
+
+
+def check_same_tokens(vocabulary: Mapping[str, int], folder: Path) -> Iterator[Problem]:
+    """Check that a reference means the policy's tokens, of which `vocabulary` has the ids.
+
+    A folder without a tokenizer says nothing of that.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return
+    theirs = read_tokenizer_files(folder, folder, None).tokenizer.get_vocab(with_added_tokens=True)
+    known = {token: text for text, token in theirs.items()}
+    for text, token in sorted(vocabulary.items(), key=lambda one: one[1]):
+        if known.get(token, text) != text:
+            yield Problem(
+                str(folder / "tokenizer.json"),
+                f"{shown(known[token])} as token {token}",
+                f"the policy has {shown(text)} there, and a reference reads the policy's tokens",
+                _SAME,
+                ModelReason.OTHER_TOKENS,
+            )
+            return
 
 
 def check_score_fit(

@@ -46,7 +46,7 @@ def row_checks(rewards: Sequence[RewardSpec], *, has_model: bool = False) -> Row
 
 
 def checks_of(spec: PPOJobSpec) -> RowChecks | None:
-    """The same of a job; nobody scores the rows of one that only generates."""
-    if spec.steps.generate_only:
+    """The same of a job; nobody scores the rows of one that only generates, or has a teacher."""
+    if spec.steps.generate_only or not spec.is_scored:
         return RowChecks(())
     return row_checks(spec.rewards, has_model=spec.reward_model is not None)

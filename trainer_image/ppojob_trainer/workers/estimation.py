@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES, Advantages
+from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS, teacher_advantages
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
@@ -73,6 +74,8 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
+    if spec.algorithm.estimator.has_teacher:
+        told[DISTILLATION_LOSS] = -float(estimated.advantages[kept].mean())
     told |= _choose_tokens(spec, rows, batch, trained, weights)
     told |= _choose_rows(spec, rows, trained, lengths, scores, given.step)
     answer = Advantaged(
@@ -130,11 +133,12 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
     """The columns that the job's rewards and estimator read."""
     algorithm = spec.algorithm
     in_reward, squares = algorithm.kl.in_ == "reward", algorithm.estimator.has_sum_pi_squared
+    of_teacher = algorithm.estimator.has_teacher
     corrected = algorithm.is_corrected_before
     wanted = {
         "mask": True,
-        "old_logprobs": in_reward or squares or corrected,
-        "ref_logprobs": in_reward,
+        "old_logprobs": in_reward or squares or corrected or of_teacher,
+        "ref_logprobs": in_reward or of_teacher,
         "sum_pi_squared": squares,
         "values": spec.critic is not None,
         "turn_rewards": rows.mine.turn_rewards is not None,
@@ -224,6 +228,8 @@ def _estimate(
     the correction, None for 1.
     """
     algorithm = spec.algorithm
+    if algorithm.estimator.has_teacher:
+        return teacher_advantages(batch["old_logprobs"], batch["ref_logprobs"], kept)
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
     if algorithm.estimator.has_greedy:
         own["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]

@@ -131,12 +131,13 @@ def open_stages(
         if refresh is not None:
             assert policy is not None, "a reference that follows lives with the policy"
             following = FollowingReference(spec, world, refresh, policy.learner)
-        if policy is not None and spec.model.lora is not None:
+        is_base = spec.reference is None and spec.model.lora is not None
+        if policy is not None and is_base:
             reference: Reference = BaseReference(spec, world, policy.learner)
         else:
             reference = following or Reference(spec, world)
         frozen["reference"] = reference
-        compares = spec.algorithm.kl.is_full or spec.algorithm.type == "dpo"
+        compares = spec.algorithm.compares_vocabularies or spec.algorithm.type == "dpo"
         if compares and policy is not None:
             policy.reference = reference
     if "critic" in living:

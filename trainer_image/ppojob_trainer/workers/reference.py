@@ -1,4 +1,4 @@
-"""The reference of the KL: the policy of the beginning, or one that follows it in leaps."""
+"""The reference of the KL: the policy of the beginning, another model, or one that follows it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,9 +40,9 @@ class Reference:
         return PassStatistics()
 
     def _open(self) -> ForwardEngine:
-        """The policy of the beginning."""
+        """The policy of the beginning, or the model that the job names."""
         spec = self._spec
-        model = load_model(spec.model.path, DTYPES[spec.model.dtype], world=self._world)
+        model = load_model(spec.reference_path, DTYPES[spec.model.dtype], world=self._world)
         return ForwardEngine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 
 

@@ -6,8 +6,9 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.algorithm import DpoSpec, RewardModelTrainingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
-from ppojob_trainer.engine.full_kl import HeadWithKl
+from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.pair_objective import BradleyTerryLoss, DpoLoss, PairObjective
 from ppojob_trainer.engine.policy_objective import (
@@ -72,12 +73,7 @@ class Policy:
         if self._given is not None:
             staged = rows.staged(request.prompts, ("ref_logprobs",))
             return self.learner.engine.update(staged, self._given)
-        objective = PolicyObjective.of(
-            self._spec.algorithm,
-            request.kl_coefficient,
-            entropy_coefficient=request.entropy_coefficient,
-            max_response_tokens=self._spec.data.max_response_tokens,
-        )
+        objective = self._objective(request)
         columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages")
         staged, engine = rows.staged(request.prompts, columns), self.learner.engine
         if self.reference is None:
@@ -86,6 +82,18 @@ class Policy:
         measured = engine.update(staged, objective, partial(self._head_with_kl, reference))
         reference.release()
         return measured
+
+    def _objective(self, request: Update) -> PolicyObjective | DistillationObjective:
+        """What an update on responses minimizes."""
+        algorithm, limit = self._spec.algorithm, self._spec.data.max_response_tokens
+        if algorithm.divergence is not None:
+            return DistillationObjective.of(algorithm, max_response_tokens=limit)
+        return PolicyObjective.of(
+            algorithm,
+            request.kl_coefficient,
+            entropy_coefficient=request.entropy_coefficient,
+            max_response_tokens=limit,
+        )
 
     def loss(self, rows: BatchRows) -> PassStatistics:
         """Of held-out rows, whose answers are given."""
@@ -97,7 +105,11 @@ class Policy:
         return engine.over_ranks(self._given.measured(engine.predict(staged), staged))
 
     def _head_with_kl(self, reference: ForwardEngine, rows: Experience) -> HeadWithKl:
-        return HeadWithKl(PolicyHead.of_updates(self._spec), reference.last_states(rows))
+        own, divergence = self._spec.algorithm.divergence, REVERSE_KL
+        if own is not None:
+            divergence = Divergence(own.divergence, own.beta)
+        head = PolicyHead.of_updates(self._spec)
+        return HeadWithKl(head, reference.last_states(rows), divergence)
 
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:

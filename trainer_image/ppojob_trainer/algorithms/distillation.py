@@ -1,0 +1,28 @@
+"""On-policy distillation by what a teacher says of the tokens that the policy has drawn.
+
+The divergences over the whole vocabulary are in `engine.full_kl`.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer.algorithms.advantages import Advantages
+from ppojob_trainer.algorithms.masked import zero_outside
+
+DISTILLATION_LOSS: Final = "distillation/loss"
+"""Name of the divergence from the teacher; verl's."""
+
+
+@torch.no_grad()
+def teacher_advantages(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Advantages:
+    """`A_t = log π_teacher(a_t) - log π_old(a_t)`, each token's own: nothing is discounted to it.
+
+    As policy gradient that is the one of KL(π || π_teacher) of the next token, in expectation over
+    the token, which is drawn (Lu and Thinking Machines Lab 2025, On-Policy Distillation; MiniLLM:
+    Gu et al. 2024, arXiv:2306.08543, without what later tokens cost). verl: use_policy_gradient
+    with loss_mode k1. All are (tokens,).
+    """
+    values = zero_outside(teacher_logprobs - old_logprobs, mask)
+    return Advantages(values, values)

@@ -1,0 +1,56 @@
+"""What distillation minimizes where it compares the whole vocabulary: the divergence itself.
+
+`L = aggregate(D(π, π_teacher))` of the states that the policy has drawn, by `engine.full_kl`
+(Agarwal et al. 2024, arXiv:2306.13649, equation 2 without given answers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS
+from ppojob_trainer.algorithms.masked import row_count
+from ppojob_trainer.engine.head import TokenOutputs
+from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
+from ppojob_trainer.engine.policy_objective import (
+    SAMPLING_STATISTICS,
+    sampling_diagnostics,
+    token_sums,
+)
+from ppojob_trainer.rows.experience import Experience
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationObjective:
+    """The loss of an update, over the outputs of a `HeadWithKl`."""
+
+    aggregation: Aggregation
+
+    area: ClassVar = "actor"
+    term_names: ClassVar = ("actor/loss",)
+    token_names: ClassVar = (*SAMPLING_STATISTICS, DISTILLATION_LOSS)
+
+    @classmethod
+    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> DistillationObjective:
+        """The objective that a job asks for, with what stands for an absent `lossScaleTokens`."""
+        scale = spec.loss_scale_tokens or max_response_tokens
+        return cls(Aggregation(spec.loss_aggregation, scale))
+
+    def rows_with_gradient(self, rows: Experience) -> Tensor:
+        """(n,) int64: the rows that hold a trained token."""
+        return row_count(rows.mask, rows.lengths).nonzero()[:, 0]
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        """The loss of a micro-batch."""
+        logprobs, entropy, divergence = outputs
+        loss = self.aggregation(divergence, rows, denominators)
+        told = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
+        sums = token_sums({**told, DISTILLATION_LOSS: divergence.detach()}, rows.mask)
+        terms = {"actor/loss": loss.item()}
+        return LossParts(loss, terms, sums, tokens=int(rows.mask.sum()))
