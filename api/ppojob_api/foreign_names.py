@@ -123,6 +123,9 @@ use_remove_padding | not needed | rows are packed and nothing is padded
 use_fused_kernels | spec.training.logprobChunkTokens | a number of tokens
 fused_kernel_options use_prefix_grouper | not needed | kernels are chosen here
 external_lib override_config hf_config_path | not yet | code and settings beside the model folder
+override_config.attn_implementation | not needed | attention is chosen here, and rows are packed
+rope_scaling.type rope_scaling.rope_type | spec.model.ropeScaling.type
+embd_pdrop resid_pdrop | not needed | the families that are trained have no such dropout
 model.lora model.lora.rank critic.model.lora.rank | not yet | adapters of Megatron's layers
 enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
 critic.lora_rank | spec.critic.lora.rank

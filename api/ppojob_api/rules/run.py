@@ -63,6 +63,11 @@ LENGTH_RULES = rules(
     when: self.steps.generateOnly
     must: self.data.validation.size() > 0
 
+    spec.model.ropeScaling | originalMaxPositionEmbeddings | NoEffect
+        linear stretches whatever the model was trained on; remove it, or type: yarn
+    when: self.type == 'linear'
+    must: $UNSET
+
     spec | critic.warmupSteps | OutOfRange
         it leaves no step that trains the policy; below steps.total ${self.steps.total}
     when: has(self.critic) && has(self.steps.total)

@@ -64,6 +64,21 @@ class LoraSpec(Section):
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
+class RopeScalingSpec(Section):
+    """Rotary positions, stretched to longer rows than a model was trained on."""
+
+    type: Literal["yarn", "linear"]
+    """yarn: by frequency (Peng et al. 2023, arXiv:2309.00071). linear: all alike (Chen et al. 2023,
+    arXiv:2306.15595)."""
+
+    factor: Annotated[float, Field(ge=1, le=1_000)]
+    """How many times as long. verl: override_config.rope_scaling.factor."""
+
+    original_max_position_embeddings: Tokens | None = None
+    """Positions that the model was trained on, of yarn alone; absent: as its config.json says.
+    verl: override_config.rope_scaling.original_max_position_embeddings."""
+
+
 class ModelSpec(Section):
     """The policy before training."""
 
@@ -83,6 +98,18 @@ class ModelSpec(Section):
 
     trust_remote_code: bool = False
     """Run code that lies beside the model. verl: trust_remote_code, false."""
+
+    rope_scaling: RopeScalingSpec | None = None
+    """Positions in place of those of its config.json, for policy, reference, engines, export, and a
+    critic of the same folder; absent: as there. verl: override_config.rope_scaling."""
+
+    max_position_embeddings: Tokens | None = None
+    """Longest row that it takes; absent: as its config.json says, and with yarn factor times the
+    positions that it was trained on. verl: override_config.max_position_embeddings."""
+
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of attention weights that updates drop; absent: as its config.json says.
+    verl: override_config.attention_dropout."""
 
     lora: LoraSpec | None = None
     """Train adapters beside frozen weights; absent: all weights are trained."""

@@ -220,6 +220,25 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"+{ROLLOUT}.min_p=0.1 {ROLLOUT}.val_kwargs.temperature=1",
         {"spec.rollout.validation.minP": 0.1},
     ),
+    (
+        " ".join(
+            f"+actor_rollout_ref.model.override_config.{one}"
+            for one in (
+                "rope_scaling.type=yarn",
+                "rope_scaling.factor=4.0",
+                "attention_dropout=0.1",
+            )
+        ),
+        {
+            "spec.model.ropeScaling.type": "yarn",
+            "spec.model.ropeScaling.factor": 4.0,
+            "spec.model.attentionDropout": 0.1,
+        },
+    ),
+    (
+        "+actor_rollout_ref.model.override_config.model_config.max_position_embeddings=9000",
+        {"spec.model.maxPositionEmbeddings": 9000},
+    ),
     # bfloat16 is what auto is on GPUs; processors are told.
     (f"{ROLLOUT}.dtype=bfloat16", {"spec.rollout.dtype": None}),
     (
@@ -288,8 +307,8 @@ FATES = [
     ("actor_rollout_ref.actor.kl_loss_coef=0.1", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", Fate.IDLE),
     ("critic.optim.lr=1", Fate.IDLE),
-    ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.LEFT_OUT),
-    ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", Fate.LOST),
+    ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
+    ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
     ("distillation.distillation_loss.topk=3", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
     ("data.image_key=images", Fate.LOST),
