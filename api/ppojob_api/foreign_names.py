@@ -162,8 +162,12 @@ kl_ctrl.type | spec.algorithm.kl.controller
 kl_ctrl.horizon | spec.algorithm.kl.horizon
 optim.weight_decay | spec.optimizer.weightDecay
 grad_clip optim.clip_grad | spec.optimizer.gradientClip
-optim.optimizer override_optimizer_config | not yet | another optimizer than AdamW
-optimizer_impl zero_indexed_step | not needed | there is one AdamW
+optim.optimizer | spec.optimizer.type
+critic.optim.optimizer | spec.critic.optimizer.type
+override_optimizer_config | not yet | other settings of optimizers
+override_optimizer_config.momentum | spec.optimizer.momentum | with type: muon or sgd
+critic.override_optimizer_config.momentum | spec.critic.optimizer.momentum
+optimizer_impl zero_indexed_step | not needed | spec.optimizer.type says which
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
 min_lr_ratio | spec.optimizer.minLearningRateRatio
 optim.min_lr | spec.optimizer.minLearningRateRatio | as a share of the learning rate

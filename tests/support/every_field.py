@@ -27,8 +27,8 @@ START: dict[str, Any] = {
             "kl": {"in": "reward", "controller": "adaptive"},
             "entropyControl": {"maxCoefficient": 1.0},
         },
-        "optimizer": {"schedule": "cosine"},
-        "critic": {"optimizer": {"schedule": "cosine"}, "miniBatchPrompts": 8},
+        "optimizer": {"schedule": "cosine", "type": "muon"},
+        "critic": {"optimizer": {"schedule": "cosine", "type": "muon"}, "miniBatchPrompts": 8},
         "rewards": [
             {
                 "function": "exact",

@@ -88,6 +88,11 @@ LENGTH_RULES = rules(
     when: self.warmupSteps > 0
     must: self.warmupRatio == 0.0
 
+    spec.optimizer spec.critic.optimizer | momentum | NoEffect
+        it has no effect with type: adamw; remove it, or type: muon or sgd
+    when: self.type == 'adamw'
+    must: $UNSET
+
     spec.optimizer spec.critic.optimizer | cycles | NoEffect
         it has an effect with schedule: cosine alone; remove it, or schedule: cosine
     when: self.schedule != 'cosine'

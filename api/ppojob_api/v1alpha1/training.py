@@ -227,7 +227,12 @@ class DataSpec(Section):
 
 
 class OptimizerSpec(Section):
-    """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) and its schedule."""
+    """How gradients become updates, and the schedule of the learning rate."""
+
+    type: Literal["adamw", "muon", "sgd"] = "adamw"
+    """adamw: Loshchilov and Hutter 2017, arXiv:1711.05101. muon: orthogonal momentum for the
+    matrices of the layers, at the rates of adamw (Liu et al. 2025, arXiv:2502.16982), and adamw for
+    the rest. sgd: PyTorch's, which adds weight decay to the gradient. verl: optim.optimizer."""
 
     learning_rate: LearningRate = 1e-6
     """Peak learning rate. verl: optim.lr, 1e-6."""
@@ -250,14 +255,22 @@ class OptimizerSpec(Section):
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """Decay of the first and second moment. verl: betas, 0.9 and 0.999."""
 
+    momentum: Beta = 0.95
+    """Decay of the momentum of muon and sgd; 0: none. Muon: 0.95. PyTorch's SGD: 0."""
+
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment. Adam and PyTorch: 1e-8."""
 
     weight_decay: Share = 0.01
-    """Decoupled weight decay. verl: weight_decay, 0.01."""
+    """Weight decay, decoupled from the gradient but for sgd. verl: weight_decay, 0.01."""
 
     gradient_clip: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Largest global gradient norm; 0: no clipping. verl: grad_clip, 1."""
+
+    @property
+    def moments(self) -> int:
+        """Numbers that are kept for a weight, at the least."""
+        return {"adamw": 2, "muon": 1, "sgd": int(self.momentum > 0)}[self.type]
 
     @property
     def needs_length(self) -> bool:
@@ -292,7 +305,7 @@ class TrainingSpec(Section):
 
 
 class CriticOptimizerSpec(OptimizerSpec):
-    """The critic's AdamW and its schedule; only the default of the learning rate differs."""
+    """The critic's; only the default of the learning rate differs."""
 
     learning_rate: LearningRate = 1e-5
     """Peak learning rate. verl: critic.optim.lr, 1e-5."""

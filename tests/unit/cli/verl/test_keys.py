@@ -102,6 +102,20 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{OPTIM}.lr_decay_style=linear {OPTIM}.lr=1e-5 {OPTIM}.min_lr=1e-6",
         {"spec.optimizer.schedule": "linear", "spec.optimizer.minLearningRateRatio": 0.1},
     ),
+    (
+        f"{OPTIM}.optimizer=SGD critic.optim.optimizer=Muon algorithm.adv_estimator=gae",
+        {
+            "spec.optimizer.type": "sgd",
+            "spec.optimizer.momentum": 0.0,
+            "spec.optimizer.betas": None,
+            "spec.critic.optimizer.type": "muon",
+            "spec.critic.optimizer.momentum": None,
+        },
+    ),
+    (
+        f"{OPTIM}.optimizer=Muon +{OPTIM}.override_optimizer_config.momentum=0.9",
+        {"spec.optimizer.type": "muon", "spec.optimizer.momentum": 0.9},
+    ),
     (f"{ACTOR}.ppo_mini_batch_size=64", {"spec.algorithm.miniBatchPrompts": None}),
     # -1 is absent, in six places.
     (
@@ -311,6 +325,7 @@ FATES = [
     ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
     ("distillation.distillation_loss.topk=3", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
+    ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", Fate.LOST),
     ("data.image_key=images", Fate.LOST),
     ("trainer.v1.trainer_mode=separate_async", Fate.LOST),
     ("reward.reward_manager.name=remote", Fate.LOST),
