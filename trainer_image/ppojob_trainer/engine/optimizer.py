@@ -55,12 +55,13 @@ def matrices_of(model: nn.Module) -> set[nn.Parameter]:
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
     """An optimizer of every parameter that is trained, each with weight decay as in verl.
 
-    The fused forms make one pass over weights, gradients and moments.
+    The fused form makes one pass over weights, gradients and moments; sgd has none for weights that
+    are cut.
     """
     parameters = list(trained_parameters(model).values())
     shared: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.type == "sgd":
-        return torch.optim.SGD(parameters, momentum=spec.momentum, fused=True, **shared)
+        return torch.optim.SGD(parameters, momentum=spec.momentum, foreach=True, **shared)
     matrices = matrices_of(model) if spec.type == "muon" else set()
     others = [one for one in parameters if one not in matrices]
     adamw = None

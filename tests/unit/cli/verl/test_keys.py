@@ -253,6 +253,12 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         "+actor_rollout_ref.model.override_config.model_config.max_position_embeddings=9000",
         {"spec.model.maxPositionEmbeddings": 9000},
     ),
+    (
+        "global_profiler.tool=torch global_profiler.steps=[2,5] "
+        "actor_rollout_ref.actor.profiler.ranks=[0,1]",
+        {"spec.profile.steps": [2, 5], "spec.profile.ranks": [0, 1]},
+    ),
+    ("global_profiler.tool=nsys global_profiler.steps=[2]", {"spec.profile.steps": None}),
     # bfloat16 is what auto is on GPUs; processors are told.
     (f"{ROLLOUT}.dtype=bfloat16", {"spec.rollout.dtype": None}),
     (
@@ -316,8 +322,8 @@ FATES = [
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.LEFT_OUT),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=false", Fate.SAME),
     ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", Fate.WRITTEN),
-    ("actor_rollout_ref.rollout.enable_prefix_caching=false", Fate.LEFT_OUT),
-    ("actor_rollout_ref.rollout.enable_prefix_caching=true", Fate.SAME),
+    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=false", Fate.SAME),
     ("actor_rollout_ref.actor.kl_loss_coef=0.1", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", Fate.IDLE),
     ("critic.optim.lr=1", Fate.IDLE),
