@@ -123,6 +123,9 @@ use_remove_padding | not needed | rows are packed and nothing is padded
 use_fused_kernels | spec.training.logprobChunkTokens | a number of tokens
 fused_kernel_options use_prefix_grouper | not needed | kernels are chosen here
 external_lib override_config hf_config_path | not yet | code and settings beside the model folder
+override_config.attn_implementation | not needed | attention is chosen here, and rows are packed
+rope_scaling.type rope_scaling.rope_type | spec.model.ropeScaling.type
+embd_pdrop resid_pdrop | not needed | the families that are trained have no such dropout
 model.lora model.lora.rank critic.model.lora.rank | not yet | adapters of Megatron's layers
 enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
 critic.lora_rank | spec.critic.lora.rank
@@ -159,13 +162,17 @@ kl_ctrl.type | spec.algorithm.kl.controller
 kl_ctrl.horizon | spec.algorithm.kl.horizon
 optim.weight_decay | spec.optimizer.weightDecay
 grad_clip optim.clip_grad | spec.optimizer.gradientClip
-optim.optimizer override_optimizer_config | not yet | another optimizer than AdamW
-optimizer_impl zero_indexed_step | not needed | there is one AdamW
+optim.optimizer | spec.optimizer.type
+critic.optim.optimizer | spec.critic.optimizer.type
+override_optimizer_config | not yet | other settings of optimizers
+override_optimizer_config.momentum | spec.optimizer.momentum | with type: muon or sgd
+critic.override_optimizer_config.momentum | spec.critic.optimizer.momentum
+optimizer_impl zero_indexed_step | not needed | spec.optimizer.type says which
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
 min_lr_ratio | spec.optimizer.minLearningRateRatio
 optim.min_lr | spec.optimizer.minLearningRateRatio | as a share of the learning rate
 critic.optim.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
-min_lr_factor lr_decay_steps | not yet | Megatron's schedules
+min_lr_factor lr_decay_steps lr_warmup_init | not yet | Megatron's schedules
 lr_min lr_start lr_decay_ratio | not yet | VeOmni's schedules
 calculate_entropy | not needed | the entropy is always measured
 optim.betas | spec.optimizer.betas
@@ -193,7 +200,8 @@ critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
 ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence
 reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
 full_determinism | not needed | a step is a function of weights, data and seed
-checkpoint.async_save checkpoint.strict | not yet | other ways to save
+checkpoint.async_save | not yet | a step waits until its checkpoint is on the disk
+checkpoint.strict | not needed | all of a checkpoint is read
 save_lora_only | not needed | with spec.model.lora a checkpoint holds adapters alone
 router_replay router_replay.mode enable_rollout_routing_replay | not yet | replay of routers
 skip.rollout | spec.rollout.replay
@@ -212,7 +220,9 @@ val_kwargs.n validation.n | spec.rollout.validation.samples
 calculate_log_probs logprobs_mode | not needed | always, after temperature
 free_cache_engine | not needed | engine and trainer take turns with a GPU
 load_format | not needed | the engine gets its weights from the trainer
-enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
+enable_prefix_caching | not needed | a prompt is computed once for all of its samples
+enable_chunked_prefill | not needed | vLLM's own choice on GPUs; on processors prompts are whole
+engine_kwargs | not yet
 expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
 max_prompt_length prompt_length | spec.data.maxPromptTokens
 ignore_eos over_sample_rate | not yet | other ways of sampling
@@ -225,7 +235,8 @@ total_rollout_steps | not yet | streaming
 async_training.staleness_threshold | spec.rollout.maxStaleness | 1 is one step off-policy
 async_training partial_rollout trigger_parameter_sync_step require_batches | not yet | streaming
 rollout.agent | spec.agent
-checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
+rollout.trace | not needed | the rows of every step are kept in the run folder
+checkpoint_engine rollout.prometheus disaggregation quantization | not yet
 norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd \
 spec.algorithm.grpoPassk.normalizeByStd \
 spec.algorithm.gdpo.normalizeByStd
@@ -283,16 +294,19 @@ num_examine log_val_generations | spec.numExamine
 rollout_data_dir validation_data_dir | not needed | the run folder always has them
 balance_batch | not needed | work is always balanced
 critic_warmup | spec.critic.warmupSteps | one less than in verl
-resume_from_path default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
+resume_from_path | not needed | a run goes on in its folder, and a new one begins with an export
+default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
 use_v1 v1 | not yet | streaming; one step off-policy is spec.rollout.maxStaleness
 ray_kwargs | not needed | there is no Ray
 hydra defaults | not needed | there is no Hydra
 skip.rollout.enable | spec.rollout.replay
-profiler | not yet | profiles
+global_profiler.steps | spec.profile.steps
+profiler.ranks | spec.profile.ranks
+profiler global_profiler | not yet | nsys, npu and memory; spec.profile traces by torch
 n_samples | spec.rollout.validation.samples
 output_path | not needed | `ppojob generate` writes responses.parquet to its --output
 reward_model_key | not needed | `ppojob evaluate` reads verl's columns
-distillation transfer_queue global_profiler skip | not yet
+distillation transfer_queue skip | not yet
 """)
 
 

@@ -29,6 +29,7 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import check_layouts, check_targets
+from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.kinds import (
     CRITIC,
@@ -94,7 +95,10 @@ def check_inputs(config: RunConfig) -> Preflight:
     found.add([], validation.warnings(config.job()))
     kind = SCORER if spec.algorithm.type == "reward_model" else POLICY
     trusted = spec.model.trust_remote_code
-    model = check_model_folder(Path(spec.model.path), kind, trust_remote_code=trusted)
+    overrides = config_changes(spec.model.path, spec.model)
+    model = check_model_folder(
+        Path(spec.model.path), kind, trust_remote_code=trusted, overrides=overrides
+    )
     found.parameters = model.parameters
     misfits = [*_context(spec, model), *check_layouts(spec)]
     adapted: dict[str, ModelSpec | CriticSpec | None] = {"model": spec.model, "critic": spec.critic}
@@ -129,7 +133,7 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
         where,
         shown(response if spec.algorithm.given else longest),
         f"{needed} is to fit, and the model was made for {limit}",
-        f"at most {limit - prompt if spec.algorithm.given else limit}",
+        f"at most {limit - prompt if spec.algorithm.given else limit}, or spec.model.ropeScaling",
         ReasonCode.OUT_OF_RANGE,
     )
 

@@ -16,6 +16,7 @@ from ppojob_api.run_layout import (
     LOGS_FOLDER,
     MLFLOW_FILE,
     MLFLOW_FOLDER,
+    PROFILE_FOLDER,
     RESPONSES_FILE,
     SUMMARY_FILE,
     TENSORBOARD_FOLDER,
@@ -145,6 +146,8 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
             lines.append(f"  validation  {short_name(name)}: {told}")
     if (folder / EXPORT_FOLDER / "config.json").is_file():
         lines.append(f"  model       {folder / EXPORT_FOLDER}")
+    if (folder / PROFILE_FOLDER).is_dir():
+        lines.append(f"  traces      {folder / PROFILE_FOLDER}")
     if (folder / TENSORBOARD_FOLDER).is_dir():
         logs = shlex.quote(str(folder / TENSORBOARD_FOLDER))
         lines.append(f"  curves      tensorboard --logdir {logs}")

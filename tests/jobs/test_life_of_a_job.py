@@ -1,5 +1,6 @@
 """A job from start to end: what processes there are, what they leave, and how it is stopped."""
 
+import gzip
 import json
 import os
 import signal
@@ -186,3 +187,15 @@ def test_a_run_folder_in_use_is_refused(start, tiny_job, output: Path):
         f"--output: got {output}: process {run.process.pid} runs a job there; "
         "wait for it, end it, or give another folder"
     ]
+
+
+def test_traces_of_a_step_change_nothing(start, tiny_job, output, undisturbed):
+    run = start(tiny_job(profile={"steps": [2, 99]}), output).succeed()
+    assert run_folders.result(output) == undisturbed
+    assert f"traces      {output / 'profile'}" in "\n".join(run.lines)
+    assert [folder.name for folder in (output / "profile").iterdir()] == ["step-000002"]
+    traces = {path.name for path in (output / "profile" / "step-000002").iterdir()}
+    assert {f"actorRollout-00000-update-{n}.json.gz" for n in (0, 1)} <= traces
+    with gzip.open(output / "profile" / "step-000002" / "actorRollout-00000-update-0.json.gz") as f:
+        names = {event["name"] for event in json.load(f)["traceEvents"]}
+    assert "aten::mm" in names

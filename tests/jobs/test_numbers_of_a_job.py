@@ -1,5 +1,6 @@
 """What the numbers of whole jobs must show: a thin controller, accounted time, known names, KL."""
 
+import json
 import statistics
 from pathlib import Path
 
@@ -86,3 +87,23 @@ def test_a_step_without_signal_is_not_one_without_entropy(
         assert before == [None, None], "the one update computed nothing"
     else:
         assert before[0] > 1.0, "the pass for old log-probabilities computed everything"
+
+
+@pytest.mark.vllm
+def test_all_models_of_a_job_turn_positions_alike(start, tiny_job, tiny_folder, output: Path):
+    """vLLM, two ranks that share the policy, and the reference; the export begins another job."""
+    scaling = {"type": "yarn", "factor": 8.0, "originalMaxPositionEmbeddings": 16}
+    job = tiny_job(
+        model={"path": str(tiny_folder / "model"), "ropeScaling": scaling},
+        **tiny_jobs.PPO,
+        rollout={"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16},
+        roles={"actorRollout": {"ranksPerReplica": 2}},
+        steps={"total": 2, "validateEvery": 2},
+    )
+    start(job, output).succeed(240)
+    steps = [record for record in run_folders.metrics(output) if record["step"]]
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    assert steps[0]["actor/reward_kl_penalty"] == pytest.approx(0.0, abs=1e-6)
+    config = json.loads((output / "export" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 128
+    assert config["rope_parameters"]["original_max_position_embeddings"] == 16

@@ -27,9 +27,9 @@ START: dict[str, Any] = {
             "kl": {"in": "reward", "controller": "adaptive"},
             "entropyControl": {"maxCoefficient": 1.0},
         },
-        "optimizer": {"schedule": "cosine"},
+        "optimizer": {"schedule": "cosine", "type": "muon"},
         "reference": {"path": "/data/teacher"},
-        "critic": {"optimizer": {"schedule": "cosine"}, "miniBatchPrompts": 8},
+        "critic": {"optimizer": {"schedule": "cosine", "type": "muon"}, "miniBatchPrompts": 8},
         "rewards": [
             {
                 "function": "exact",

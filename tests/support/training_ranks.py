@@ -79,6 +79,11 @@ WHOLE_BUDGET = 10_000
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 
+ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
+MUON = OptimizerSpec(type="muon", learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
+SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
+
+
 @dataclass(frozen=True)
 class Case:
     """One way of computing the same two updates."""
@@ -92,6 +97,7 @@ class Case:
     lora: LoraSpec | None = None
     full_kl: bool = False
     teacher: Divergence | None = None  # the loss, instead of that of the policy
+    optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
 
     @property
@@ -121,6 +127,9 @@ CASES = {
         recompute=True,
         lora=LoraSpec(rank=2, target_modules=("q_proj", "down_proj")),  # fewer rows than ranks
     ),
+    "muon": Case((0, 1, 0, 1, 0), budget=40, model="biased", optimizer=MUON),
+    "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=MUON, lora=LoraSpec(rank=3)),
+    "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
@@ -156,7 +165,7 @@ OF_TWO_KINDS = ("2x1s2", "2x1t2", "s2t2", "2p2")
 """What each kind of ranks does by itself is seen in other layouts; here, that two go together."""
 TOGETHER = (
     *("even", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
-    *("adapters", "adapters_recomputed", "dropout", "dropout_recomputed", "bfloat16"),
+    *("muon", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed", "bfloat16"),
     "a_gradient_that_is_not_finite",
 )
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
@@ -248,8 +257,7 @@ def make_engine(model: PreTrainedModel, case: Case, world: World) -> TrainEngine
         micro_batch_tokens=case.budget,
         activation_checkpointing=case.recompute,
     )
-    optimizer = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
-    return TrainEngine(model, HEAD, training, optimizer, 10, world)
+    return TrainEngine(model, HEAD, training, case.optimizer, 10, world)
 
 
 def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
@@ -622,6 +630,7 @@ def run_collectives(_folder: Path, world: World) -> dict[str, Tensor]:
 SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "checkpoint-even": run_checkpoint,
     "checkpoint-adapters": partial(run_checkpoint, name="adapters"),
+    "checkpoint-muon": partial(run_checkpoint, name="muon"),
     "export": run_export,
     "value_model": run_value_model,
     "value_model_of_adapters": partial(run_value_model, lora=CRITIC_LORA),

@@ -32,8 +32,21 @@ def best_metric(job: PPOJob) -> Iterator[Problem]:
         yield Problem(where, got, why, allowed, ReasonCode.CONFLICT)
 
 
+def moments_of_sgd(job: PPOJob) -> Iterator[Problem]:
+    """What AdamW keeps of gradients is told to an optimizer that keeps no such thing."""
+    critic = job.spec.critic
+    optimizers = {"optimizer": job.spec.optimizer, "critic.optimizer": critic and critic.optimizer}
+    for section, optimizer in optimizers.items():
+        for name in ("betas", "epsilon") if optimizer and optimizer.type == "sgd" else ():
+            value = getattr(optimizer, name)
+            if value != type(optimizer).model_fields[name].default:
+                where, allowed = f"spec.{section}.{name}", "remove it, or type: adamw or muon"
+                why = "it has no effect with type: sgd"
+                yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
+
+
 def rounded_updates(job: PPOJob) -> Iterator[Problem]:
-    """Weights of few digits, in which an update of AdamW, about a learning rate, gets lost.
+    """Weights of few digits, in which an update of AdamW or Muon, about a learning rate, gets lost.
 
     A job may run so, and its author should know.
     """
@@ -43,6 +56,8 @@ def rounded_updates(job: PPOJob) -> Iterator[Problem]:
     # Adapters are float32, whatever the weights are.
     optimizers = [] if spec.model.lora else [spec.optimizer]
     optimizers += [spec.critic.optimizer] if spec.critic and not spec.critic.lora else []
+    # An update of sgd is as large as the gradient is.
+    optimizers = [optimizer for optimizer in optimizers if optimizer.type != "sgd"]
     if not optimizers:
         return
     rate = min(optimizer.learning_rate for optimizer in optimizers)

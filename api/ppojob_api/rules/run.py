@@ -63,6 +63,11 @@ LENGTH_RULES = rules(
     when: self.steps.generateOnly
     must: self.data.validation.size() > 0
 
+    spec.model.ropeScaling | originalMaxPositionEmbeddings | NoEffect
+        linear stretches whatever the model was trained on; remove it, or type: yarn
+    when: self.type == 'linear'
+    must: $UNSET
+
     spec | critic.warmupSteps | OutOfRange
         it leaves no step that trains the policy; below steps.total ${self.steps.total}
     when: has(self.critic) && has(self.steps.total)
@@ -82,6 +87,11 @@ LENGTH_RULES = rules(
         warmupSteps ${self.warmupSteps} says how long the warm-up is; one of the two
     when: self.warmupSteps > 0
     must: self.warmupRatio == 0.0
+
+    spec.optimizer spec.critic.optimizer | momentum | NoEffect
+        it has no effect with type: adamw; remove it, or type: muon or sgd
+    when: self.type == 'adamw'
+    must: $UNSET
 
     spec.optimizer spec.critic.optimizer | cycles | NoEffect
         it has an effect with schedule: cosine alone; remove it, or schedule: cosine

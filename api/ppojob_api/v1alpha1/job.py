@@ -13,6 +13,7 @@ from ppojob_api.v1alpha1.rollout import RewardModelSpec, RewardSpec, RolloutSpec
 from ppojob_api.v1alpha1.schedule import (
     CheckpointSpec,
     LifecycleSpec,
+    ProfileSpec,
     RecoverySpec,
     StepsSpec,
     TimeoutsSpec,
@@ -116,6 +117,9 @@ class PPOJobSpec(Section):
 
     loggers: Annotated[Items[Logger], Field(max_length=8)] = ("console",)
     """Where metrics go besides metrics.jsonl. verl: trainer.logger."""
+
+    profile: ProfileSpec | None = None
+    """What is traced; absent: nothing. No number depends on it."""
 
     num_examine: Annotated[int, Field(ge=0, le=1_000)] = 0
     """Samples shown of each step and validation, in the controller's log and by `ppojob run`.

@@ -4,7 +4,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.section import Name, ObjectName, Seconds, Section
+from ppojob_api.v1alpha1.section import Items, Name, ObjectName, Seconds, Section
+
+_Step = Annotated[int, Field(ge=1, le=1_000_000_000)]
+_Rank = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class ProfileSpec(Section):
+    """Traces of torch.profiler, for Perfetto or chrome://tracing, in the run folder: profile/."""
+
+    steps: Annotated[Items[_Step], Field(min_length=1, max_length=64)]
+    """Training steps that are traced. verl: global_profiler.steps."""
+
+    ranks: Annotated[Items[_Rank], Field(min_length=1, max_length=64)] = (0,)
+    """Ranks of every role with a model that are traced. verl: profiler.ranks."""
 
 
 class StepsSpec(Section):

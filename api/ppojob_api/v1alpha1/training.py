@@ -64,6 +64,21 @@ class LoraSpec(Section):
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
+class RopeScalingSpec(Section):
+    """Rotary positions, stretched to longer rows than a model was trained on."""
+
+    type: Literal["yarn", "linear"]
+    """yarn: by frequency (Peng et al. 2023, arXiv:2309.00071). linear: all alike (Chen et al. 2023,
+    arXiv:2306.15595)."""
+
+    factor: Annotated[float, Field(ge=1, le=1_000)]
+    """How many times as long. verl: override_config.rope_scaling.factor."""
+
+    original_max_position_embeddings: Tokens | None = None
+    """Positions that the model was trained on, of yarn alone; absent: as its config.json says.
+    verl: override_config.rope_scaling.original_max_position_embeddings."""
+
+
 class ModelSpec(Section):
     """The policy before training."""
 
@@ -83,6 +98,18 @@ class ModelSpec(Section):
 
     trust_remote_code: bool = False
     """Run code that lies beside the model. verl: trust_remote_code, false."""
+
+    rope_scaling: RopeScalingSpec | None = None
+    """Positions in place of those of its config.json, for policy, reference, engines, export, and a
+    critic of the same folder; absent: as there. verl: override_config.rope_scaling."""
+
+    max_position_embeddings: Tokens | None = None
+    """Longest row that it takes; absent: as its config.json says, and with yarn factor times the
+    positions that it was trained on. verl: override_config.max_position_embeddings."""
+
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of attention weights that updates drop; absent: as its config.json says.
+    verl: override_config.attention_dropout."""
 
     lora: LoraSpec | None = None
     """Train adapters beside frozen weights; absent: all weights are trained."""
@@ -200,7 +227,12 @@ class DataSpec(Section):
 
 
 class OptimizerSpec(Section):
-    """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) and its schedule."""
+    """How gradients become updates, and the schedule of the learning rate."""
+
+    type: Literal["adamw", "muon", "sgd"] = "adamw"
+    """adamw: Loshchilov and Hutter 2017, arXiv:1711.05101. muon: orthogonal momentum for the
+    matrices of the layers, at the rates of adamw (Liu et al. 2025, arXiv:2502.16982), and adamw for
+    the rest. sgd: PyTorch's, which adds weight decay to the gradient. verl: optim.optimizer."""
 
     learning_rate: LearningRate = 1e-6
     """Peak learning rate. verl: optim.lr, 1e-6."""
@@ -223,14 +255,22 @@ class OptimizerSpec(Section):
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """Decay of the first and second moment. verl: betas, 0.9 and 0.999."""
 
+    momentum: Beta = 0.95
+    """Decay of the momentum of muon and sgd; 0: none. Muon: 0.95. PyTorch's SGD: 0."""
+
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment. Adam and PyTorch: 1e-8."""
 
     weight_decay: Share = 0.01
-    """Decoupled weight decay. verl: weight_decay, 0.01."""
+    """Weight decay, decoupled from the gradient but for sgd. verl: weight_decay, 0.01."""
 
     gradient_clip: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Largest global gradient norm; 0: no clipping. verl: grad_clip, 1."""
+
+    @property
+    def moments(self) -> int:
+        """Numbers that are kept for a weight, at the least."""
+        return {"adamw": 2, "muon": 1, "sgd": int(self.momentum > 0)}[self.type]
 
     @property
     def needs_length(self) -> bool:
@@ -265,7 +305,7 @@ class TrainingSpec(Section):
 
 
 class CriticOptimizerSpec(OptimizerSpec):
-    """The critic's AdamW and its schedule; only the default of the learning rate differs."""
+    """The critic's; only the default of the learning rate differs."""
 
     learning_rate: LearningRate = 1e-5
     """Peak learning rate. verl: critic.optim.lr, 1e-5."""

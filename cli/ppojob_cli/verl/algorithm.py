@@ -7,6 +7,7 @@ from pydantic.alias_generators import to_camel
 from ppojob_cli.verl.draft import Draft, Verl, is_count
 
 _ACTOR = "actor_rollout_ref.actor"
+_MOMENTUM = "optim.override_optimizer_config.momentum"
 _LOSS = "spec.algorithm.policyLoss"
 
 # The bounds of each loss, for which verl has one pair of keys.
@@ -261,11 +262,19 @@ def _gradient_clip(verl: Verl, job: Draft, at: str, path: str) -> None:
 
 
 def optimizer_kind(verl: Verl, job: Draft) -> None:
-    """AdamW under the names that verl's trainers have for it."""
-    for at in (_ACTOR, "critic"):
-        key = f"{at}.optim.optimizer"
-        if str(verl[key]).lower() not in {"adamw", "adam"}:
-            job.leave_out("another optimizer than AdamW", key)
+    """The optimizer, under the names that verl's trainers have for it, and its momentum."""
+    for at, section in ((_ACTOR, "spec.optimizer"), ("critic", "spec.critic.optimizer")):
+        if at == "critic" and not verl.is_on("critic.enable"):
+            continue
+        key, momentum = f"{at}.optim.optimizer", f"{at}.{_MOMENTUM}"
+        kind = str(verl[key]).lower()
+        if kind in {"muon", "sgd"}:
+            job.set(f"{section}.type", kind, key)
+            # PyTorch's own default, which verl has for the one, is that of Muon for the other.
+            if kind == "sgd" or verl.is_given(momentum):
+                job.set(f"{section}.momentum", verl[momentum] or 0.0, momentum)
+        elif kind not in {"adamw", "adam"}:
+            job.leave_out("adamw, muon and sgd alone", key)
 
 
 def same_as_policy(verl: Verl, job: Draft) -> None:

@@ -41,6 +41,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.name,
         surroundings.loggers,
         surroundings.project,
+        surroundings.profile,
         surroundings.resume,
         surroundings.checkpoints_kept,
         surroundings.examples,

@@ -365,6 +365,19 @@ def project(verl: Verl, job: Draft) -> None:
         job.set("spec.pods", [{"env": env}], key)
 
 
+def profile(verl: Verl, job: Draft) -> None:
+    """Traces of steps, where torch makes them."""
+    steps, ranks = "global_profiler.steps", "actor_rollout_ref.actor.profiler.ranks"
+    if not verl.is_on(steps):
+        return
+    if verl["global_profiler.tool"] not in (None, "torch"):
+        job.leave_out("torch.profiler alone", steps, changes_numbers=False)
+        return
+    job.copy(steps)
+    if verl.is_on(ranks):
+        job.copy(ranks)
+
+
 def resume(verl: Verl, job: Draft) -> None:
     """Going on from checkpoints, which are ours."""
     mode, path = "trainer.resume_mode", "trainer.resume_from_path"

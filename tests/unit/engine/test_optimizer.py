@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import make_model
+from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
-from ppojob_trainer.engine.optimizer import clip_gradients, learning_rate
+from ppojob_trainer.engine.muon import orthogonal
+from ppojob_trainer.engine.optimizer import build_optimizer, clip_gradients, learning_rate
 from ppojob_trainer.parallel.world import World
 
 VERL = json.loads(
@@ -92,3 +95,78 @@ def test_the_global_norm_is_clipped(limit, factor):
     assert clip_gradients(parameters, limit, World.alone()) == 5.0
     assert parameters[0].grad[0] == pytest.approx(3.0 * factor, rel=1e-5)
     assert parameters[1].grad[0] == pytest.approx(4.0 * factor, rel=1e-5)
+
+
+def literally_orthogonal(matrix: Tensor) -> Tensor:
+    """The quintic of Muon on each singular value, five times."""
+    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return u @ torch.diag(s) @ v
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 10), (10, 4), (1, 5)])
+def test_a_matrix_is_made_orthogonal_by_its_singular_values(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    expected = literally_orthogonal(matrix)
+    torch.testing.assert_close(orthogonal(matrix).double(), expected, rtol=1e-4, atol=1e-5)
+    values = torch.linalg.svdvals(expected)
+    assert values.min() > 0.5
+    assert values.max() < 1.3
+    assert not orthogonal(torch.zeros(shape)).any()
+
+
+def steps_of(spec: OptimizerSpec, model: nn.Module, gradients: list[dict[str, Tensor]]) -> None:
+    optimizer = build_optimizer(model, spec)
+    for of_step in gradients:
+        for name, weight in model.named_parameters():
+            weight.grad = of_step[name].clone()
+        optimizer.step()
+
+
+def gradients_of(model: nn.Module) -> list[dict[str, Tensor]]:
+    torch.manual_seed(5)
+    return [{n: torch.randn_like(p) for n, p in model.named_parameters()} for _ in range(3)]
+
+
+RATE, DECAY = 0.1, 0.2
+SHARED = {"learning_rate": RATE, "weight_decay": DECAY}
+
+
+def test_muon_turns_matrices_of_layers_and_adamw_all_else():
+    model, plain = (make_model(tie_word_embeddings=True) for _ in range(2))
+    before = {name: weight.detach().double() for name, weight in model.named_parameters()}
+    gradients = gradients_of(model)
+    steps_of(OptimizerSpec(type="muon", momentum=0.8, **SHARED), model, gradients)
+    steps_of(OptimizerSpec(**SHARED), plain, gradients)
+    others = dict(plain.named_parameters())
+    matrices = 0
+    for name, weight in model.named_parameters():
+        if weight.ndim == 1 or "layers" not in name:
+            assert torch.equal(weight, others[name])
+            continue
+        matrices += 1
+        expected, buffer = before[name], torch.zeros_like(before[name])
+        for of_step in gradients:
+            gradient = of_step[name].double()
+            buffer = 0.8 * buffer + 0.2 * gradient
+            turned = literally_orthogonal(0.2 * gradient + 0.8 * buffer)
+            expected = expected * (1 - RATE * DECAY)
+            expected = expected - RATE * 0.2 * math.sqrt(max(weight.shape)) * turned
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-4, atol=1e-4)
+    assert matrices == 7
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_adds_weight_decay_to_the_gradient(momentum):
+    model = make_model()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    gradients = gradients_of(model)
+    steps_of(OptimizerSpec(type="sgd", momentum=momentum, **SHARED), model, gradients)
+    for name, weight in model.named_parameters():
+        expected, speed = before[name], torch.zeros_like(before[name])
+        for of_step in gradients:
+            speed = momentum * speed + of_step[name] + DECAY * expected
+            expected = expected - RATE * speed
+        torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)

@@ -32,6 +32,15 @@ def test_a_trained_weight_takes_four_numbers_and_the_engine_one(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "numbers"),
+    [({"type": "muon"}, 3), ({"type": "sgd"}, 3), ({"type": "sgd", "momentum": 0.0}, 2)],
+)
+def test_optimizers_that_keep_less_take_less(tmp_path, optimizer, numbers):
+    config = config_of(tmp_path, optimizer=optimizer)
+    assert held(config, "actorRollout")["policy"] == 4 * numbers * POLICY
+
+
 def test_who_lives_with_the_policy_takes_memory_there(tmp_path):
     ppo = {**tiny_jobs.PPO, "critic": {"path": "/critic"}, "rewardModel": {"path": "/reward"}}
     assert held(config_of(tmp_path, **ppo, rewards=[]), "actorRollout") == {

@@ -37,7 +37,7 @@ pytestmark = [
 
 WORLDS = [layout for layout in LAYOUTS if layout != "1"]
 WHOLE_HEADS = [layout for layout in WORLDS if LAYOUTS[layout].pipeline == 1]
-SAVED = ["even", "adapters"]
+SAVED = ["even", "adapters", "muon"]
 EXACT = [
     (name, layout)
     for layout in WORLDS

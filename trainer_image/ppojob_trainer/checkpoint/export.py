@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from torch import Tensor
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.tensors import give_parts, join, stored_dtype, write_tensors
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import (
     ADAPTER_FOLDER,
     CONFIG_FILE,
     WEIGHTS_FILE,
     peft_name,
 )
+from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.lora import A, Adapter, B
 from ppojob_trainer.parallel.boxes import Join
 
@@ -31,6 +33,7 @@ CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
 
 MAX_FILE_BYTES: Final = 5 << 30
 _NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
+_NO_CHANGES: Final[Mapping[str, Json]] = {}
 
 _TOKENIZER_FILES: Final = (
     "tokenizer*",
@@ -56,6 +59,7 @@ def export_model(
     max_file_bytes: int = MAX_FILE_BYTES,
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
     is_scorer: bool = False,
+    overrides: Mapping[str, Json] = _NO_CHANGES,
     told: Callable[[Join], Join] = lambda join: join,
 ) -> None:
     """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
@@ -73,6 +77,7 @@ def export_model(
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
         adapters: by the names of the weights that they change.
         is_scorer: it has become a reward model: a classifier of texts with one label.
+        overrides: what the job changes of the configuration.
         told: how all ranks get what those that hold a tensor put together.
 
     Raises:
@@ -88,7 +93,7 @@ def export_model(
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
         durable.write_file(
-            aside / "config.json", _config(model_folder, dtype, is_scorer), FILE_POINT
+            aside / "config.json", _config(model_folder, dtype, is_scorer, overrides), FILE_POINT
         )
         _copy(model_folder, aside, _MODEL_FILES)
         _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
@@ -163,13 +168,16 @@ def _stored_bytes(tensor: Tensor, dtype: torch.dtype) -> int:
     return tensor.numel() * stored_dtype(tensor, dtype).itemsize
 
 
-def _config(model_folder: Path, dtype: torch.dtype, is_scorer: bool) -> bytes:
+def _config(
+    model_folder: Path, dtype: torch.dtype, is_scorer: bool, overrides: Mapping[str, Json]
+) -> bytes:
     path = model_folder / "config.json"
     try:
-        config = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: got no model configuration: {error}") from error
     name = str(dtype).removeprefix("torch.")
+    config: dict[str, Any] = changed_document(found, overrides)
     # transformers 5 reads the first, 4 and vLLM's readers of old folders the second.
     config["dtype"] = name
     if "torch_dtype" in config:

@@ -15,6 +15,7 @@ from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.fingerprint import base_of
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import Adapter, adapters_in
@@ -46,6 +47,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
     entries = files_of_all_ranks(found.files, "actorRollout", MODEL_FILE, checkpoint.name)
     tensors = read_parts(checkpoint, entries, None, rank=0)
     adapters: dict[str, Adapter] = {}
+    overrides = config_changes(model.path, model)
     if model.lora is not None:
         adapters = adapters_in(tensors, model.lora)
     if only_adapters:
@@ -60,7 +62,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         base = base_of(model.path)
         bases = {} if base is None else {"spec.model.path": base}
         identity.check_bases(settings, bases, checkpoint)
-        tensors = dict(hf_named_tensors(load_model(model.path, dtype)))
+        tensors = dict(hf_named_tensors(load_model(model.path, dtype, overrides=overrides)))
     export_model(
         target,
         tensors.items(),
@@ -70,6 +72,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         chat_template=_chat_template(model),
         adapters=adapters,
         is_scorer=_is_scorer(settings),
+        overrides=overrides,
     )
     return found.progress.step
 

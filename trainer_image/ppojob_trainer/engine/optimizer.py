@@ -1,19 +1,21 @@
-"""AdamW, its learning rate as a function of the step, and its state as named tensors."""
+"""Optimizers, their learning rate as a function of the step, and their state as named tensors."""
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
+from ppojob_trainer.engine.muon import BUFFER, Muon
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.world import World
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-STATE_KEYS = (*MOMENTS, "step")
-"""What AdamW keeps for each parameter."""
+COUNT = "step"
+"""The one state of a parameter that is no tensor of its shape."""
+OF_ADAMW = ("exp_avg", "exp_avg_sq", COUNT)
 
 
 def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
@@ -44,19 +46,32 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
-    """AdamW over every parameter that is trained, each with weight decay as in verl.
+def matrices_of(model: nn.Module) -> set[nn.Parameter]:
+    """The trained matrices of the layers: neither embedding nor head, no norm and no bias."""
+    base: Any = getattr(model, "base_model", model)
+    return {one for one in base.layers.parameters() if one.ndim == 2 and one.requires_grad}
 
-    The fused form makes one pass over weights, gradients and moments.
+
+def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """An optimizer of every parameter that is trained, each with weight decay as in verl.
+
+    The fused form makes one pass over weights, gradients and moments; sgd has none for weights that
+    are cut.
     """
-    return torch.optim.AdamW(
-        trained_parameters(model).values(),
-        lr=spec.learning_rate,
-        betas=spec.betas,
-        eps=spec.epsilon,
-        weight_decay=spec.weight_decay,
-        fused=True,
-    )
+    parameters = list(trained_parameters(model).values())
+    shared: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
+    if spec.type == "sgd":
+        return torch.optim.SGD(parameters, momentum=spec.momentum, foreach=True, **shared)
+    matrices = matrices_of(model) if spec.type == "muon" else set()
+    others = [one for one in parameters if one not in matrices]
+    adamw = None
+    if others:
+        adamw = torch.optim.AdamW(others, betas=spec.betas, eps=spec.epsilon, fused=True, **shared)
+    if spec.type == "adamw":
+        assert adamw is not None, "something is trained"
+        return adamw
+    turned = (one for one in parameters if one in matrices)
+    return Muon(turned, adamw, momentum=spec.momentum, **shared)
 
 
 def clip_gradients(
@@ -93,28 +108,43 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return {
         f"{names[parameter]}/{key}": state[key]
         for parameter, state in optimizer.state.items()
-        for key in STATE_KEYS
+        for key in (*OF_ADAMW, BUFFER)
         if key in state
     }
 
 
-def optimizer_boxes(model: nn.Module) -> dict[str, Box]:
+def _kept(model: nn.Module, spec: OptimizerSpec) -> dict[str, tuple[str, ...]]:
+    """What an optimizer keeps for each parameter, by its name."""
+    parameters = trained_parameters(model)
+    if spec.type == "sgd":
+        return dict.fromkeys(parameters, (BUFFER,) if spec.momentum else ())
+    matrices = matrices_of(model) if spec.type == "muon" else set()
+    return {name: (BUFFER,) if one in matrices else OF_ADAMW for name, one in parameters.items()}
+
+
+def optimizer_boxes(model: nn.Module, spec: OptimizerSpec) -> dict[str, Box]:
     """What this rank holds of each tensor of the optimizer."""
+    parameters = trained_parameters(model)
     return {
-        f"{name}/{key}": box_of(parameter) if key in MOMENTS else Box.whole(())
-        for name, parameter in trained_parameters(model).items()
-        for key in STATE_KEYS
+        f"{name}/{key}": Box.whole(()) if key == COUNT else box_of(parameters[name])
+        for name, keys in _kept(model, spec).items()
+        for key in keys
     }
 
 
 def load_optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, parts: Mapping[str, Tensor]
+    model: nn.Module,
+    spec: OptimizerSpec,
+    optimizer: torch.optim.Optimizer,
+    parts: Mapping[str, Tensor],
 ) -> None:
     """Take up a copy of this rank's parts of `optimizer_tensors`, of which there may be none."""
     optimizer.state.clear()
-    for name, parameter in trained_parameters(model).items() if parts else ():
-        state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in STATE_KEYS}
+    parameters = trained_parameters(model)
+    for name, keys in _kept(model, spec).items() if parts else ():
+        parameter = parameters[name]
+        state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in keys}
         optimizer.state[parameter] = {
-            key: cut_like(parameter, value) if key in MOMENTS else value
+            key: value if key == COUNT else cut_like(parameter, value)
             for key, value in state.items()
         }

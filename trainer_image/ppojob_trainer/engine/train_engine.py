@@ -131,13 +131,13 @@ class TrainEngine(ForwardEngine):
 
     def state_boxes(self) -> dict[str, Box]:
         """What this rank holds of each of them, once there has been an update."""
-        return {UPDATES: Box.whole(()), **optimizer_boxes(self.model)}
+        return {UPDATES: Box.whole(()), **optimizer_boxes(self.model, self._spec)}
 
     def load_state(self, parts: Mapping[str, Tensor]) -> None:
         """Take up a copy of this rank's parts of `state_tensors`."""
         state = dict(parts)
         self.updates = int(state.pop(UPDATES))
-        load_optimizer_tensors(self.model, self._optimizer, state)
+        load_optimizer_tensors(self.model, self._spec, self._optimizer, state)
 
     def _begin(
         self,

@@ -20,6 +20,7 @@ from ppojob_trainer.models.architectures import (
     backbone_tensors,
     read_sizes,
 )
+from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, Family
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
 from ppojob_trainer.models.problems import ModelReason, read_object
@@ -56,9 +57,13 @@ class ModelReport:
 
 
 def check_model_folder(
-    folder: Path, kind: ModelKind = POLICY, *, trust_remote_code: bool
+    folder: Path,
+    kind: ModelKind = POLICY,
+    *,
+    trust_remote_code: bool,
+    overrides: Mapping[str, Json] | None = None,
 ) -> ModelReport:
-    """Judge a folder in Hugging Face form, as a model of some kind."""
+    """Judge a folder in Hugging Face form, as a model of some kind, with what a job changes."""
     path = folder / "config.json"
     if not os.path.lexists(path):
         return ModelReport([_no_model(folder, kind)])
@@ -66,6 +71,7 @@ def check_model_folder(
     weights = read_weights(folder)
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
+    config = changed_document(config, overrides or {})
     errors = list(check_config(config, path, kind, trust_remote_code=trust_remote_code))
     sizes = read_sizes(config, path) if config.get("model_type") in FAMILIES else None
     if isinstance(sizes, list):

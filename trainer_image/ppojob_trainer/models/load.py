@@ -1,6 +1,6 @@
 """Models out of Hugging Face folders, whole or cut over ranks while they are loaded."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,10 @@ from transformers import (
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
+from ppojob_trainer.models.config_changes import change, changed_document
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import (
@@ -42,6 +44,7 @@ from ppojob_trainer.parallel.fsdp import fill, shard_model
 from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
+_NOTHING: Final[Mapping[str, Json]] = {}
 _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".bias",
     ".o_proj.weight",
@@ -59,6 +62,7 @@ def load_model(
     trust_remote_code: bool = False,
     lora: LoraSpec | None = None,
     seed: int = 0,
+    overrides: Mapping[str, Json] = _NOTHING,
 ) -> PreTrainedModel:
     """Load a causal language model, in evaluation mode.
 
@@ -69,6 +73,7 @@ def load_model(
         trust_remote_code: run code that lies in the folder.
         lora: adapters beside its weights, which are frozen then; None for none.
         seed: of what adapters begin with.
+        overrides: changes of its config.json, as `config_changes` gives them.
 
     Raises:
         ConfigError: the folder holds no model, one that cannot be trained here, not all of its
@@ -82,6 +87,7 @@ def load_model(
         world,
         trust_remote_code=trust_remote_code,
         lora=lora,
+        overrides=overrides,
     )
     _begin_adapters(model, lora, seed)
     return model
@@ -111,7 +117,11 @@ def load_reward_model(
 
 
 def load_scoring_model(
-    folder: Path | str, dtype: torch.dtype = torch.float32, *, world: World | None = None
+    folder: Path | str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    world: World | None = None,
+    overrides: Mapping[str, Json] = _NOTHING,
 ) -> PreTrainedModel:
     """Load a reward model to be trained, or make one of a language model.
 
@@ -125,6 +135,7 @@ def load_scoring_model(
         dtype,
         world,
         trust_remote_code=False,
+        overrides=overrides,
         may_lack={SCORE_WEIGHT},
         num_labels=1,
     )
@@ -140,6 +151,7 @@ def load_value_model(
     trust_remote_code: bool = False,
     lora: LoraSpec | None = None,
     seed: int = 0,
+    overrides: Mapping[str, Json] = _NOTHING,
 ) -> PreTrainedModel:
     """Load the critic's model, or make one of a language model: one number a token on the backbone.
 
@@ -165,6 +177,7 @@ def load_value_model(
         world,
         trust_remote_code=trust_remote_code,
         lora=lora,
+        overrides=overrides,
         may_lack={SCORE_WEIGHT, SCORE_BIAS},
         num_labels=1,
         classifier_dropout=0.0,
@@ -208,18 +221,20 @@ def _load(
     *,
     trust_remote_code: bool,
     lora: LoraSpec | None = None,
+    overrides: Mapping[str, Json] = _NOTHING,
     may_lack: Set[str] = frozenset(),
     **changes: object,
 ) -> tuple[PreTrainedModel, Set[str]]:
     """Load a model of one of transformers' AutoModel... classes; adapters have no values yet.
 
-    `changes` are made to its configuration. The folder need not hold the weights of `may_lack`.
+    `overrides` of the job and `changes` are made to its configuration. The folder need not hold the
+    weights of `may_lack`.
 
     Returns:
         The model in evaluation mode, and those of `may_lack` that the folder does not hold: their
         values have no meaning.
     """
-    refuse_config(folder, kind, trust_remote_code=trust_remote_code)
+    refuse_config(folder, kind, trust_remote_code=trust_remote_code, overrides=overrides)
     section = kind.where.removesuffix("path") + "lora"
     if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
         raise ConfigError(map(str, problems))
@@ -227,6 +242,7 @@ def _load(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        change(config, overrides)
         for name, value in changes.items():
             setattr(config, name, value)
         options |= {"config": config, "dtype": dtype}
@@ -249,7 +265,13 @@ def _load(
     return model.eval(), missing
 
 
-def refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> None:
+def refuse_config(
+    folder: Path,
+    kind: ModelKind,
+    *,
+    trust_remote_code: bool,
+    overrides: Mapping[str, Json] = _NOTHING,
+) -> None:
     """Refuse a folder whose configuration cannot be read, or asks for what is not computed here.
 
     Raises:
@@ -262,6 +284,7 @@ def refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> 
             f"{kind.where}: got {folder}: its config.json cannot be read (got {config.got}: "
             f"{config.why}); name a folder in Hugging Face form"
         )
+    config = changed_document(config, overrides)
     problems = list(check_config(config, path, kind, trust_remote_code=trust_remote_code))
     if problems:
         raise ConfigError(map(str, problems))

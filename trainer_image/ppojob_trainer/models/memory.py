@@ -10,7 +10,7 @@ from typing import Final
 
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import HEAD, count_adapters
 from ppojob_trainer.models.weight_files import read_weights
@@ -25,8 +25,6 @@ MEMORY_LIMITS: Final = (
 _WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "auto": 2}
 """Of auto, which a plan may leave to the processors of the pods, the least that it may take."""
 _ADAPTER_BYTES: Final = 4
-_TRAINED: Final = 4
-"""A trained weight has a gradient and the two moments of AdamW, in its own type."""
 
 
 def count_parameters(config: RunConfig) -> dict[str, int]:
@@ -67,13 +65,13 @@ def held_by_rank(
     layout = pods.parallelism
     ranks = shards * layout.sequence * layout.tensor * layout.pipeline
     weight = _WEIGHT_BYTES[spec.model.dtype]
-    trained = weight * _TRAINED
     policy = parameters.get(spec.model.path, 0)
     has_adapters = spec.model.lora is not None
     found: dict[str, int] = {}
     if "actorRollout" in living and spec.steps.trains:
-        found["policy"] = (weight if has_adapters else trained) * policy // ranks
-        found["adapters"] = _adapters(spec.model.lora, spec.model.path) // ranks
+        trained = _numbers(spec.optimizer)
+        found["policy"] = weight * (1 if has_adapters else trained) * policy // ranks
+        found["adapters"] = trained * _adapters(spec.model.lora, spec.model.path) // ranks
     if "actorRollout" in living:
         found |= engine
     # With adapters the policy is its own reference.
@@ -82,8 +80,9 @@ def held_by_rank(
         found["reference"] = weight * parameters.get(spec.reference_path, 0) // ranks
     if "critic" in living and spec.critic is not None:
         lora, path = spec.critic.lora, spec.critic.path or ""
-        found["critic"] = (weight if lora else trained) * parameters.get(path, 0) // ranks
-        found["critic's adapters"] = _adapters(lora, path) // ranks
+        trained = _numbers(spec.critic.optimizer)
+        found["critic"] = weight * (1 if lora else trained) * parameters.get(path, 0) // ranks
+        found["critic's adapters"] = trained * _adapters(lora, path) // ranks
     model = spec.reward_model
     if "rewardModel" in living and model is not None:
         count = parameters.get(model.path, 0)
@@ -91,8 +90,13 @@ def held_by_rank(
     return {name: size for name, size in found.items() if size}
 
 
+def _numbers(optimizer: OptimizerSpec) -> int:
+    """What a trained weight is in its own type: itself, its gradient, and its moments."""
+    return 2 + optimizer.moments
+
+
 def _adapters(lora: LoraSpec | None, folder: str) -> int:
-    return _TRAINED * _ADAPTER_BYTES * count_adapters(lora, folder)
+    return _ADAPTER_BYTES * count_adapters(lora, folder)
 
 
 def _engine(config: RunConfig, parameters: Mapping[str, int]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """A policy's weights out of its folder, for engines that nobody trains: no model is held."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -9,13 +9,17 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.load import refuse_config
 from ppojob_trainer.models.weight_files import read_weights
 
 
 def stored_weights(
-    folder: Path | str, dtype: torch.dtype, device: torch.device
+    folder: Path | str,
+    dtype: torch.dtype,
+    device: torch.device,
+    overrides: Mapping[str, Json] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Every weight of a causal language model once, as `load_model` would hold it.
 
@@ -26,7 +30,7 @@ def stored_weights(
         ConfigError: the folder holds no model of a known kind; a weight is missing, of another
             shape, or not finite.
     """
-    refuse_config(Path(folder), POLICY, trust_remote_code=False)
+    refuse_config(Path(folder), POLICY, trust_remote_code=False, overrides=overrides or {})
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)

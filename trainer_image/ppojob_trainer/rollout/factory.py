@@ -1,12 +1,14 @@
 """From the resource's rollout section to an engine; each kind's libraries load only if chosen."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.rollout.protocol import (
     DTYPES,
     Finished,
@@ -70,6 +72,7 @@ def build_engine(
     device: Literal["cpu", "cuda"],
     trust_remote_code: bool,
     shares_device: bool,
+    overrides: Mapping[str, Json],
 ) -> RolloutEngine:
     """Build the engine that `rollout` names; it sleeps until it is given weights.
 
@@ -77,7 +80,8 @@ def build_engine(
     collective over that world.
 
     The spec is that of a resolved run; the folder is one of Hugging Face, from which model code may
-    be run. `shares_device` says whether a training model will be on the device too.
+    be run. `shares_device` says whether a training model will be on the device too. `overrides` are
+    changes of the folder's config.json (`config_changes`).
     """
     if rollout.replay is not None:
         return NoEngine()
@@ -92,13 +96,16 @@ def build_engine(
             device=device,
             trust_remote_code=trust_remote_code,
             shares_device=shares_device,
+            overrides=overrides,
         )
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
+    config = AutoConfig.from_pretrained(model_folder, trust_remote_code=trust_remote_code)
     model = AutoModelForCausalLM.from_pretrained(
         model_folder,
+        config=change(config, overrides),
         dtype=DTYPES[rollout.dtype],
         attn_implementation="sdpa",
         trust_remote_code=trust_remote_code,

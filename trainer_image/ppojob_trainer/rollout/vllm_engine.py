@@ -23,9 +23,10 @@ import gc
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,8 @@ from transformers import AutoConfig
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
 from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
 from ppojob_trainer.rollout.protocol import (
@@ -106,6 +109,7 @@ class VllmEngine:
         device: Literal["cpu", "cuda"] = "cpu",
         trust_remote_code: bool = False,
         shares_device: bool = True,
+        overrides: Mapping[str, Json] | None = None,
     ) -> None:
         """Build the model; it sleeps. Collective over the role's world, if there is one.
 
@@ -125,6 +129,8 @@ class VllmEngine:
         self._owns_world = not dist.is_initialized()
         with process_state_kept(own_environment="VLLM_"):
             arguments = engine_args(rollout, config, device, trust_remote_code, shares_device)
+            if overrides:
+                arguments.hf_overrides = partial(change, changes=overrides)
             self._engine = LLMEngine.from_engine_args(arguments)
         # It would end torch's default world, which belongs to the role, when the engine is freed.
         self._engine.engine_core._finalizer.detach()

@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -199,10 +200,13 @@ class RpcServer:
         """Begin to answer."""
         self._thread.start()
 
-    def work(self) -> None:
-        """Do the work that arrives, on the calling thread, until `close`."""
+    def work(
+        self, watch: Callable[[RequestId], AbstractContextManager[None]] = lambda _: nullcontext()
+    ) -> None:
+        """Do the work that arrives, on the calling thread and within `watch`, until `close`."""
         while (item := self._work.get()) is not None:
-            outcome = self._outcome(item.route, item.act)
+            with watch(item.request_id):
+                outcome = self._outcome(item.route, item.act)
             if isinstance(outcome, Future):
                 outcome.add_done_callback(partial(self._put_late, item))
                 continue

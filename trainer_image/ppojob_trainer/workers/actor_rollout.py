@@ -19,6 +19,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.state_dict import (
     every_adapter,
     every_tensor,
@@ -234,6 +235,7 @@ class ActorRolloutWorker:
             chat_template=template,
             adapters=every_adapter(trained),
             is_scorer=self.generation.spec.algorithm.type == "reward_model",
+            overrides=config_changes(model.path, model),
             told=partial(told_by_holders, trained),
         )
         return Nothing()
@@ -269,6 +271,7 @@ def _open_weights(
     """The policy, where it is trained, and the weights that engines get."""
     if not spec.steps.trains:
         dtype = DTYPES[spec.model.dtype]
-        return None, lambda: stored_weights(spec.model.path, dtype, world.device)
+        overrides = config_changes(spec.model.path, spec.model)
+        return None, lambda: stored_weights(spec.model.path, dtype, world.device, overrides)
     policy = open_policy(spec, world)
     return policy, lambda: named_full_tensors(policy.learner.model)

@@ -20,6 +20,7 @@ from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rollout.factory import NoEngine, build_engine
@@ -245,6 +246,7 @@ def open_generation(
                 device=role.device,
                 trust_remote_code=model.trust_remote_code,
                 shares_device=role.role == "actorRollout",
+                overrides=config_changes(model.path, model),
             )
         stack.callback(engine.close)
         # The time is the prompts': what stands between turns does not tell it.

@@ -14,6 +14,7 @@ from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.pod_environment import read_pod_environment, read_rank_environment
 from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.rpc.server import RpcServer
+from ppojob_trainer.workers.profiles import watch
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def run_rank() -> int:
             server = RpcServer(environment.address, port, keys, worker.routes(), rank.attempt)
             server.start()
             heartbeat.tell_ready()
-            server.work()
+            server.work(watch(environment, rank))
     except PPOJobError as problem:
         _log.error("%s", problem)
         heartbeat.tell_error(str(problem))

@@ -11,6 +11,7 @@ from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
@@ -42,7 +43,12 @@ class Reference:
     def _open(self) -> ForwardEngine:
         """The policy of the beginning, or the model that the job names."""
         spec = self._spec
-        model = load_model(spec.reference_path, DTYPES[spec.model.dtype], world=self._world)
+        model = load_model(
+            spec.reference_path,
+            DTYPES[spec.model.dtype],
+            world=self._world,
+            overrides=config_changes(spec.reference_path, spec.model),
+        )
         return ForwardEngine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 
 

@@ -20,6 +20,7 @@ from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.load import load_model, load_scoring_model, load_value_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
@@ -116,11 +117,14 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     """Load the policy as the job begins with it."""
     model, dtype = spec.model, DTYPES[spec.model.dtype]
     is_scorer = spec.algorithm.type == "reward_model"
+    overrides = config_changes(model.path, model)
 
     def load() -> PreTrainedModel:
         if is_scorer:
-            return load_scoring_model(model.path, dtype, world=world)
-        return load_model(model.path, dtype, world=world, lora=model.lora, seed=spec.seed)
+            return load_scoring_model(model.path, dtype, world=world, overrides=overrides)
+        return load_model(
+            model.path, dtype, world=world, lora=model.lora, seed=spec.seed, overrides=overrides
+        )
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         head = ValueHead() if is_scorer else PolicyHead.of_updates(spec)
@@ -171,7 +175,14 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
         role="critic",
         world=world,
         seed=spec.seed,
-        load=lambda: load_value_model(path, dtype, world=world, lora=critic.lora, seed=spec.seed),
+        load=lambda: load_value_model(
+            path,
+            dtype,
+            world=world,
+            lora=critic.lora,
+            seed=spec.seed,
+            overrides=config_changes(path, spec.model),
+        ),
         train=train,
     )
     limit = spec.data.max_response_tokens

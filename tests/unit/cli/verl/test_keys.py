@@ -102,6 +102,20 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{OPTIM}.lr_decay_style=linear {OPTIM}.lr=1e-5 {OPTIM}.min_lr=1e-6",
         {"spec.optimizer.schedule": "linear", "spec.optimizer.minLearningRateRatio": 0.1},
     ),
+    (
+        f"{OPTIM}.optimizer=SGD critic.optim.optimizer=Muon algorithm.adv_estimator=gae",
+        {
+            "spec.optimizer.type": "sgd",
+            "spec.optimizer.momentum": 0.0,
+            "spec.optimizer.betas": None,
+            "spec.critic.optimizer.type": "muon",
+            "spec.critic.optimizer.momentum": None,
+        },
+    ),
+    (
+        f"{OPTIM}.optimizer=Muon +{OPTIM}.override_optimizer_config.momentum=0.9",
+        {"spec.optimizer.type": "muon", "spec.optimizer.momentum": 0.9},
+    ),
     (f"{ACTOR}.ppo_mini_batch_size=64", {"spec.algorithm.miniBatchPrompts": None}),
     # -1 is absent, in six places.
     (
@@ -220,6 +234,31 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"+{ROLLOUT}.min_p=0.1 {ROLLOUT}.val_kwargs.temperature=1",
         {"spec.rollout.validation.minP": 0.1},
     ),
+    (
+        " ".join(
+            f"+actor_rollout_ref.model.override_config.{one}"
+            for one in (
+                "rope_scaling.type=yarn",
+                "rope_scaling.factor=4.0",
+                "attention_dropout=0.1",
+            )
+        ),
+        {
+            "spec.model.ropeScaling.type": "yarn",
+            "spec.model.ropeScaling.factor": 4.0,
+            "spec.model.attentionDropout": 0.1,
+        },
+    ),
+    (
+        "+actor_rollout_ref.model.override_config.model_config.max_position_embeddings=9000",
+        {"spec.model.maxPositionEmbeddings": 9000},
+    ),
+    (
+        "global_profiler.tool=torch global_profiler.steps=[2,5] "
+        "actor_rollout_ref.actor.profiler.ranks=[0,1]",
+        {"spec.profile.steps": [2, 5], "spec.profile.ranks": [0, 1]},
+    ),
+    ("global_profiler.tool=nsys global_profiler.steps=[2]", {"spec.profile.steps": None}),
     # bfloat16 is what auto is on GPUs; processors are told.
     (f"{ROLLOUT}.dtype=bfloat16", {"spec.rollout.dtype": None}),
     (
@@ -283,15 +322,16 @@ FATES = [
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.LEFT_OUT),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=false", Fate.SAME),
     ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", Fate.WRITTEN),
-    ("actor_rollout_ref.rollout.enable_prefix_caching=false", Fate.LEFT_OUT),
-    ("actor_rollout_ref.rollout.enable_prefix_caching=true", Fate.SAME),
+    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=false", Fate.SAME),
     ("actor_rollout_ref.actor.kl_loss_coef=0.1", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", Fate.IDLE),
     ("critic.optim.lr=1", Fate.IDLE),
-    ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.LEFT_OUT),
-    ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", Fate.LOST),
+    ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
+    ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
     ("distillation.distillation_loss.topk=3", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
+    ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", Fate.LOST),
     ("data.image_key=images", Fate.LOST),
     ("trainer.v1.trainer_mode=separate_async", Fate.LOST),
     ("reward.reward_manager.name=remote", Fate.LOST),

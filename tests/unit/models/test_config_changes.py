@@ -1,0 +1,129 @@
+"""Positions, length and dropout that a job changes, against YaRN's formula and transformers."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from refused_jobs import edit
+from tiny_models import save_model
+from transformers import AutoModelForCausalLM
+
+from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
+from ppojob_trainer.models.load import load_model, load_value_model
+from ppojob_trainer.models.state_dict import hf_named_tensors
+
+HEAD, THETA, TRAINED, FACTOR = 32, 500.0, 64, 4.0
+FORMS = ("rope_parameters", "rope_theta")
+YARN = {"type": "yarn", "factor": FACTOR}
+
+
+@pytest.fixture(params=FORMS)
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A model of transformers 5, and one whose config.json has the form of 4."""
+    folder = tmp_path / "model"
+    rope = {"rope_type": "default", "rope_theta": THETA}
+    sizes = {"hidden_size": 2 * HEAD, "max_position_embeddings": TRAINED, "initializer_range": 0.3}
+    save_model(folder, rope_parameters=rope, **sizes)
+    if request.param == "rope_theta":
+        edit(folder / "config.json", {"rope_parameters": None, "rope_theta": THETA})
+    return folder
+
+
+def spec(folder: Path, **changes: object) -> ModelSpec:
+    return ModelSpec.model_validate({"path": str(folder), **changes})
+
+
+def yarn(factor: float = FACTOR, trained: int = TRAINED) -> tuple[list[float], float]:
+    """Angles a position, and what cosines and sines count times: equations 17 to 23 of the paper.
+
+    Dimensions that turn more than 32 times over the trained length stay, those that turn less than
+    once are stretched, in between a ramp over the numbers of the dimensions, as by its authors.
+    """
+
+    def dimension(turns: float) -> float:
+        return HEAD * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(THETA))
+
+    low, high = max(math.floor(dimension(32)), 0), min(math.ceil(dimension(1)), HEAD - 1)
+    angles = []
+    for number in range(HEAD // 2):
+        plain = THETA ** (-2 * number / HEAD)
+        stretched = min(max((number - low) / (high - low), 0.0), 1.0)
+        angles.append(plain * (1 - stretched) + plain / factor * stretched)
+    return angles, 0.1 * math.log(factor) + 1.0
+
+
+@pytest.mark.parametrize("load", [load_model, load_value_model])
+def test_yarn_turns_positions_as_its_paper_says(folder: Path, load):
+    overrides = config_changes(folder, spec(folder, ropeScaling=YARN))
+    rotary = load(folder, overrides=overrides).base_model.rotary_emb
+    angles, scale = yarn()
+    assert rotary.inv_freq.tolist() == pytest.approx(angles, rel=1e-6)
+    assert rotary.attention_scaling == pytest.approx(scale)
+
+
+def test_linear_divides_every_angle(folder: Path):
+    model = spec(folder, ropeScaling={"type": "linear", "factor": 2.0})
+    rotary = load_model(folder, overrides=config_changes(folder, model)).base_model.rotary_emb
+    plain = [THETA ** (-2 * number / HEAD) / 2 for number in range(HEAD // 2)]
+    assert rotary.inv_freq.tolist() == pytest.approx(plain, rel=1e-6)
+
+
+LENGTHS = [
+    ({}, TRAINED),
+    ({"ropeScaling": YARN}, 256),
+    ({"ropeScaling": {**YARN, "originalMaxPositionEmbeddings": 32}}, 128),
+    ({"ropeScaling": {**YARN, "factor": 1.5}}, 96),
+    ({"ropeScaling": {"type": "linear", "factor": 2.0}}, None),
+    ({"maxPositionEmbeddings": 100}, 100),
+    ({"ropeScaling": YARN, "maxPositionEmbeddings": 100}, 100),
+]
+
+
+@pytest.mark.parametrize(("changes", "tokens"), LENGTHS)
+def test_how_long_rows_may_be(folder: Path, changes, tokens: int | None):
+    overrides = config_changes(folder, spec(folder, **changes))
+    report = check_model_folder(folder, trust_remote_code=False, overrides=overrides)
+    assert (report.errors, report.context_tokens) == ([], tokens)
+    config = load_model(folder, overrides=overrides).config
+    assert context_tokens(config.to_dict()) == tokens
+
+
+def test_dropout_and_a_folder_of_another_model(folder: Path):
+    model = spec(folder, attentionDropout=0.25)
+    config = load_model(folder, overrides=config_changes(folder, model)).config
+    assert config.attention_dropout == 0.25
+    assert config_changes(folder.parent, model) == {}
+
+
+def test_an_export_is_the_model_that_was_trained(folder: Path, tmp_path: Path):
+    """transformers reads it by itself, and the same job begins with it again."""
+    model = spec(folder, ropeScaling=YARN, attentionDropout=0.25)
+    overrides = config_changes(folder, model)
+    trained = load_model(folder, overrides=overrides)
+    target = tmp_path / "export"
+    options = {"model_folder": folder, "dtype": torch.float32, "overrides": overrides}
+    export_model(target, hf_named_tensors(trained), **options)
+    rows = torch.arange(200)[None] % 50
+    ours, plain = trained(rows).logits, load_model(folder)(rows).logits
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(target).eval()(rows).logits, ours)
+    assert not torch.allclose(ours, plain, atol=1e-2)
+    assert config_changes(target, spec(target, ropeScaling=YARN)) == {
+        name: value for name, value in overrides.items() if name != "attention_dropout"
+    }
+    written = json.loads((target / "config.json").read_text())
+    before = json.loads((folder / "config.json").read_text())
+    assert [name in written for name in FORMS] == [name in before for name in FORMS]
+
+
+def test_positions_that_are_refused_can_be_changed(folder: Path):
+    rope = {"rope_type": "dynamic", "rope_theta": THETA, "factor": 4.0}
+    edit(folder / "config.json", {"rope_parameters": rope})
+    model = spec(folder, ropeScaling=YARN)
+    angles, _ = yarn()
+    rotary = load_model(folder, overrides=config_changes(folder, model)).base_model.rotary_emb
+    assert rotary.inv_freq.tolist() == pytest.approx(angles, rel=1e-6)

@@ -1,0 +1,80 @@
+"""What a job changes of a model's config.json: rotary positions, length, dropout of attention.
+
+Trainer, engine and export read it through these functions, so that all compute with one model.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.problems import ModelReason, read_object
+
+_NEW, _OLD = "rope_parameters", "rope_scaling"
+_LENGTH: Final = "max_position_embeddings"
+_ORIGINAL: Final = "original_max_position_embeddings"
+_KEPT: Final[tuple[str, ...]] = ("rope_theta", "partial_rotary_factor")
+"""What transformers 5 keeps among the parameters of the positions, and no job changes."""
+
+_Config = TypeVar("_Config")
+
+
+def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
+    """What a job changes of the configuration in a folder, by transformers' names.
+
+    Empty for a folder other than the policy's, and for one whose config.json cannot be read, which
+    the checks tell of.
+    """
+    config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
+    if not isinstance(config, dict) or str(folder) != model.path:
+        return {}
+    changes: dict[str, Json] = {}
+    if (scaling := model.rope_scaling) is not None:
+        rope: dict[str, Json] = {"rope_type": scaling.type, "factor": scaling.factor}
+        if scaling.type == "yarn":
+            original = scaling.original_max_position_embeddings or _original_length(config)
+            rope[_ORIGINAL] = original
+            # The length after stretching, as transformers and vLLM read it beside yarn; beside
+            # linear both have the length before.
+            if isinstance(original, int):
+                changes[_LENGTH] = int(original * scaling.factor)
+        changes[_NEW] = rope
+    if model.max_position_embeddings is not None:
+        changes[_LENGTH] = model.max_position_embeddings
+    if model.attention_dropout is not None:
+        changes["attention_dropout"] = model.attention_dropout
+    return changes
+
+
+def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
+    """A config.json with the changes, in the form that it has: transformers 5's, or the older."""
+    changed = {**config, **changes}
+    rope = changes.get(_NEW)
+    if isinstance(rope, dict):
+        if isinstance(before := config.get(_NEW), dict):
+            changed[_NEW] = {name: before[name] for name in _KEPT if name in before} | rope
+            changed.pop(_OLD, None)
+        else:
+            changed[_OLD] = changed.pop(_NEW)
+    return changed
+
+
+def change(config: _Config, changes: Mapping[str, Json]) -> _Config:
+    """Make the changes in a configuration of transformers; vLLM calls it on its own as well."""
+    values: dict[str, Any] = dict(changes)
+    if _NEW in values:
+        before = getattr(config, _NEW, None) or {}
+        values[_NEW] = {name: before[name] for name in _KEPT if name in before} | values[_NEW]
+    for name, value in values.items():
+        setattr(config, name, value)
+    return config
+
+
+def _original_length(config: Mapping[str, Json]) -> Json:
+    """The positions of the model's first training, as its config.json has them."""
+    for section in (_NEW, _OLD):
+        rope = config.get(section)
+        if isinstance(rope, dict) and _ORIGINAL in rope:
+            return rope[_ORIGINAL]
+    return config.get(_LENGTH)

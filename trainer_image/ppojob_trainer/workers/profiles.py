@@ -1,0 +1,47 @@
+"""Traces of what ranks compute in chosen steps, by torch.profiler: a file for each call."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final
+
+from ppojob_api.run_layout import PROFILE_FOLDER
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rpc.wire import RequestId
+
+_log = logging.getLogger(__name__)
+
+_WITH_MODELS: Final = ("actorRollout", "rollout", "reference", "critic", "rewardModel")
+
+Watch = Callable[[RequestId], AbstractContextManager[None]]
+
+
+def watch(environment: PodEnvironment, rank: RankEnvironment) -> Watch:
+    """What traces the work of a rank within the steps that `spec.profile` names.
+
+    A trace that cannot be written is told, and the training goes on.
+    """
+    spec, role = environment.config.spec.profile, environment.role
+    if spec is None or role not in _WITH_MODELS or rank.rank not in spec.ranks:
+        return lambda _: nullcontext()
+
+    # Loaded late: roles without models have no torch.
+    from torch.profiler import profile
+
+    @contextmanager
+    def traced(work: RequestId) -> Iterator[None]:
+        if work.step not in spec.steps:
+            yield
+            return
+        with profile() as found:
+            yield
+        stage = work.stage.replace("/", "-")
+        folder = environment.run_folder / PROFILE_FOLDER / f"step-{work.step:06d}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"{role}-{rank.rank:05d}-{stage}-{work.index}.json.gz"
+            found.export_chrome_trace(str(folder / name))
+        except (OSError, RuntimeError) as error:
+            _log.warning("spec.profile: %s is not written: %s", folder, error)
+
+    return traced
