@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.offload import HostMemory
 from ppojob_trainer.parallel.world import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -84,6 +85,26 @@ def clip_gradients(
     return float(norm)
 
 
+def step_by_weight(optimizer: torch.optim.Optimizer, host: HostMemory) -> None:
+    """Step as the optimizer does, with the moments of one weight at a time on the device."""
+    grads = {w: w.grad for group in optimizer.param_groups for w in group["params"]}
+    optimizer.zero_grad(set_to_none=True)
+    for weight, grad in grads.items():
+        weight.grad = grad
+        host.give_back(_moments(optimizer, weight))
+        optimizer.step()
+        host.take(_moments(optimizer, weight))
+        weight.grad = None
+    for weight, grad in grads.items():
+        weight.grad = grad
+
+
+def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
+    """Those of a weight; none before the first step."""
+    state = optimizer.state.get(weight, {})
+    return [state[key] for key in MOMENTS if key in state]
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state, `<parameter name>/<key>` -> tensor; empty before the first step.
 
@@ -108,9 +129,15 @@ def optimizer_boxes(model: nn.Module) -> dict[str, Box]:
 
 
 def load_optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, parts: Mapping[str, Tensor]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parts: Mapping[str, Tensor],
+    host: HostMemory | None = None,
 ) -> None:
-    """Take up a copy of this rank's parts of `optimizer_tensors`, of which there may be none."""
+    """Take up a copy of this rank's parts of `optimizer_tensors`, of which there may be none.
+
+    Where host memory is given, moments go there weight by weight.
+    """
     optimizer.state.clear()
     for name, parameter in trained_parameters(model).items() if parts else ():
         state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in STATE_KEYS}
@@ -118,3 +145,5 @@ def load_optimizer_tensors(
             key: cut_like(parameter, value) if key in MOMENTS else value
             for key, value in state.items()
         }
+        if host is not None:
+            host.take(_moments(optimizer, parameter))
