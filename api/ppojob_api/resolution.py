@@ -6,7 +6,7 @@ from ppojob_api import topology
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.policy_loss import RATIO_MODES
-from ppojob_api.v1alpha1.roles import ColocatableRole, DevicePods, RolePods, RolesSpec
+from ppojob_api.v1alpha1.roles import CriticRole, DevicePods, FrozenRole, RolePods, RolesSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.section import Section
 from ppojob_api.v1alpha1.training import CriticSpec
@@ -126,13 +126,13 @@ def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
     if roles.rollout is not None:
         update["rollout"] = _resolved_pods(roles.rollout)
     needed = (
-        ("reference", roles.reference, spec.algorithm.has_reference),
-        ("critic", roles.critic, spec.algorithm.estimator.has_critic),
-        ("reward_model", roles.reward_model, spec.reward_model is not None),
+        ("reference", roles.reference, FrozenRole, spec.algorithm.has_reference),
+        ("critic", roles.critic, CriticRole, spec.algorithm.estimator.has_critic),
+        ("reward_model", roles.reward_model, FrozenRole, spec.reward_model is not None),
     )
-    for name, role, is_needed in needed:
+    for name, role, kind, is_needed in needed:
         if role is None and is_needed:
-            update[name] = ColocatableRole()
+            update[name] = kind()
         elif role is not None and role.colocate_with == "none":
             update[name] = _resolved_pods(role)
     return _with(roles, **update)

@@ -105,12 +105,14 @@ class RunConfig(Section):
         It must agree in `spec`. Length of the run, loggers, time limits and checkpoints may change
         on the way; with a schedule that falls, or a share of it as warm-up, the length decides
         the learning rate, so there it counts. It may differ in `layout`, ranks, threads and how
-        engines compute: the order of sums is another then, and numbers agree to rounding.
+        engines compute: the order of sums is another then, and numbers agree to rounding. Where
+        weights lie between two uses changes nothing, and is left out.
         """
         spec = self.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
+        roles = parts.pop("roles").items()
         layout = {
-            "roles": parts.pop("roles"),
+            "roles": {name: role and _without_offload(role) for name, role in roles},
             "rollout": {key: parts["rollout"].pop(key) for key in LAYOUT_OF_ENGINES},
         }
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
@@ -155,6 +157,10 @@ def resolve(job: PPOJob, *, facts: EngineFacts | None = None) -> RunConfig:
         topology=topology.build(metadata.name, spec),
         facts=facts,
     )
+
+
+def _without_offload(role: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in role.items() if name != "offload"}
 
 
 def _canonical(value: dict[str, Any]) -> bytes:

@@ -10,8 +10,9 @@ from ppojob_api.v1alpha1.agent import ToolSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.roles import (
     CodePods,
-    ColocatableRole,
+    CriticRole,
     DevicePods,
+    FrozenRole,
     RetrieverPods,
     RolePods,
     RolesSpec,
@@ -142,9 +143,9 @@ def threads_per_rank(pods: DevicePods) -> int:
     return max(1, (pods.cpu or 1) // ranks_per_replica(pods))
 
 
-def colocatable_roles(roles: RolesSpec) -> dict[RoleName, ColocatableRole]:
+def colocatable_roles(roles: RolesSpec) -> dict[RoleName, FrozenRole | CriticRole]:
     """The roles of a spec that may live in the ranks of another, by name."""
-    every: dict[RoleName, ColocatableRole | None] = {
+    every: dict[RoleName, FrozenRole | CriticRole | None] = {
         "reference": roles.reference,
         "critic": roles.critic,
         "rewardModel": roles.reward_model,

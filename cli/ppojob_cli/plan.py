@@ -22,7 +22,13 @@ from ppojob_operator.plan import cluster_problems
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Job
-from ppojob_trainer.models.memory import count_parameters, held_by_rank, in_gib
+from ppojob_trainer.models.memory import (
+    count_parameters,
+    held_by_rank,
+    held_in_turns,
+    in_gib,
+    offloads,
+)
 from ppojob_trainer.processor import has_native_bfloat16
 
 
@@ -238,9 +244,15 @@ def memory_lines(config: RunConfig) -> Iterator[str]:
             yield f"not known of {folder}: no weights of it on this machine"
     for role in config.topology.with_own_pods:
         held = held_by_rank(config, role.role, parameters)
-        if held:
-            unit = "GPU" if role.gpus_per_pod == role.ranks_per_pod else "rank"
+        if not held:
+            continue
+        unit = "GPU" if role.gpus_per_pod == role.ranks_per_pod else "rank"
+        if not offloads(config, role.role):
             yield f"{role.role:<13} {in_gib(held)} GiB a {unit}"
+            continue
+        yield f"{role.role:<13} {in_gib(held)} GiB a {unit}, host memory included; of it there:"
+        for worker, there in held_in_turns(config, role.role, parameters).items():
+            yield f"{'':<13} {in_gib(there)} while the {worker} works"
 
 
 @click.command("plan")

@@ -18,6 +18,7 @@ from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from traceback import format_exc
+from typing import get_args
 
 import torch
 from family_models import FAMILY_MODELS
@@ -32,6 +33,7 @@ from transformers import (
 )
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
+from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
@@ -43,6 +45,7 @@ from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl, fu
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 from ppojob_trainer.engine.head import LastStates, PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Aggregation
+from ppojob_trainer.engine.optimizer import OF_ADAMW
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.engine.train_engine import HeadOf, TrainEngine
@@ -51,7 +54,7 @@ from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.families import FAMILIES as TABLE
 from ppojob_trainer.models.load import load_model, load_reward_model, load_value_model
-from ppojob_trainer.models.lora import B
+from ppojob_trainer.models.lora import B, is_adapter
 from ppojob_trainer.models.state_dict import (
     every_adapter,
     every_tensor,
@@ -71,6 +74,7 @@ from ppojob_trainer.parallel.fsdp import as_forward, fill
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.workers.learner import resident_weights
 
 SIZES = {**TWO_LAYERS, "num_hidden_layers": 3}  # two stages of a pipeline have not the same
 VOCABULARY = 97  # not a multiple of any number of ranks
@@ -251,13 +255,15 @@ def name_of(dims: ParallelDims) -> str:
     return next(name for name, layout in LAYOUTS.items() if layout == dims)
 
 
-def make_engine(model: PreTrainedModel, case: Case, world: World) -> TrainEngine:
+def make_engine(
+    model: PreTrainedModel, case: Case, world: World, offload: Sequence[Offloaded] = ()
+) -> TrainEngine:
     training = TrainingSpec(
         autocast=case.autocast,
         micro_batch_tokens=case.budget,
         activation_checkpointing=case.recompute,
     )
-    return TrainEngine(model, HEAD, training, case.optimizer, 10, world)
+    return TrainEngine(model, HEAD, training, case.optimizer, 10, world, offload)
 
 
 def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
@@ -384,6 +390,31 @@ def run_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, 
         **{f"went_on/{name}": tensor for name, tensor in state_of(engine).items()},
         **{f"restored/{name}": tensor for name, tensor in state_of(restored).items()},
     }
+
+
+def run_offloaded(folder: Path, world: World, name: str) -> dict[str, Tensor]:
+    """Two updates with all that can leave the device, and without; read where the weights are."""
+    case, results = CASES[name], {}
+    rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.dims))
+    for kind, offload in ("plain", ()), ("offloaded", get_args(Offloaded)):
+        model = load(case, folder, world)
+        engine = make_engine(model, case, world, offload)
+        resident = resident_weights(model, leaves="weights" in offload)
+        torch.manual_seed(world.dims.data_coordinate(world.rank))
+        for _ in range(2):
+            with resident.at_work():
+                logprobs = engine.predict(rows)[0]
+                engine.update(rows, objective())
+        state = engine.state_tensors()
+        weights = named_full_tensors(model, resident.host.on_device)
+        found = {f"weight/{n}": t.clone() for n, t in weights}
+        found |= {f"moment/{n}": whole(engine.moments.on_device(t)) for n, t in state.items()}
+        moments = [t for n, t in state.items() if n.endswith(OF_ADAMW[:2])]
+        held = [w for n, w in model.named_parameters() if not is_adapter(n)] + moments
+        sizes = [local_part(t).untyped_storage().nbytes() for t in held]
+        results[f"{kind}/held"] = torch.tensor(sum(sizes))
+        results |= {f"{kind}/bits/{n}": t for n, t in {**found, "logprobs": logprobs}.items()}
+    return results
 
 
 def run_foreign_checkpoints(folder: Path, world: World) -> dict[str, Tensor]:
@@ -631,6 +662,8 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "checkpoint-even": run_checkpoint,
     "checkpoint-adapters": partial(run_checkpoint, name="adapters"),
     "checkpoint-muon": partial(run_checkpoint, name="muon"),
+    "offloaded": partial(run_offloaded, name="dropout_recomputed"),
+    "offloaded_adapters": partial(run_offloaded, name="adapters_recomputed"),
     "export": run_export,
     "value_model": run_value_model,
     "value_model_of_adapters": partial(run_value_model, lora=CRITIC_LORA),

@@ -125,6 +125,26 @@ ROLE_RULES = (
     ),
     *rules(
         """
+        spec | roles.$ROLE.offload | Conflict
+            activations are the inputs of layers that are computed again; without activations, or
+            training.activationCheckpointing: true
+        when: $HAS_ROLE && 'activations' in self.$FIELD
+        must: self.training.activationCheckpointing
+        """,
+        each=(
+            {"ROLE": "actorRollout", "HAS_ROLE": "true"},
+            {"ROLE": "critic", "HAS_ROLE": "has(self.roles.critic)"},
+        ),
+    ),
+    *rules(
+        """
+        spec | roles.reference.offload | NoEffect
+            with model.lora the reference is the policy without its adapters, and lies where that
+            does; remove it, or roles.actorRollout.offload
+        when: has(self.model.lora) && has(self.roles.reference)
+            && self.roles.reference.colocateWith != 'none'
+        must: self.$FIELD.size() == 0
+
         $DEVICES | cpu | Conflict | here
             threads would share cores; at least the ranks of a pod times threadsPerRank
             ${$THREADS}, or fewer threadsPerRank

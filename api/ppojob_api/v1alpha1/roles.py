@@ -4,12 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.section import Count, Section
+from ppojob_api.v1alpha1.section import Count, Items, Section
 
 Replicas = Annotated[int, Field(ge=1, le=4_096)]
 Gpus = Annotated[int, Field(ge=0, le=64)]
 Ranks = Annotated[int, Field(ge=1, le=256)]
 Threads = Annotated[int, Field(ge=1, le=1_024)]
+Offloaded = Literal["weights", "optimizer", "activations"]
 
 
 class TrainingParallelism(Section):
@@ -60,12 +61,35 @@ class RolePods(DevicePods):
     """Layout over the ranks."""
 
 
+class TrainedPods(RolePods):
+    """Pods of a role whose ranks train a model."""
+
+    offload: Annotated[Items[Offloaded], Field(max_length=3)] = ()
+    """What of the model lies in the host's memory instead of the GPU's. weights: they and their
+    gradients, while another model or the engine works there. optimizer: the moments, but for those
+    of one weight at a time while it is updated. activations: the inputs of layers, from a forward
+    to its backward pass, with training.activationCheckpointing. It changes no number.
+    verl: fsdp_config.param_offload and optimizer_offload, model.enable_activation_offload."""
+
+
 class ColocatableRole(RolePods):
     """A role that lives in another's ranks or in pods of its own; one field says which."""
 
     colocate_with: Literal["actorRollout", "none"] = "actorRollout"
     """In whose pods and ranks it lives; none: pods of its own, and only then the settings of pods
     have an effect. verl: always colocated."""
+
+
+class FrozenRole(ColocatableRole):
+    """A role whose ranks hold a model that nobody trains."""
+
+    offload: Annotated[Items[Literal["weights"]], Field(max_length=1)] = ()
+    """weights: they lie in the host's memory instead of the GPU's while another model or the
+    engine works there. It changes no number. verl: ref.fsdp_config.param_offload."""
+
+
+class CriticRole(ColocatableRole, TrainedPods):
+    """The value model's role."""
 
 
 class CodePods(Section):
@@ -91,20 +115,20 @@ class RetrieverPods(Section):
 class RolesSpec(Section):
     """The roles; the controller has no settings."""
 
-    actor_rollout: RolePods = RolePods()
+    actor_rollout: TrainedPods = TrainedPods()
     """The policy, trained here, and generating here unless `rollout` is given."""
 
     rollout: DevicePods | None = None
     """Pods of its own for generation, without a trainer; absent: engines in the ranks of
     actorRollout, which take turns with training."""
 
-    reference: ColocatableRole | None = None
+    reference: FrozenRole | None = None
     """The frozen model of the KL; absent: colocated with actorRollout when the KL needs one."""
 
-    critic: ColocatableRole | None = None
+    critic: CriticRole | None = None
     """The value model; absent: colocated with actorRollout when the algorithm has one."""
 
-    reward_model: ColocatableRole | None = None
+    reward_model: FrozenRole | None = None
     """The model of spec.rewardModel; absent: colocated with actorRollout when there is one."""
 
     reward: CodePods = CodePods()

@@ -148,6 +148,19 @@ def test_ranks_that_share_tokens_share_what_is_kept_of_them(folder, layout, shar
         assert results(folder, layout, "memory", rank)["kept"] < share * whole
 
 
+@pytest.mark.parametrize("name", ["offloaded", "offloaded_adapters"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_leaves_the_device_comes_back_to_the_bit(folder, layout, name):
+    for rank in range(LAYOUTS[layout].size):
+        if layout == "1":
+            case = {"offloaded": "dropout_recomputed"}.get(name, "adapters_recomputed")
+            found = training_ranks.run_offloaded(folder, World.alone(), case)
+        else:
+            found = results(folder, layout, name, rank)
+        assert found["offloaded/held"] == 0 < found["plain/held"]
+        assert_equal(under(found, "offloaded/bits/"), under(found, "plain/bits/"))
+
+
 @pytest.mark.parametrize("layout", [layout for layout in WORLDS if layout not in WHOLE_HEADS])
 def test_a_stage_keeps_a_micro_batch_for_each_stage_from_it_on(folder, layout):
     dims = LAYOUTS[layout]

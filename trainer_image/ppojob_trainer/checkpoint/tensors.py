@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -56,11 +56,18 @@ def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def write_shard(
-    folder: Path, path: str, tensors: Mapping[str, Tensor], *, role: str, rank: int
+    folder: Path,
+    path: str,
+    tensors: Mapping[str, Tensor],
+    *,
+    role: str,
+    rank: int,
+    seen: Callable[[Tensor], Tensor] = local_part,
 ) -> FileEntry:
     """Write one file of a checkpoint; when this returns it is on the disk.
 
-    Tensors may be on any device. Of one that is cut over ranks, this rank's part is written.
+    Tensors may be on any device. Of one that is cut over ranks, this rank's part is written; `seen`
+    gives it, where its bytes may be elsewhere.
 
     Raises:
         StorageError: the disk refused.
@@ -69,8 +76,8 @@ def write_shard(
     target = folder / path
     for parent in reversed(target.relative_to(folder).parents[:-1]):
         durable.make_folder(folder / parent, exist_ok=True)
-    parts = {name: local_part(tensor) for name, tensor in tensors.items()}
-    cut = {name: box_of(tensor) for name, tensor in tensors.items() if parts[name] is not tensor}
+    parts = {name: seen(tensor) for name, tensor in tensors.items()}
+    cut = {name: box_of(t) for name, t in tensors.items() if local_part(t) is not t}
     metadata = {BOXES: msgspec.json.encode(cut, order="sorted").decode()} if cut else {}
     size_bytes, sha256 = write_tensors(target, parts, metadata=metadata)
     return FileEntry(path=path, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)

@@ -1,6 +1,7 @@
 """ForwardEngine: packed forward passes of one model. All that a frozen model is asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,9 @@ from ppojob_trainer.parallel.fsdp import as_forward, release_root
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
+
+Saving = Callable[[], AbstractContextManager[object]]
+"""Makes what the layers compute within: it may say where they save what a backward pass needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class ForwardEngine:
         self._world = world or World.alone(model.device)
         self._sequence = SequenceRanks.of(self._world)
         self._stage = stage_of(model)
+        self._saving: Saving = nullcontext
         use_packed_attention(model)
 
     def predict(self, experience: Experience, head: Head | None = None) -> TokenOutputs:
@@ -152,6 +157,7 @@ class ForwardEngine:
                 ranks=self._sequence,
                 tensor_place=self._world.dims.place(self._world.rank, "tensor"),
                 stage=self._stage,
+                saving=self._saving,
             )
 
 
@@ -164,6 +170,7 @@ def packed_pass(
     ranks: SequenceRanks = ALONE,
     tensor_place: tuple[int, int] = (0, 1),
     stage: PipelineStage = WHOLE,
+    saving: Saving = nullcontext,
 ) -> Passed:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
@@ -195,13 +202,14 @@ def packed_pass(
         given = {"inputs_embeds": arrived.requires_grad_(torch.is_grad_enabled())}
 
     def compute() -> TokenOutputs:
-        states = model.base_model(
-            **given,
-            position_ids=own.position_ids[None],
-            use_cache=False,
-            attention_plans=plans,
-            sequence_ranks=ranks,
-        ).last_hidden_state
+        with saving():
+            states = model.base_model(
+                **given,
+                position_ids=own.position_ids[None],
+                use_cache=False,
+                attention_plans=plans,
+                sequence_ranks=ranks,
+            ).last_hidden_state
         if not stage.ranks.is_last:
             return (states,)
         return head(model, states[0].index_select(0, own.predictors), own.targets)

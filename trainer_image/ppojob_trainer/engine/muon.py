@@ -69,11 +69,12 @@ class Muon(torch.optim.Optimizer):
             self._others.step()
         group = self.param_groups[0]
         for parameter in group["params"]:
-            self._turn(parameter, group["lr"], group["weight_decay"], group["momentum"])
+            if parameter.grad is not None:
+                self._turn(parameter, group["lr"], group["weight_decay"], group["momentum"])
 
     def _turn(self, parameter: nn.Parameter, rate: float, decay: float, momentum: float) -> None:
         gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None, "gradients are zero where nothing was computed"
+        assert gradient is not None, "others are left alone"
         if BUFFER not in state:
             state[BUFFER] = torch.zeros_like(parameter)
         mine, buffer = local_part(gradient), local_part(state[BUFFER])

@@ -11,6 +11,7 @@ from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.muon import BUFFER, Muon
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.offload import HostMemory
 from ppojob_trainer.parallel.world import World
 
 COUNT = "step"
@@ -99,6 +100,25 @@ def clip_gradients(
     return float(norm)
 
 
+def step_by_weight(optimizer: torch.optim.Optimizer, host: HostMemory) -> None:
+    """Step as the optimizer does, with the moments of one weight at a time on the device."""
+    grads = {w: w.grad for group in optimizer.param_groups for w in group["params"]}
+    optimizer.zero_grad(set_to_none=True)
+    for weight, grad in grads.items():
+        weight.grad = grad
+        host.give_back(_moments(optimizer, weight))
+        optimizer.step()
+        host.take(_moments(optimizer, weight))
+        weight.grad = None
+    for weight, grad in grads.items():
+        weight.grad = grad
+
+
+def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
+    """Those of a weight; none before the first step."""
+    return [kept for key, kept in optimizer.state.get(weight, {}).items() if key != COUNT]
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state, `<parameter name>/<key>` -> tensor; empty before the first step.
 
@@ -137,8 +157,12 @@ def load_optimizer_tensors(
     spec: OptimizerSpec,
     optimizer: torch.optim.Optimizer,
     parts: Mapping[str, Tensor],
+    host: HostMemory | None = None,
 ) -> None:
-    """Take up a copy of this rank's parts of `optimizer_tensors`, of which there may be none."""
+    """Take up a copy of this rank's parts of `optimizer_tensors`, of which there may be none.
+
+    Where host memory is given, moments go there weight by weight.
+    """
     optimizer.state.clear()
     parameters = trained_parameters(model)
     for name, keys in _kept(model, spec).items() if parts else ():
@@ -148,3 +172,5 @@ def load_optimizer_tensors(
             key: value if key == COUNT else cut_like(parameter, value)
             for key, value in state.items()
         }
+        if host is not None:
+            host.take(_moments(optimizer, parameter))

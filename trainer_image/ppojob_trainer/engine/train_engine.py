@@ -1,13 +1,14 @@
 """TrainEngine: forward passes and updates of one model in training."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
@@ -20,6 +21,7 @@ from ppojob_trainer.engine.optimizer import (
     load_optimizer_tensors,
     optimizer_boxes,
     optimizer_tensors,
+    step_by_weight,
 )
 from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
@@ -30,6 +32,7 @@ from ppojob_trainer.models.pipeline_stages import shared_embedding
 from ppojob_trainer.parallel.boxes import Box, local_part
 from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.fsdp import reduce_gradients
+from ppojob_trainer.parallel.offload import HostMemory, saved_on_host
 from ppojob_trainer.parallel.pipeline import turns
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
@@ -63,12 +66,18 @@ class TrainEngine(ForwardEngine):
         optimizer: OptimizerSpec,
         total_steps: int,
         world: World | None = None,
+        offload: Collection[Offloaded] = (),
     ) -> None:
         """Take over a model as `ForwardEngine` does, to be trained in place.
 
-        The schedule is of `total_steps`, the optimizer steps of the whole job.
+        The schedule is of `total_steps`, the optimizer steps of the whole job. Of `offload` the
+        optimizer and activations are the engine's, weights those of who owns the model.
         """
         super().__init__(model, head, training, world)
+        if "activations" in offload:
+            self._saving = saved_on_host
+        self.moments = HostMemory()
+        self._moments_leave = "optimizer" in offload
         self.updates = 0
         self._spec = optimizer
         self._total_steps = total_steps
@@ -137,7 +146,8 @@ class TrainEngine(ForwardEngine):
         """Take up a copy of this rank's parts of `state_tensors`."""
         state = dict(parts)
         self.updates = int(state.pop(UPDATES))
-        load_optimizer_tensors(self.model, self._spec, self._optimizer, state)
+        host = self.moments if self._moments_leave else None
+        load_optimizer_tensors(self.model, self._spec, self._optimizer, state, host)
 
     def _begin(
         self,
@@ -210,7 +220,10 @@ class TrainEngine(ForwardEngine):
         if is_finite:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
-            self._optimizer.step()
+            if self._moments_leave:
+                step_by_weight(self._optimizer, self.moments)
+            else:
+                self._optimizer.step()
         self.updates += 1
         skipped = 0.0 if is_finite else 1.0
         return msgspec.structs.replace(

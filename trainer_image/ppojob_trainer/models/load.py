@@ -306,7 +306,10 @@ def _load_whole(
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
     if lora is not None:
         add_adapters(model, lora)
-    return model.to(world.device), set(info["missing_keys"])
+    model.to(world.device)
+    for parameter in model.parameters():
+        parameter.data = _own(parameter.data)
+    return model, set(info["missing_keys"])
 
 
 def _load_sharded(
@@ -340,7 +343,7 @@ def _load_sharded(
         part = torch.zeros(box.local_shape) if path is None else _read_part(path, name, box)
         # A head beside adapters is wider than the weights, and has their digits all the same.
         rounded = part.to(world.device, options["dtype"]).to(parameter.dtype)
-        state[name] = nn.Parameter(cut_like(parameter, rounded))
+        state[name] = nn.Parameter(cut_like(parameter, _own(rounded)))
     model.load_state_dict(state, strict=False, assign=True)
     if EMBEDDING in state:
         model.tie_weights()
@@ -358,6 +361,11 @@ def _read_part(path: Path, name: str, box: Box) -> Tensor:
             return torch.empty(box.local_shape)
         part: Tensor = stored[box.slices]
         return part.contiguous()
+
+
+def _own(weight: Tensor) -> Tensor:
+    """A weight in memory that can be given back, as that of a file's reader cannot."""
+    return weight if weight.untyped_storage().resizable() else weight.clone()
 
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:

@@ -4,13 +4,14 @@ Weights, gradients, moments and the engine's own weights are certain; activation
 memory of libraries come on top. So what is refused here could never have run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
-from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import HEAD, count_adapters
 from ppojob_trainer.models.weight_files import read_weights
@@ -22,9 +23,10 @@ MEMORY_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 
+ENGINE: Final = "rollout engine"
+
 _WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "auto": 2}
 """Of auto, which a plan may leave to the processors of the pods, the least that it may take."""
-_ADAPTER_BYTES: Final = 4
 
 
 def count_parameters(config: RunConfig) -> dict[str, int]:
@@ -45,16 +47,70 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that a rank needs at the least for a model or an engine.
+
+    Attributes:
+        whole: All of them, host memory included.
+        at_work: On the device while it computes.
+        at_rest: There while another does.
+    """
+
+    whole: int
+    at_work: int
+    at_rest: int
+
+
 def held_by_rank(
     config: RunConfig, role: RoleName, parameters: Mapping[str, int]
 ) -> dict[str, int]:
-    """Bytes that one rank of a role needs at the least, by what they are for.
+    """Bytes that one rank of a role needs at the least, by what they are for; see `_held`."""
+    return {name: held.whole for name, held in _held(config, role, parameters).items()}
+
+
+def held_in_turns(
+    config: RunConfig, role: RoleName, parameters: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """Bytes on the device of a rank of a role, by who is at work there and what they are for.
+
+    Where nothing is offloaded the first, the engine if there is one, has all of them beside it.
+    """
+    held = _held(config, role, parameters)
+    turns = {worker: {worker} for worker in held if not worker.endswith("adapters")}
+    if "reward model" in turns:  # it scores beside the engine
+        turns["reward model"].add(ENGINE)
+    return {
+        worker: {
+            name: one.at_work if name in there else one.at_rest
+            for name, one in held.items()
+            if (one.at_work if name in there else one.at_rest)
+        }
+        for worker, there in turns.items()
+    }
+
+
+def offloads(config: RunConfig, role: RoleName) -> bool:
+    """Whether weights or moments leave the devices of a role with pods of its own."""
+    roles = config.spec.roles
+    offload = {
+        name: set[str](one.offload) for name, one in topology.colocatable_roles(roles).items()
+    }
+    offload["actorRollout"] = set(roles.actor_rollout.offload)
+    living = config.topology.living_in(role)
+    return any(offload.get(one, set()) & {"weights", "optimizer"} for one in living)
+
+
+def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
+    """What a rank of a role holds.
 
     Parameters are as `count_parameters` gives them; a role without pods of its own holds nothing.
     """
     spec, living = config.spec, config.topology.living_in(role)
     generates = config.topology.generating.role == role and not spec.algorithm.given
-    engine = _engine(config, parameters) if generates else {}
+    # A device of its own is what models can leave, and what an engine that sleeps gives back.
+    leaves = config.topology.role(role).device != "cpu"
+    engine = _engine(config, parameters, leaves=leaves) if generates else {}
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return engine
@@ -64,47 +120,62 @@ def held_by_rank(
     assert shards is not None, "a resolved configuration says how many shards"
     layout = pods.parallelism
     ranks = shards * layout.sequence * layout.tensor * layout.pipeline
-    weight = _WEIGHT_BYTES[spec.model.dtype]
     policy = parameters.get(spec.model.path, 0)
-    has_adapters = spec.model.lora is not None
-    found: dict[str, int] = {}
+    actor, critic, lora = spec.roles.actor_rollout, spec.critic, spec.model.lora
+
+    def part(
+        dtype: str, count: int, offload: Collection[str], moments: int | None = None
+    ) -> Held:
+        size = _WEIGHT_BYTES[dtype] * count // ranks
+        return _model(size, offload if leaves else (), moments)
+
+    found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:
-        trained = _numbers(spec.optimizer)
-        found["policy"] = weight * (1 if has_adapters else trained) * policy // ranks
-        found["adapters"] = trained * _adapters(spec.model.lora, spec.model.path) // ranks
+        moments = spec.optimizer.moments
+        whole = moments if lora is None else None
+        found["policy"] = part(spec.model.dtype, policy, actor.offload, whole)
+        found["adapters"] = part(*_adapters(lora, spec.model.path, actor.offload), moments)
     if "actorRollout" in living:
         found |= engine
     # With adapters the policy is its own reference.
-    is_base = has_adapters and spec.reference is None
-    if "reference" in living and not (is_base and "actorRollout" in living):
-        found["reference"] = weight * parameters.get(spec.reference_path, 0) // ranks
-    if "critic" in living and spec.critic is not None:
-        lora, path = spec.critic.lora, spec.critic.path or ""
-        trained = _numbers(spec.critic.optimizer)
-        found["critic"] = weight * (1 if lora else trained) * parameters.get(path, 0) // ranks
-        found["critic's adapters"] = trained * _adapters(lora, path) // ranks
-    model = spec.reward_model
-    if "rewardModel" in living and model is not None:
+    reference, is_base = spec.roles.reference, lora is not None and spec.reference is None
+    if "reference" in living and reference and not (is_base and "actorRollout" in living):
+        count = parameters.get(spec.reference_path, 0)
+        found["reference"] = part(spec.model.dtype, count, reference.offload)
+    if "critic" in living and critic is not None and spec.roles.critic is not None:
+        path, offload = critic.path or "", spec.roles.critic.offload
+        count, moments = parameters.get(path, 0), critic.optimizer.moments
+        whole = moments if critic.lora is None else None
+        found["critic"] = part(spec.model.dtype, count, offload, whole)
+        found["critic's adapters"] = part(*_adapters(critic.lora, path, offload), moments)
+    model, judge = spec.reward_model, spec.roles.reward_model
+    if "rewardModel" in living and model is not None and judge is not None:
         count = parameters.get(model.path, 0)
-        found["reward model"] = _WEIGHT_BYTES[model.dtype] * count // ranks
-    return {name: size for name, size in found.items() if size}
+        found["reward model"] = part(model.dtype, count, judge.offload)
+    return {name: held for name, held in found.items() if held.whole}
 
 
-def _numbers(optimizer: OptimizerSpec) -> int:
-    """What a trained weight is in its own type: itself, its gradient, and its moments."""
-    return 2 + optimizer.moments
+def _model(weights: int, offload: Collection[str], moments: int | None) -> Held:
+    """A model of so many bytes, which has gradients and so many moments where it is trained."""
+    own, kept = (weights, 0) if moments is None else (2 * weights, moments * weights)
+    staying = 0 if "optimizer" in offload else kept
+    resting = 0 if "weights" in offload else own
+    return Held(own + kept, at_work=own + staying, at_rest=resting + staying)
 
 
-def _adapters(lora: LoraSpec | None, folder: str) -> int:
-    return _ADAPTER_BYTES * count_adapters(lora, folder)
+def _adapters(
+    lora: LoraSpec | None, folder: str, offload: Collection[str]
+) -> tuple[str, int, Collection[str]]:
+    """Type, number and offload of adapters, which are small and of which only moments leave."""
+    return "float32", count_adapters(lora, folder), [one for one in offload if one != "weights"]
 
 
-def _engine(config: RunConfig, parameters: Mapping[str, int]) -> dict[str, int]:
+def _engine(config: RunConfig, parameters: Mapping[str, int], *, leaves: bool) -> dict[str, Held]:
     rollout = config.spec.rollout
     policy = parameters.get(config.spec.model.path, 0)
     weights = _WEIGHT_BYTES[rollout.dtype] * policy // rollout.parallelism.tensor
     held = weights + int((rollout.kv_cache_gib or 0) * GIB)
-    return {"rollout engine": held} if held else {}
+    return {ENGINE: Held(held, held, 0 if leaves else held)} if held else {}
 
 
 def machine_bytes() -> int | None:

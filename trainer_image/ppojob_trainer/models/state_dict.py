@@ -1,6 +1,6 @@
 """The tensors of a model by their Hugging Face names."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -64,16 +64,20 @@ def told_by_holders(model: nn.Module, join: Join) -> Join:
     return join if stage.outline is None else told
 
 
-def named_full_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_full_tensors(
+    model: nn.Module, on_device: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Iterator[tuple[str, Tensor]]:
     """Every weight once, put together of all ranks' parts, one at a time; with its adapter merged.
 
     Merged weights are float32, whatever the model's are. A collective where the model is cut: all
-    ranks draw all of it, and one tensor is whole at a time unless it is kept.
+    ranks draw all of it, and one tensor is whole at a time unless it is kept. `on_device` gives a
+    weight with its bytes, where those may be elsewhere.
     """
     adapters = every_adapter(model)
 
     def joined(name: str, tensor: Tensor, _dtype: torch.dtype) -> Tensor:
-        return adapters[name].merged(tensor) if name in adapters else whole(tensor)
+        there = on_device(tensor)
+        return adapters[name].merged(there) if name in adapters else whole(there)
 
     told = told_by_holders(model, joined)
     for name, tensor in every_tensor(model):

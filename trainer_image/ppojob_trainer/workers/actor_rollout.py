@@ -9,7 +9,6 @@ rows of a step until the stage `sync_weights` gives it those of the trainer. Whe
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +26,7 @@ from ppojob_trainer.models.state_dict import (
     told_by_holders,
 )
 from ppojob_trainer.models.weight_stream import stored_weights
+from ppojob_trainer.parallel.boxes import Join
 from ppojob_trainer.parallel.tensor_stream import send_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
@@ -53,6 +53,7 @@ from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
+from ppojob_trainer.workers.device_turns import DeviceTurns
 from ppojob_trainer.workers.estimation import add_advantages
 from ppojob_trainer.workers.generation import (
     TRAIN,
@@ -114,6 +115,7 @@ class ActorRolloutWorker:
         ]
 
     def _sync_weights(self, request: SyncWeights) -> Nothing:
+        self.stages.turns.of_engine()
         if request.refresh_reference:
             assert self.stages.following is not None, "a job that asks for it has one"
             self.stages.following.refresh()
@@ -172,6 +174,7 @@ class ActorRolloutWorker:
 
     def _measure_loss(self, request: MeasureLoss) -> PassStatistics:
         assert self.policy is not None, "a job of given answers trains"
+        self.stages.turns.of_models(*self.policy.at_loss)
         mine = demonstrated_rows(request.given.first, request.given.rows).experience
         return self.policy.loss(self.stages.batch_rows(batch_index(request.index), mine))
 
@@ -225,7 +228,14 @@ class ActorRolloutWorker:
         template = Path(model.chat_template).read_text() if model.chat_template else None
         dtype = DTYPES[model.dtype]
         assert self.policy is not None, "a job that trains nothing exports nothing"
-        trained = self.policy.learner.model
+        trained, host = self.policy.learner.model, self.policy.learner.resident.host
+
+        def told(join: Join) -> Join:
+            """Of weights that may have left the device."""
+            return told_by_holders(
+                trained, lambda name, tensor, dtype: join(name, host.on_device(tensor), dtype)
+            )
+
         export_model(
             self.run_folder / request.folder if self.rank == 0 else None,
             every_tensor(trained),
@@ -236,7 +246,7 @@ class ActorRolloutWorker:
             adapters=every_adapter(trained),
             is_scorer=self.generation.spec.algorithm.type == "reward_model",
             overrides=config_changes(model.path, model),
-            told=partial(told_by_holders, trained),
+            told=told,
         )
         return Nothing()
 
@@ -251,16 +261,16 @@ def open_actor_rollout_worker(
         world = stack.enter_context(open_role_world(environment, rank))
         generation = stack.enter_context(open_generation(environment, world, keys))
         policy, weights = _open_weights(config.spec, world)
-        reward_model = None
+        turns, reward_model = DeviceTurns(generation.engine.sleep), None
         if "rewardModel" in config.topology.living_in(environment.role):
-            reward_model = stack.enter_context(open_reward_model(config.spec, world))
+            reward_model = stack.enter_context(open_reward_model(config.spec, world, turns))
         yield ActorRolloutWorker(
             rank=rank.rank,
             run_folder=environment.run_folder,
             generation=generation,
             policy=policy,
             weights=weights,
-            stages=open_stages(environment, world, policy, generation.engine.sleep),
+            stages=open_stages(environment, world, policy, turns),
             reward_model=reward_model,
         )
 
@@ -274,4 +284,5 @@ def _open_weights(
         overrides = config_changes(spec.model.path, spec.model)
         return None, lambda: stored_weights(spec.model.path, dtype, world.device, overrides)
     policy = open_policy(spec, world)
-    return policy, lambda: named_full_tensors(policy.learner.model)
+    learner = policy.learner  # its model may be loaded again
+    return policy, lambda: named_full_tensors(learner.model, learner.resident.host.on_device)

@@ -1,18 +1,21 @@
 """A model in training, and its part of checkpoints: weights, optimizer, random state."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_trainer.checkpoint.files import MODEL_FILE, FileEntry, files_of_all_ranks
 from ppojob_trainer.checkpoint.tensors import read_parts, read_shard, write_shard
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.lora import adapters_of
+from ppojob_trainer.models.lora import adapters_of, is_adapter
 from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
 from ppojob_trainer.parallel.boxes import Box, box_of, local_part
+from ppojob_trainer.parallel.offload import HostMemory, Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.saving import SavedFile
 
@@ -29,6 +32,8 @@ class Learner:
         seed: of the random state that a job begins with.
         load: makes the model that the job begins with.
         train: makes the engine for a model and its number of optimizer steps in the whole job.
+        offload: what of the model lies in host memory; of it the weights are seen to here. They
+            leave at once, and nothing of `restore` and `save` needs them on the device before.
     """
 
     def __init__(
@@ -38,13 +43,16 @@ class Learner:
         seed: int,
         load: Callable[[], PreTrainedModel],
         train: Callable[[PreTrainedModel, int], TrainEngine],
+        offload: Collection[Offloaded] = (),
     ) -> None:
+        self._leaves = "weights" in offload
         self.model = load()
         # Beside frozen weights little is trained: what it begins with is kept.
         kept = trained_tensors(self.model) if adapters_of(self.model) else {}
         self._beginning = {
             name: local_part(tensor).to("cpu", copy=True) for name, tensor in kept.items()
         }
+        self.resident = resident_weights(self.model, leaves=self._leaves)
         self._role = role
         self._world = world
         self._seed = seed
@@ -73,23 +81,24 @@ class Learner:
                 load_named_tensors(self.model, self._beginning)
             else:
                 self.model = self._load()
+                self.resident = resident_weights(self.model, leaves=self._leaves)
         self._engine = self._train(self.model, total_updates)
         if folder is None:
             torch.manual_seed(self._seed + self._stream)
         else:
-            self._read(folder, [entry_of(file) for file in files])
+            with self.resident.at_work():
+                self._read(folder, [entry_of(file) for file in files])
 
     def save(self, folder: Path) -> list[SavedFile]:
         """Write this rank's files of a checkpoint; of copies of the model, the first writes."""
         rank = self._world.rank
-        shards: dict[str, dict[str, Tensor]] = {}
+        write = partial(write_file, folder, self._role, rank)
+        files = []
         if rank == self._writer:
-            shards[MODEL_FILE] = trained_tensors(self.model)
-            shards[OPTIMIZER_FILE] = self.engine.state_tensors()
-        shards[RNG_FILE] = self._random_state()
-        return [
-            write_file(folder, self._role, rank, name, tensors) for name, tensors in shards.items()
-        ]
+            engine, host = self.engine, self.resident.host
+            files.append(write(MODEL_FILE, trained_tensors(self.model), host))
+            files.append(write(OPTIMIZER_FILE, engine.state_tensors(), engine.moments))
+        return [*files, write(RNG_FILE, self._random_state())]
 
     def _read(self, folder: Path, entries: list[FileEntry]) -> None:
         def files(name: str) -> list[FileEntry]:
@@ -138,11 +147,25 @@ class Learner:
             torch.cuda.set_rng_state(state["cuda"], self._world.device)
 
 
+def resident_weights(model: nn.Module, *, leaves: bool) -> Resident:
+    """The weights of a model, which leave at once if they ever do; adapters, being small, stay."""
+    named = model.named_parameters()
+    resident = Resident((w for name, w in named if not is_adapter(name)), leaves=leaves)
+    resident.leave()
+    return resident
+
+
 def write_file(
-    folder: Path, role: str, rank: int, name: str, tensors: Mapping[str, Tensor]
+    folder: Path,
+    role: str,
+    rank: int,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    host: HostMemory | None = None,
 ) -> SavedFile:
-    """Write a rank's file of a checkpoint."""
-    entry = write_shard(folder, f"{role}/rank-{rank:05d}/{name}", tensors, role=role, rank=rank)
+    """Write a rank's file of a checkpoint; the bytes of tensors may lie in host memory."""
+    path, seen = f"{role}/rank-{rank:05d}/{name}", host.seen if host is not None else local_part
+    entry = write_shard(folder, path, tensors, role=role, rank=rank, seen=seen)
     return SavedFile(entry.path, entry.size_bytes, entry.sha256)
 
 

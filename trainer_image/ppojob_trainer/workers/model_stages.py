@@ -1,6 +1,6 @@
 """The stages of a rank's models: passes, updates and checkpoints, on the rows of the step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
+from ppojob_trainer.workers.device_turns import DeviceTurns
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
 from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference
 from ppojob_trainer.workers.row_channels import RowChannels, batch_index
@@ -37,8 +38,8 @@ class ModelStages:
     trained: dict[str, Policy | Critic] = field(default_factory=dict)  # likewise
     # the reference, where it takes over weights of the policy; one of the frozen ones
     following: FollowingReference | None = None
-    # called before each pass or update: gives the models the device's memory
-    make_room: Callable[[], None] = lambda: None
+    # between these models, and the rollout engine where one is here
+    turns: DeviceTurns = field(default_factory=DeviceTurns)
     _rows: BatchRows | None = None
     _batch: BatchName | None = None  # whose rows they are, where others own them
 
@@ -73,7 +74,7 @@ class ModelStages:
         return BatchRows(index, mine, link, self.channels.costs, world.dims, within)
 
     def _restore(self, request: Restore) -> Nothing:
-        self.make_room()
+        self.turns.of_models()
         self._rows = self._batch = None
         folder = None if request.folder is None else self.run_folder / request.folder
         if self.following is not None:
@@ -98,13 +99,17 @@ class ModelStages:
         return Nothing()
 
     def _forward(self, request: Forward) -> PassStatistics:
-        self.make_room()
-        model = self.trained.get(request.model) or self.frozen[request.model]
-        return model.forward(self.rows)
+        if trained := self.trained.get(request.model):
+            self.turns.of_models(trained.learner.resident)
+            return trained.forward(self.rows)
+        frozen = self.frozen[request.model]
+        self.turns.of_models(frozen.resident)
+        return frozen.forward(self.rows)
 
     def _update(self, request: Update) -> PassStatistics:
-        self.make_room()
-        return self.trained[request.model].update(self.rows, request)
+        model = self.trained[request.model]
+        self.turns.of_models(*model.at_update)
+        return model.update(self.rows, request)
 
     def _save_shards(self, request: SaveShards) -> Saved:
         folder = self.run_folder / request.folder
@@ -118,7 +123,7 @@ def open_stages(
     environment: PodEnvironment,
     world: World,
     policy: Policy | None = None,
-    make_room: Callable[[], None] = lambda: None,
+    turns: DeviceTurns | None = None,
 ) -> ModelStages:
     """Load the reference and the critic where they live here, beside the policy or without it."""
     spec = environment.config.spec
@@ -148,7 +153,7 @@ def open_stages(
         frozen=frozen,
         trained=trained,
         following=following,
-        make_room=make_room,
+        turns=turns or DeviceTurns(),
     )
 
 

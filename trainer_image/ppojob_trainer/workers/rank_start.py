@@ -16,7 +16,7 @@ from ppojob_api.topology import model_pods, world_size
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import Sizes, check_layouts, read_sizes
-from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
+from ppojob_trainer.models.memory import GIB, count_parameters, held_in_turns, in_gib, machine_bytes
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
@@ -144,7 +144,8 @@ def check_device(config: RunConfig, role: RoleName, facts: DeviceFacts) -> None:
 
 
 def _memory(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[Problem]:
-    held = held_by_rank(config, role, count_parameters(config))
+    turns = held_in_turns(config, role, count_parameters(config)).values()
+    held = max(turns, key=lambda there: sum(there.values()), default={})
     needed = sum(held.values())
     if facts.total_bytes is not None and needed > facts.total_bytes:
         ranks = config.topology.role(role).world_size

@@ -16,12 +16,13 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import box_of, local_part
+from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.saving import SavedFile
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.learner import Learner, entry_of, write_file
+from ppojob_trainer.workers.learner import Learner, entry_of, resident_weights, write_file
 
 ROLE: Final = "reference"
 """Name of the folder of its files in a checkpoint."""
@@ -34,6 +35,7 @@ class Reference:
         self._spec = spec
         self._world = world
         self.engine = self._open()
+        self.resident = self._settled()
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `ref_logprobs`."""
@@ -50,6 +52,13 @@ class Reference:
             overrides=config_changes(spec.reference_path, spec.model),
         )
         return ForwardEngine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
+
+    def _settled(self) -> Resident:
+        """Its weights, which begin where they are at rest."""
+        role = self._spec.roles.reference
+        return resident_weights(
+            self.engine.model, leaves=role is not None and "weights" in role.offload
+        )
 
 
 class BaseEngine(ForwardEngine):
@@ -78,6 +87,9 @@ class BaseReference(Reference):
         head, training = PolicyHead.of(self._spec, "none"), self._spec.training
         return BaseEngine(self._policy.model, head, training, self._world)
 
+    def _settled(self) -> Resident:
+        return self._policy.resident
+
 
 class FollowingReference(Reference):
     """A reference that takes over weights of the policy; so a checkpoint has to hold its own.
@@ -100,13 +112,14 @@ class FollowingReference(Reference):
         bit.
         """
         self._has_moved = True
-        trained = dict(hf_named_tensors(self._policy.model))
-        for name, weight in hf_named_tensors(self.engine.model):
-            own, other = local_part(weight), local_part(trained[name])
-            if self._mixup == 1.0:
-                own.copy_(other)
-            else:
-                own.mul_(1.0 - self._mixup).add_(other, alpha=self._mixup)
+        trained, policy = dict(hf_named_tensors(self._policy.model)), self._policy.resident.host
+        with self.resident.at_work():
+            for name, weight in hf_named_tensors(self.engine.model):
+                own, other = local_part(weight), local_part(policy.on_device(trained[name]))
+                if self._mixup == 1.0:
+                    own.copy_(other)
+                else:
+                    own.mul_(1.0 - self._mixup).add_(other, alpha=self._mixup)
 
     def restore(self, folder: Path | None, files: Iterable[SavedFile]) -> None:
         """Take the weights of a checkpoint, or those of the beginning; see `Learner.restore`."""
@@ -114,15 +127,18 @@ class FollowingReference(Reference):
             if self._has_moved:
                 del self.engine  # first: two references may be more than there is room for
                 self.engine = self._open()
+                self.resident = self._settled()
                 self._has_moved = False
             return
         self._has_moved = True
         model = self.engine.model
         weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
         entries = files_of_all_ranks(map(entry_of, files), ROLE, MODEL_FILE, folder.name)
-        load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
+        with self.resident.at_work():
+            load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
 
     def save(self, folder: Path) -> list[SavedFile]:
         """Write this rank's file of a checkpoint."""
         weights = dict(hf_named_tensors(self.engine.model))
-        return [write_file(folder, ROLE, self._world.rank, MODEL_FILE, weights)]
+        host = self.resident.host
+        return [write_file(folder, ROLE, self._world.rank, MODEL_FILE, weights, host)]

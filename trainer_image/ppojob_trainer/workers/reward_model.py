@@ -9,6 +9,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.models.load import load_reward_model
+from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES
@@ -16,6 +17,8 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.scoring import ModelScored, ScoreByModel
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE_BY_MODEL
 from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.workers.device_turns import DeviceTurns
+from ppojob_trainer.workers.learner import resident_weights
 from ppojob_trainer.workers.rank_start import open_role_world
 from ppojob_trainer.workers.text_inbox import TextInbox
 
@@ -23,8 +26,12 @@ from ppojob_trainer.workers.text_inbox import TextInbox
 class RewardModelStages:
     """Answers the stages of the reward model on one of its ranks."""
 
-    def __init__(self, engine: ScoreEngine, chat: ChatTokenizer) -> None:
+    def __init__(
+        self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, turns: DeviceTurns
+    ) -> None:
         self._engine = engine
+        self._resident = resident
+        self._turns = turns
         self._chat = chat  # the engine's tokenizer, which must be told when the run began
         self._inbox = TextInbox()
 
@@ -41,11 +48,14 @@ class RewardModelStages:
             for prompt in [msgspec.json.decode(item.prompt)] * (item.last - item.first)
         ]
         self._chat.tell_time(request.began)
-        return ModelScored(self._engine.scores(answers))
+        with self._turns.of_guest(self._resident):
+            return ModelScored(self._engine.scores(answers))
 
 
 @contextmanager
-def open_reward_model(spec: PPOJobSpec, world: World) -> Iterator[RewardModelStages]:
+def open_reward_model(
+    spec: PPOJobSpec, world: World, turns: DeviceTurns
+) -> Iterator[RewardModelStages]:
     """Load the reward model; its tokenizer's helper ends with the block."""
     model = spec.reward_model
     assert model is not None, "a job without a reward model has no such role"
@@ -58,7 +68,9 @@ def open_reward_model(spec: PPOJobSpec, world: World) -> Iterator[RewardModelSta
     with chat:
         loaded = load_reward_model(model.path, DTYPES[model.dtype], world=world)
         engine = ScoreEngine(loaded, chat, spec.training, world, max_tokens=model.max_tokens)
-        yield RewardModelStages(engine, chat)
+        role = spec.roles.reward_model
+        leaves = role is not None and "weights" in role.offload
+        yield RewardModelStages(engine, resident_weights(loaded, leaves=leaves), chat, turns)
 
 
 @contextmanager
@@ -68,6 +80,6 @@ def open_reward_model_worker(
     """The reward model in pods of its own; it lives as long as the block."""
     with (
         open_role_world(environment, rank) as world,
-        open_reward_model(environment.config.spec, world) as stages,
+        open_reward_model(environment.config.spec, world, DeviceTurns()) as stages,
     ):
         yield stages

@@ -22,6 +22,7 @@ from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.load import load_model, load_scoring_model, load_value_model
+from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
@@ -55,6 +56,17 @@ class Policy:
         self.reference: Reference | None = None
         self._spec = spec
         self._given = given_objective(spec)
+
+    @property
+    def at_update(self) -> tuple[Resident, ...]:
+        """The models whose weights an update computes with."""
+        return self.at_loss if self._given is None else (self.learner.resident,)
+
+    @property
+    def at_loss(self) -> tuple[Resident, ...]:
+        """Those that the loss of held-out rows is computed with."""
+        others = () if self.reference is None else (self.reference.resident,)
+        return (self.learner.resident, *others)
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
@@ -118,6 +130,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     model, dtype = spec.model, DTYPES[spec.model.dtype]
     is_scorer = spec.algorithm.type == "reward_model"
     overrides = config_changes(model.path, model)
+    offload = spec.roles.actor_rollout.offload
 
     def load() -> PreTrainedModel:
         if is_scorer:
@@ -128,7 +141,9 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         head = ValueHead() if is_scorer else PolicyHead.of_updates(spec)
-        return TrainEngine(model, head, spec.training, spec.optimizer, total_updates, world)
+        return TrainEngine(
+            model, head, spec.training, spec.optimizer, total_updates, world, offload
+        )
 
     return Policy(
         spec,
@@ -138,6 +153,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             seed=spec.seed,
             load=load,
             train=train,
+            offload=offload,
         ),
     )
 
@@ -148,6 +164,11 @@ class Critic:
     def __init__(self, learner: Learner, objective: ValueObjective) -> None:
         self.learner = learner
         self._objective = objective
+
+    @property
+    def at_update(self) -> tuple[Resident, ...]:
+        """The models whose weights an update computes with."""
+        return (self.learner.resident,)
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `values`."""
@@ -165,10 +186,12 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
     assert spec.critic is not None, "a job without a critic has no such role"
     assert spec.critic.path is not None, "a resolved configuration says which model"
     critic, path, dtype = spec.critic, spec.critic.path, DTYPES[spec.model.dtype]
+    assert spec.roles.critic is not None, "a resolved configuration says where it lives"
+    offload = spec.roles.critic.offload
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         return TrainEngine(
-            model, ValueHead(), spec.training, critic.optimizer, total_updates, world
+            model, ValueHead(), spec.training, critic.optimizer, total_updates, world, offload
         )
 
     learner = Learner(
@@ -184,6 +207,7 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
             overrides=config_changes(path, spec.model),
         ),
         train=train,
+        offload=offload,
     )
     limit = spec.data.max_response_tokens
     return Critic(learner, ValueObjective.of(critic, spec.algorithm, max_response_tokens=limit))

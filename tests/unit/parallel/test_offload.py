@@ -1,0 +1,73 @@
+"""Tensors leave their device and come back as they were, with all that looks at them."""
+
+import pytest
+import torch
+
+from ppojob_trainer.parallel.offload import HostMemory, Resident, saved_on_host
+
+
+@pytest.fixture
+def base():
+    return torch.arange(12.0)
+
+
+def test_views_of_a_storage_leave_and_come_back_together(base):
+    host, part = HostMemory(), base[4:10].view(2, 3).t()
+    expected, whole = part.clone(), base.clone()
+    host.take([part, base])
+    assert base.untyped_storage().nbytes() == 0
+    assert torch.equal(host.seen(part), expected)
+    assert torch.equal(host.on_device(base), whole)
+    assert base.untyped_storage().nbytes() == 0  # what was read is a copy
+    host.take([part])  # has left already
+    host.give_back([part])
+    assert torch.equal(base, whole)
+    assert torch.equal(part, expected)
+
+
+def test_what_changed_meanwhile_is_taken_anew_to_the_same_place(base):
+    host = HostMemory()
+    host.take([base])
+    place = host.seen(base).data_ptr()
+    host.give_back([base])
+    base.add_(1.0)
+    host.give_back([base])  # is there already
+    assert torch.equal(base, torch.arange(12.0) + 1.0)
+    host.take([base])
+    assert torch.equal(host.seen(base), torch.arange(12.0) + 1.0)
+    assert host.seen(base).data_ptr() == place
+
+
+def test_a_tensor_that_is_there_is_given_as_it_is(base):
+    host = HostMemory()
+    assert host.seen(base) is base
+    assert host.on_device(base) is base
+    empty = torch.empty(0, 3)
+    host.take([empty])
+    assert host.on_device(empty) is empty
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_gradients_go_with_the_weights_that_leave(leaves):
+    weight = torch.nn.Parameter(torch.ones(3))
+    resident = Resident([weight], leaves=leaves)
+    weight.grad = torch.ones(3)
+    resident.leave()
+    assert (weight.untyped_storage().nbytes() == 0) == leaves
+    assert (weight.grad is None) == leaves
+    with resident.at_work():
+        assert torch.equal(weight, torch.ones(3))
+        weight.data.mul_(2.0)
+    assert torch.equal(resident.host.on_device(weight.detach()), torch.full((3,), 2.0))
+
+
+def test_what_is_saved_for_a_backward_pass_is_not_kept_on_the_device():
+    x = torch.linspace(-1.0, 1.0, 5, requires_grad=True)
+    with saved_on_host():
+        middle = x.exp()
+        y = middle.square().sum()
+    memory = middle.untyped_storage()
+    middle.data.zero_()  # nobody looks at it any more
+    assert memory.nbytes()
+    y.backward()
+    torch.testing.assert_close(x.grad, 2.0 * (2.0 * x).exp())
