@@ -29,7 +29,7 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import check_layouts, check_targets
-from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
+from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder, check_use
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORER
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.tokenizer_fit import check_score_fit, check_tokenizer_fit
@@ -159,12 +159,15 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
 
 
 def _check_critic(spec: PPOJobSpec, largest_token_id: int | None, found: Preflight) -> None:
-    """Judge the critic's folder, where it is not the policy's, which is judged by itself.
+    """Judge the critic's folder; the policy's is judged by itself, and may be none of a critic.
 
     It reads the policy's rows: the same tokens, and as many.
     """
     critic = spec.critic
-    if critic is None or critic.path is None or critic.path == spec.model.path:
+    if critic is None or critic.path is None:
+        return
+    if critic.path == spec.model.path:
+        found.add(check_use(Path(critic.path), CRITIC))
         return
     trusted = spec.model.trust_remote_code
     report = check_model_folder(Path(critic.path), CRITIC, trust_remote_code=trusted)

@@ -47,14 +47,16 @@ def literal_kl(logits: list[list[float]], ref_logits: list[list[float]]) -> Tens
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 0])
 @pytest.mark.parametrize("block", [1, 5, 4096])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_equals_the_definition_with_gradients(case, chunk, block, temperature, monkeypatch):
+@pytest.mark.parametrize(("temperature", "cap"), [(1.0, None), (0.7, None), (0.7, 2.0)])
+def test_equals_the_definition_with_gradients(case, chunk, block, temperature, cap, monkeypatch):
     monkeypatch.setattr(module, "TOKEN_BLOCK", block)
     hidden, weight, reference = case
-    z = hidden @ weight.T / temperature
-    y = reference.hidden @ reference.weight.T / temperature
+    both = hidden @ weight.T, reference.hidden @ reference.weight.T
+    if cap is not None:
+        both = tuple(cap * torch.tanh(logits / cap) for logits in both)
+    z, y = (logits / temperature for logits in both)
     expected = (z.softmax(1) * (z.log_softmax(1) - y.log_softmax(1))).sum(1)
-    got = full_kl(hidden, weight, reference, LogprobSettings(temperature, chunk))
+    got = full_kl(hidden, weight, reference, LogprobSettings(temperature, chunk, cap=cap))
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(got.detach(), literal_kl(z.tolist(), y.tolist()), atol=1e-5, rtol=0)
     factors = torch.randn(TOKENS, dtype=torch.float64)
