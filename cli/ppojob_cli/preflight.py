@@ -30,7 +30,7 @@ from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import check_layouts, check_targets
 from ppojob_trainer.models.config_changes import config_changes
-from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
+from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder, check_use
 from ppojob_trainer.models.kinds import (
     CRITIC,
     POLICY,
@@ -180,12 +180,15 @@ def _check_data(
 def _check_critic(
     spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight
 ) -> None:
-    """Judge the critic's folder, where it is not the policy's, which is judged by itself.
+    """Judge the critic's folder; the policy's is judged by itself, and may be none of a critic.
 
     It reads the policy's rows: the same tokens, and as many.
     """
     critic = spec.critic
-    if critic is None or critic.path is None or critic.path == spec.model.path:
+    if critic is None or critic.path is None:
+        return
+    if critic.path == spec.model.path:
+        found.add(check_use(Path(critic.path), CRITIC))
         return
     report = _check_reader(spec, Path(critic.path), CRITIC, found)
     rows = report.vocabulary

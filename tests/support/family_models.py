@@ -20,34 +20,16 @@ from transformers import (
 )
 
 WINDOW = 4
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0, 1.5, 2.0, 2.5],
-    "long_factor": [3.0, 4.0, 5.0, 6.0],
-}
-"""Of heads of 8 numbers."""
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
-    "qwen2": (
-        Qwen2ForCausalLM,
-        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
-    ),
+    "qwen2": (Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "mistral": (MistralForCausalLM, {"sliding_window": WINDOW}),
-    "phi3": (
-        Phi3ForCausalLM,
-        {
-            "original_max_position_embeddings": 32,
-            "rope_parameters": LONGROPE,
-            "sliding_window": WINDOW,
-            "pad_token_id": 0,
-        },
-    ),
+    "phi3": (Phi3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "smollm3": (SmolLM3ForCausalLM, {"no_rope_layers": [0, 1, 0], "pad_token_id": 0}),
-    "olmo2": (Olmo2ForCausalLM, {"attention_bias": True}),
-    "olmo3": (Olmo3ForCausalLM, {"sliding_window": WINDOW}),
+    "olmo2": (Olmo2ForCausalLM, {"attention_bias": True, "pad_token_id": 0}),
+    "olmo3": (Olmo3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "granite": (
         GraniteForCausalLM,
         {

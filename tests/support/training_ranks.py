@@ -25,6 +25,7 @@ from family_models import FAMILY_MODELS
 from tiny_models import NAMES, TEMPLATE, TWO_LAYERS, make_model, save_model, save_tokenizer
 from torch import Tensor
 from transformers import (
+    Gemma2ForCausalLM,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedModel,
@@ -174,6 +175,7 @@ TOGETHER = (
 )
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     **{family: FAMILY_MODELS[family] for family in FAMILIES},
+    "gemma2": (Gemma2ForCausalLM, {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True}),
     "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
     "untied": (LlamaForCausalLM, {}),
     "biased": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),

@@ -18,13 +18,17 @@ def case():
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100, 0])
 @pytest.mark.parametrize("block", [1, 5, 4096])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_equals_the_definition_with_gradients(case, chunk, block, temperature, monkeypatch):
+@pytest.mark.parametrize(("temperature", "cap"), [(1.0, None), (0.7, None), (0.7, 2.0)])
+def test_equals_the_definition_with_gradients(case, chunk, block, temperature, cap, monkeypatch):
     monkeypatch.setattr(module, "TOKEN_BLOCK", block)
     hidden, weight, targets = case
     factors = torch.randn(2, TOKENS, dtype=torch.float64)
-    expected = token_logprobs(hidden @ weight.T, targets, temperature)
-    got = fused_logprobs(hidden, weight, targets, LogprobSettings(temperature, chunk, "gradient"))
+    logits = hidden @ weight.T
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    expected = token_logprobs(logits, targets, temperature)
+    settings = LogprobSettings(temperature, chunk, "gradient", cap=cap)
+    got = fused_logprobs(hidden, weight, targets, settings)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     ours, theirs = (
         torch.autograd.grad((factors[0] * a + factors[1] * b).sum(), (hidden, weight))

@@ -17,6 +17,9 @@ LOGPROBS = PolicyHead(LogprobSettings())
 @pytest.mark.parametrize("family", FAMILY_MODELS)
 def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tied, share):
     model, rows = make_model(family, tied=tied, dtype=torch.float64), make_rows()
+    with torch.no_grad():  # nothing is 0 or 1 throughout
+        for weight in (weight for weight in model.parameters() if weight.ndim == 1):
+            weight.add_(0.3 * torch.randn(weight.shape, dtype=torch.float64))
     settings = LogprobSettings(temperature=0.8, chunk_tokens=5, entropy="gradient")
     factors = torch.randn(2, rows.num_tokens, dtype=torch.float64)
     results = []
@@ -34,6 +37,18 @@ def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tie
     torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(got[1], expected[1], rtol=0, atol=1e-5)
     assert relative_difference(got[2], expected[2]) < 1e-5
+
+
+def test_angles_of_rows_that_are_short_enough_are_fixed(make_model, make_rows):
+    """Longer ones are refused, see `folder_checks.context_tokens`."""
+    factors = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [3.0, 4.0, 5.0, 6.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    short = {"original_max_position_embeddings": 32, "rope_parameters": rope}
+    model, rows = make_model("phi3", dtype=torch.float64, **short), make_rows()
+    expected = padded_logprobs(model, rows)[0]
+    use_packed_attention(model)
+    got = packed_pass(model, LOGPROBS, rows).outputs[0]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_a_shared_prompt_lies_once_and_what_predicts_nothing_not_at_all(make_rows):

@@ -99,6 +99,12 @@ CASES: dict[str, Spoil] = {
     "no architecture": config(model_type=None),
     "a classifier": config(architectures=["LlamaForSequenceClassification"]),
     "windows": config(layer_types=["sliding_attention", "full_attention"], sliding_window=32),
+    "windows of some layers of a Mistral": config(
+        model_type="mistral", layer_types=["sliding_attention", "full_attention"]
+    ),
+    "angles by the longest row": config(
+        rope_parameters={"full_attention": {"rope_type": "dynamic", "factor": 2.0}}
+    ),
     "pickle only": without_weights("pytorch_model.bin", "optimizer.pt"),
     "no weights": without_weights(),
     "shard missing": shards(lambda folder, _: next(folder.glob("*2.safetensors")).unlink()),
@@ -123,6 +129,7 @@ OTHER_KINDS: dict[str, tuple[ModelKind, Spoil]] = {
         CRITIC,
         config(architectures=["LlamaForTokenClassification"], id2label={"0": "a", "1": "b"}),
     ),
+    "no such critic": (CRITIC, config(model_type="granite", architectures=["GraniteForCausalLM"])),
     "critic of two numbers": (CRITIC, tensors(**{"score.weight": np.ones((2, 64), np.float32)})),
     "no folder of a critic": (CRITIC, shutil.rmtree),
     "no reward model": (REWARD, config(architectures=["LlamaForCausalLM"])),

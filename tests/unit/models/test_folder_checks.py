@@ -19,8 +19,15 @@ from transformers import (
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
 )
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as TEXTS_BY_TYPE,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES as TOKENS_BY_TYPE,
+)
 
-from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.architectures import read_sizes
+from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.weight_files import BadHeader, read_header
@@ -33,7 +40,10 @@ def maker(model_class, **options):
 
 
 MODELS = {
-    **{f"plain {family}": maker(kind) for family, (kind, _) in FAMILY_MODELS.items()},
+    **{
+        f"plain {family}": maker(kind, pad_token_id=0)
+        for family, (kind, _) in FAMILY_MODELS.items()
+    },
     **{family: maker(kind, **options) for family, (kind, options) in FAMILY_MODELS.items()},
     "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),
 }
@@ -41,6 +51,24 @@ MODELS = {
 
 def test_every_family_has_a_model() -> None:
     assert FAMILIES.keys() == FAMILY_MODELS.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_config_leaves_out_is_what_transformers_takes(family: str) -> None:
+    kind, _ = FAMILY_MODELS[family]
+    given = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 24, "num_hidden_layers": 1}
+    given |= {"num_attention_heads": 8}
+    whole = kind.config_class(**given).to_dict()
+    short = {"model_type": family, **given}
+    assert read_sizes(short, Path()) == read_sizes(whole, Path())
+    for key, values in FAMILIES[family].only.items():
+        assert whole.get(key) in values
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_classifiers_are_those_that_transformers_has(family: str) -> None:
+    for end, found in ((TOKENS, TOKENS_BY_TYPE), (TEXTS, TEXTS_BY_TYPE)):
+        assert (end in FAMILIES[family].classifiers) == (family in found)
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -125,6 +153,9 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 8192}
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 32_768),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, None),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, None),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}}, None),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 2048}, 2048),
+        ({"rope_scaling": {"type": "su"}}, 4096),
     ],
 )
 def test_a_model_is_as_long_as_vllm_lets_it_be(rope, tokens):

@@ -29,7 +29,10 @@ THEIRS = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+CUT = [family for family in FAMILIES if not FAMILIES[family].uncut]
+
+
+@pytest.mark.parametrize("family", CUT)
 def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
     theirs = FAMILY_MODELS[family][0].config_class.base_model_tp_plan
     cut = {f"model.{name}": THEIRS[kind] for name, kind in theirs.items()}
@@ -41,13 +44,13 @@ def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
 @pytest.mark.parametrize(
     "model_class",
     [
-        *(kind for kind, _ in FAMILY_MODELS.values()),
+        *(FAMILY_MODELS[family][0] for family in CUT),
         LlamaForSequenceClassification,
         LlamaForTokenClassification,
     ],
 )
 def test_every_weight_has_a_style(model_class) -> None:
-    model = make_model(model_class)
+    model = make_model(model_class, pad_token_id=0)
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     assert styles_of(model).keys() == owners
 
@@ -80,12 +83,25 @@ def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, change
 
 
 @pytest.mark.parametrize(
+    ("engine", "family", "refused"),
+    [("vllm", "olmo2", True), ("huggingface", "olmo2", False), ("vllm", "mistral", False)],
+)
+def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refused: bool) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": family, **SIZES}))
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, rollout={"engine": engine})
+    found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
+    assert found == ([("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else [])
+
+
+@pytest.mark.parametrize(
     ("ranks", "changes", "allowed"),
     [
         (2, {}, None),
         (4, {}, "a divisor of 2"),  # key heads
         (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "a divisor of 3"),
         (2, {"intermediate_size": 23}, "a divisor of 1"),
+        (2, {"model_type": "phi3"}, "a divisor of 1"),
     ],
 )
 def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, allowed) -> None:

@@ -1,7 +1,8 @@
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from tiny_models import TWO_LAYERS
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.state_dict import named_full_tensors
@@ -11,18 +12,10 @@ SIZES = {**TWO_LAYERS, "hidden_size": 64, "num_hidden_layers": 3}
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    ("config_class", "changes"),
-    [
-        (LlamaConfig, {}),
-        (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
-        (Qwen2Config, {}),
-        (Qwen3Config, {}),
-        (Qwen3Config, {"attention_bias": True}),
-    ],
-)
-def test_names_are_those_that_the_trainer_sends(config_class, changes, tied) -> None:
-    config = config_class(**SIZES, **changes, tie_word_embeddings=tied)
+@pytest.mark.parametrize("family", FAMILY_MODELS)
+def test_names_are_those_that_the_trainer_sends(family, tied) -> None:
+    kind, options = FAMILY_MODELS[family]
+    config = kind.config_class(**{**SIZES, **options, "tie_word_embeddings": tied})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert checkpoint_names(config) == {name for name, _ in named_full_tensors(model)}

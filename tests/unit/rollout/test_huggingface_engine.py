@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from tiny_models import TWO_LAYERS, make_model
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
@@ -55,11 +56,16 @@ def mixed_requests(number: int = 24) -> list[Request]:
     ]
 
 
-def test_logprobs_equal_a_forward_over_the_whole_text() -> None:
+@pytest.mark.parametrize("family", FAMILY_MODELS)
+def test_logprobs_equal_a_forward_over_the_whole_text(family: str) -> None:
     """Without cache, padding or batch; rows that top-k and top-p cut are left out."""
     requests = [r for r in mixed_requests() if r.sampling.top_k == -1]
-    model = tiny_model()
-    for request, done in zip(requests, generate(tiny_engine(), requests), strict=True):
+    kind, options = FAMILY_MODELS[family]
+    sizes = {"vocab_size": VOCAB, **TWO_LAYERS, "pad_token_id": 0, "eos_token_id": 0, **options}
+    model, same = (make_model(kind, **sizes) for _ in range(2))
+    model.set_attn_implementation("eager")
+    engine = HuggingFaceEngine(same, max_model_tokens=64, max_sequences=64)
+    for request, done in zip(requests, generate(engine, requests), strict=True):
         assert done.request_id == request.request_id
         ids = torch.tensor([[*request.prompt, *done.tokens]])
         with torch.no_grad():

@@ -199,9 +199,23 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Heads and features that the ranks of an engine cannot share; of key heads each has one."""
+    """Models that an engine has not; heads and features that its ranks cannot share.
+
+    Of key heads each has one.
+    """
     tensor, sizes = spec.rollout.parallelism.tensor, sizes_of(spec.model.path)
-    if tensor == 1 or sizes is None:
+    if sizes is None or spec.algorithm.given:
+        return
+    if spec.rollout.engine == "vllm" and not FAMILIES[sizes.model_type].is_in_vllm:
+        yield Problem(
+            "spec.rollout.engine",
+            shown(spec.rollout.engine),
+            f"vLLM has no model of {sizes.model_type} of its own, and would change transformers' "
+            "for the trainer too",
+            "huggingface",
+            ReasonCode.CONFLICT,
+        )
+    if tensor == 1:
         return
     most, keys = gcd(sizes.heads, sizes.inner), sizes.key_heads
     fitting = [n for n in range(1, most + 1) if most % n == 0 and not (keys % n and n % keys)]

@@ -29,6 +29,7 @@ class Family:
         models: such models, for people.
         defaults: what transformers takes for keys that config.json does not have.
         only: the values of keys that are computed here; of an absent key the first is meant.
+        has_windows: whether layers may see a window of the row alone, in transformers and in vLLM.
         ropes: the types of rotary positions that are.
         biases: linear layers of a block that have biases where config.json says true to a key.
         always_biased: those that have one in any case.
@@ -38,6 +39,8 @@ class Family:
         centred_norms: whether norms multiply by 1 + weight.
         head_norm: what queries and keys are normalised over, if at all.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
+        is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
+            classes, which it changes for the whole process, and so for the trainer.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_cap: key of the soft cap that they come under, if any.
         classifiers: the ends of the names of transformers' classes with a head of one number.
@@ -46,6 +49,7 @@ class Family:
     models: str
     defaults: Mapping[str, Json] = field(default_factory=dict)
     only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    has_windows: bool = False
     ropes: tuple[str | None, ...] = _FIXED_ROPES
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _ATTENTION)
     always_biased: tuple[str, ...] = ()
@@ -55,6 +59,7 @@ class Family:
     centred_norms: bool = False
     head_norm: Literal["none", "each head", "all heads"] = "none"
     uncut: str = ""
+    is_in_vllm: bool = True
     logit_divisor: str = ""
     logit_cap: str = ""
     classifiers: tuple[str, ...] = CLASSIFIERS
@@ -66,12 +71,14 @@ _OLMO2: Final = Family(
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     head_norm="all heads",
     uncut="queries and keys are normalised over all heads",
+    is_in_vllm=False,
     classifiers=(TEXTS,),
 )
 _GEMMA2: Final = Family(
     "Gemma 2",
     defaults={"head_dim": 256, "num_key_value_heads": 4, "tie_word_embeddings": True},
     only={"use_bidirectional_attention": (None, False)},
+    has_windows=True,
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     centred_norms=True,
@@ -79,12 +86,28 @@ _GEMMA2: Final = Family(
 )
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases=_ATTENTION | _FEED_FORWARD),
-    "qwen2": Family("Qwen2, Qwen2.5", biases={}, always_biased=_QUERIES),
-    "qwen3": Family("Qwen3", defaults={"head_dim": 128}, head_norm="each head"),
-    "mistral": Family("Mistral", defaults={"num_key_value_heads": 8}, biases={}),
+    "qwen2": Family(
+        "Qwen2, Qwen2.5",
+        defaults={"num_key_value_heads": 32},
+        biases={},
+        always_biased=_QUERIES,
+    ),
+    "qwen3": Family(
+        "Qwen3",
+        defaults={"head_dim": 128, "num_key_value_heads": 32},
+        head_norm="each head",
+    ),
+    "mistral": Family(
+        "Mistral",
+        defaults={"num_key_value_heads": 8},
+        only={"layer_types": (None,)},
+        has_windows=True,
+        biases={},
+    ),
     "phi3": Family(
         "Phi-3, Phi-3.5, Phi-4",
-        only={"resid_pdrop": (0.0,)},
+        only={"resid_pdrop": (0.0,), "layer_types": (None,)},
+        has_windows=True,
         ropes=(None, "default", "longrope"),
         biases={},
         is_fused=True,
@@ -94,9 +117,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "SmolLM3",
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
         biases=_ATTENTION | _FEED_FORWARD,
+        is_in_vllm=False,
     ),
     "olmo2": _OLMO2,
-    "olmo3": replace(_OLMO2, models="OLMo 3"),
+    "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True),
     "granite": Family(
         "Granite 3, 4 dense",
         biases=_ATTENTION | _FEED_FORWARD,

@@ -179,7 +179,8 @@ def check_config(
         yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(FAMILIES)}")
     yield from _check_class(config, path, kind)
     if family is not None:
-        yield from _check_family(family, config, path, kind)
+        yield from _check_made(family, config, path, kind)
+        yield from _check_family(family, config, path)
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -221,19 +222,34 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
             yield _unsupported(f"{path}:id2label", got, "a score is one number", kind.wanted)
 
 
-def _check_family(
+def check_use(folder: Path, kind: ModelKind) -> Iterator[Problem]:
+    """What keeps a folder that is judged as another kind of model from being this one too."""
+    path = folder / "config.json"
+    config = read_object(path, ModelReason.BAD_CONFIG)
+    if not isinstance(config, Problem) and config.get("model_type") in FAMILIES:
+        yield from _check_made(FAMILIES[str(config["model_type"])], config, path, kind)
+
+
+def _check_made(
     family: Family, config: Mapping[str, Json], path: Path, kind: ModelKind
 ) -> Iterator[Problem]:
-    """What a model of the family may ask for, and is not computed here."""
+    """A kind of model that transformers has not of the family."""
     if kind.made_as in CLASSIFIERS and kind.made_as not in family.classifiers:
         able = [name for name, other in FAMILIES.items() if kind.made_as in other.classifiers]
-        why = f"transformers has no model ...{kind.made_as} of it"
         got = shown(config["model_type"])
+        why = f"{kind.where} asks for a model ...{kind.made_as}, which transformers has not of it"
         yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(able)}")
+
+
+def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+    """What a model of the family may ask for, and is not computed here."""
     for key, values in family.only.items():
         if config.get(key, values[0]) not in values:
             why, allowed = "it is not computed here", " or ".join(map(shown, values))
             yield _unsupported(f"{path}:{key}", shown(config[key]), why, allowed)
+    if not family.has_windows and _has_windows(config):
+        got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
+        yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
     for section, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name not in family.ropes:
@@ -253,3 +269,14 @@ def _ropes(config: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]
 
 def _unsupported(where: str, got: str, why: str, allowed: str) -> Problem:
     return Problem(where, got, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
+
+
+def _has_windows(config: Mapping[str, Json]) -> bool:
+    """Whether any layer attends within a window, by the rules of Qwen2 and Qwen3."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return "sliding_attention" in kinds
+    if config.get("use_sliding_window") is not True or config.get("sliding_window") is None:
+        return False
+    first, layers = config.get("max_window_layers", 28), config.get("num_hidden_layers")
+    return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)

@@ -61,6 +61,8 @@ class HuggingFaceEngine:
         `max_sequences` run at once, further ones wait.
         """
         self._model = model.eval().requires_grad_(False)
+        if getattr(model.config, "attn_logit_softcapping", None) is not None:
+            model.set_attn_implementation("eager")  # the fused kernel knows of no soft cap
         self._home = model.device
         self._max_model_tokens = max_model_tokens
         self._max_sequences = max_sequences

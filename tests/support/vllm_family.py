@@ -1,0 +1,80 @@
+"""Print the largest difference of log-probabilities between vLLM and transformers for a family.
+
+Run: `python vllm_family.py FAMILY FOLDER`. Rows are longer than windows; weights reach the engine
+as the trainer sends them, and are not those of the folder.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from family_models import FAMILY_MODELS
+from padded_reference import token_logprobs
+from tiny_models import make_model
+
+from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.models.state_dict import named_full_tensors
+from ppojob_trainer.rollout.protocol import Request, SamplingParams
+from ppojob_trainer.rollout.vllm_engine import VllmEngine
+
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+WINDOW, ANSWER = 16, 40
+HALF = 16  # of a head: vLLM on the CPU wants heads of 32
+ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + i / 8 for i in range(HALF)],
+    "long_factor": [2.0 + i for i in range(HALF)],
+}
+OPTIONS = {
+    "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
+    "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
+    "gemma3_text": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
+}
+
+
+def main(family: str, folder: Path) -> None:
+    kind, options = FAMILY_MODELS[family]
+    changes = {**SIZES, **options, **OPTIONS.get(family, {})}
+    if "sliding_window" in changes:
+        changes["sliding_window"] = WINDOW
+    model = make_model(kind, **changes)
+    model.save_pretrained(folder)
+    rollout = RolloutSpec(engine="vllm", dtype="float32", max_model_tokens=96, max_sequences=4)
+    engine = VllmEngine(rollout, folder)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape))
+    engine.load_weights(1, named_full_tensors(model))
+    prompts = [tuple(torch.randint(3, 128, (length,)).tolist()) for length in (5, ANSWER)]
+    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=ANSWER)
+    for number, prompt in enumerate(prompts):
+        engine.submit(Request(str(number), prompt, sampling, seed=number))
+    largest = 0.0
+    model.set_attn_implementation("eager")
+    while engine.has_work():
+        for row in engine.step():
+            prompt = prompts[int(row.request_id)]
+            with torch.no_grad():
+                ids = torch.tensor([[*prompt, *row.tokens]])
+                logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            logprobs, _ = token_logprobs(logits, torch.tensor(row.tokens))
+            largest = max(largest, float((logprobs - torch.tensor(row.logprobs)).abs().max()))
+    engine.close()
+    print(largest)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,20 @@
+"""The table of families in docs/models.md says what the table of the code does."""
+
+from pathlib import Path
+
+from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS, Family
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+
+
+def row(model_type: str, family: Family) -> str:
+    uses = {"critic": TOKENS, "reward model": TEXTS}
+    also = [use for use, end in uses.items() if end in family.classifiers]
+    engines = "vLLM, huggingface" if family.is_in_vllm else "huggingface"
+    cut = "no: " + family.uncut if family.uncut else "yes"
+    return f"| `{model_type}` | {family.models} | {', '.join(also)} | {engines} | {cut} |"
+
+
+def test_every_family_has_its_row() -> None:
+    _, *found = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert found == [row(*item) for item in FAMILIES.items()]
