@@ -32,6 +32,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
+from ppojob_api.run_layout import JOB_FILE
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.well_known import MANIFEST_BYTES_LIMIT
 
@@ -89,9 +90,15 @@ def read_file(path: str) -> Manifest:
                 data = file.read(MANIFEST_BYTES_LIMIT + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        problem = Problem(
-            name, ABSENT, f"cannot be read ({why})", "a readable YAML file", ReasonCode.UNREADABLE
-        )
+        of_run = Path(path) / JOB_FILE if isinstance(error, IsADirectoryError) else None
+        allowed = "a readable YAML file"
+        if of_run is not None and of_run.is_file():
+            allowed = f"the job of this run is {printable(str(of_run))}"
+        problem = Problem(name, ABSENT, f"cannot be read ({why})", allowed, ReasonCode.UNREADABLE)
+        return Manifest(name, None, (problem,))
+    if path.endswith(".sh"):
+        allowed = f"ppojob from-verl {name} > job.yaml makes one of a script of verl's"
+        problem = Problem(name, "a shell script", "a job is YAML", allowed, ReasonCode.BAD_FORM)
         return Manifest(name, None, (problem,))
     return read_bytes(data, name)
 

@@ -8,7 +8,7 @@ import click
 
 from ppojob_api import manifest, run_config, validation
 from ppojob_api.run_config import RunConfig
-from ppojob_api.topology import RoleTopology
+from ppojob_api.topology import RoleTopology, world_size
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
@@ -116,6 +116,24 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
         f"micro-batches of {ranks * spec.training.micro_batch_tokens} tokens{shared}; "
         f"the longest prompt and response take {prompt_and_response}"
     )
+    yield from _waiting_stages(spec)
+
+
+def _waiting_stages(spec: PPOJobSpec) -> Iterator[str]:
+    """Stages of a pipeline that have nothing to do: all rows fit into one micro-batch."""
+    algorithm, data, pods = spec.algorithm, spec.data, spec.roles.actor_rollout
+    layout = pods.parallelism
+    if layout.pipeline == 1:
+        return
+    coordinates = world_size(pods) // (layout.pipeline * layout.tensor * layout.sequence)
+    prompts = -(-(algorithm.mini_batch_prompts or algorithm.prompts_per_step) // coordinates)
+    rows = prompts * max(algorithm.samples_per_prompt, algorithm.answers_per_row)
+    tokens = rows * (data.max_prompt_tokens + data.max_response_tokens)
+    if tokens <= layout.sequence * spec.training.micro_batch_tokens:
+        yield (
+            f"a mini-batch is one micro-batch: one of {layout.pipeline} pipeline stages computes "
+            "at a time; a smaller training.microBatchTokens has them compute together"
+        )
 
 
 def unit(spec: PPOJobSpec) -> str:

@@ -3,6 +3,7 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, words
+from ppojob_api.v1alpha1.algorithm import GIVEN
 from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, RATIO_MODES
 
 POLICY_LOSS_RULES = rules(
@@ -33,19 +34,19 @@ POLICY_LOSS_RULES = rules(
 
     spec.algorithm | highEntropyShare | Conflict
         policyLoss.type: geo_mean has one loss for all tokens of a response; 1, or another type
-    when: self.policyLoss.type == 'geo_mean'
+    when: !(self.type in $GIVEN) && self.policyLoss.type == 'geo_mean'
     must: self.highEntropyShare == 1.0
 
     spec.algorithm | lossAggregation | Conflict
         policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
         tokens; sequence_mean_token_mean
-    when: self.policyLoss.type in $MEANS_OF_RESPONSES
+    when: !(self.type in $GIVEN) && self.policyLoss.type in $MEANS_OF_RESPONSES
     must: self.lossAggregation == 'sequence_mean_token_mean'
 
     spec.algorithm | lossAggregation | Conflict
         policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
         tokens, or of the sum; sequence_mean_token_mean, or sequence_mean_token_sum
-    when: self.policyLoss.type in $MAY_BE_SUMS
+    when: !(self.type in $GIVEN) && self.policyLoss.type in $MAY_BE_SUMS
     must: self.lossAggregation in ['sequence_mean_token_mean', 'sequence_mean_token_sum']
 
     spec.algorithm | rolloutCorrection | Required
@@ -95,6 +96,7 @@ POLICY_LOSS_RULES = rules(
     must: self.high >= 1.0
     """,
     CLIP_FIELDS=" ".join(map(to_camel, CLIP_FIELDS)),
+    GIVEN=words(GIVEN),
     HAVE_THE_RATIO=words(
         name for name, one in LOSSES.items() if one.is_of_sampler and name != "bypass"
     ),

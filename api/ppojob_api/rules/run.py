@@ -59,7 +59,8 @@ LENGTH_RULES = rules(
     must: self.data.validation.size() > 0
 
     spec | data.validation | Required
-        steps.generateOnly has no prompts to answer; a list of files, or generateOnly: false
+        prompts to answer stand there with steps.generateOnly; a list of files, or
+        `ppojob generate --data FILE`
     when: self.steps.generateOnly
     must: self.data.validation.size() > 0
 

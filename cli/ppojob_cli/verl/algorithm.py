@@ -270,6 +270,8 @@ def optimizer_kind(verl: Verl, job: Draft) -> None:
         kind = str(verl[key]).lower()
         if kind in {"muon", "sgd"}:
             job.set(f"{section}.type", kind, key)
+            if kind == "muon":
+                job.note("as torch.optim.Muon with adjust_lr_fn: match_rms_adamw", key)
             # PyTorch's own default, which verl has for the one, is that of Muon for the other.
             if kind == "sgd" or verl.is_given(momentum):
                 job.set(f"{section}.momentum", verl[momentum] or 0.0, momentum)

@@ -117,6 +117,17 @@ def test_unreadable(path: str) -> None:
     assert str(problem).isprintable()
 
 
+def test_what_a_file_may_be_instead_of_a_job_says_where_the_job_is(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").touch()
+    (run,) = manifest.read_file(str(tmp_path)).problems
+    assert (run.reason_code, f"{tmp_path}/job.yaml" in run.allowed) == ("Unreadable", True)
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo \\\n  a=b\n")
+    (problem,) = manifest.read_file(str(script)).problems
+    assert (problem.where, problem.reason_code) == (str(script), "BadForm")
+    assert f"ppojob from-verl {script}" in problem.allowed
+
+
 def test_endless_file_is_read_to_the_limit_only() -> None:
     (problem,) = manifest.read_file("/dev/zero").problems
     assert problem.reason_code == "TooLarge"

@@ -74,6 +74,19 @@ def test_how_ranks_share_a_model_and_how_far_engines_are_ahead() -> None:
     assert " a rank, CPU, at most 1 step ahead: sum-rollout" in lines[3]
 
 
+@pytest.mark.parametrize(("tokens", "waits"), [(64 * 1024, True), (64 * 1024 - 1, False)])
+def test_stages_that_always_have_one_micro_batch_are_told_of(tokens: int, waits: bool) -> None:
+    """Eight prompts of eight rows for each of two pairs of stages, of 1,024 tokens at the most."""
+    layout = {"ranksPerReplica": 4, "parallelism": {"pipeline": 2}}
+    lines = planned(
+        algorithm={"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
+        training={"microBatchTokens": tokens},
+        roles={"actorRollout": layout},
+    )
+    told = [line for line in lines if "a mini-batch is one micro-batch: one of 2 pipeline" in line]
+    assert len(told) == waits
+
+
 @pytest.mark.parametrize(
     ("field", "told"),
     [

@@ -210,6 +210,13 @@ def test_bad_data(name: str, files: PromptFiles) -> None:
     assert_lines(CASES[name](files), EXPECTED[name])
 
 
+def test_a_file_that_is_read_twice_is_told_of_once(files: PromptFiles) -> None:
+    path = files.lines("a.jsonl", good_row(), good_row(prompt=7))
+    once = files.errors(path)
+    assert files.errors(path, validation=[{"path": str(path)}]) == once
+    assert len(once) == 1
+
+
 PROMPTS: dict[str, object] = {
     "null": None,
     "empty": "",

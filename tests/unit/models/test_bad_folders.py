@@ -91,6 +91,10 @@ CASES: dict[str, Spoil] = {
     "no folder": shutil.rmtree,
     "a file for a folder": replaced_by_a_file,
     "no config": lambda folder: (folder / "config.json").unlink(),
+    "a run": lambda folder: [
+        shutil.copytree(folder, folder / "export"),
+        (folder / "config.json").unlink(),
+    ],
     "config is no JSON": write("config.json", b'{"model_type": "llama",\n  bad}'),
     "config is a list": write("config.json", b"[1, 2]"),
     "config is no UTF-8": write("config.json", b'{"a": "\xff"}'),

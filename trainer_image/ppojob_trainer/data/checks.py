@@ -50,7 +50,8 @@ def check_files(
     validation = Scan(held_out, chat, rewards, agents, spec.max_validation_rows, given=given)
     if spec.validation:
         validation.read(spec.validation)
-    errors = train.errors.lines() + validation.errors.lines()
+    # A file may be both.
+    errors = list(dict.fromkeys(train.errors.lines() + validation.errors.lines()))
     if not train.errors and draw is not None:
         if train.kept < draw[1]:
             field, batch = draw
@@ -78,7 +79,7 @@ def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[st
                 problems.append(str(opened))
             else:
                 opened.close()
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 def _duplicates(scan: Scan) -> DataProblem | None:

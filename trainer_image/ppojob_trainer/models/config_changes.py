@@ -27,7 +27,7 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     the checks tell of.
     """
     config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
-    if not isinstance(config, dict) or str(folder) != model.path:
+    if not isinstance(config, dict) or Path(folder) != Path(model.path):
         return {}
     changes: dict[str, Json] = {}
     if (scaling := model.rope_scaling) is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import (
     EMBEDDING,
@@ -103,7 +104,10 @@ def _no_model(folder: Path, kind: ModelKind) -> Problem:
     except (OSError, ValueError) as error:
         why = f"it cannot be read: {error.strerror if isinstance(error, OSError) else error}"
     got = f'"{folder}"'  # whole, however long: the end of a path tells most
-    return Problem(kind.where, got, why, _WANTED, ModelReason.MODEL_MISSING)
+    export = folder / EXPORT_FOLDER
+    is_run = os.path.isfile(export / "config.json")
+    wanted = f"the model that this run has trained is {export}" if is_run else _WANTED
+    return Problem(kind.where, got, why, wanted, ModelReason.MODEL_MISSING)
 
 
 def _of_tensors(
