@@ -301,7 +301,7 @@ teacher_model teacher_models | spec.reference
 teacher_model.model_path teacher_models.model_path | spec.reference.path
 distillation_loss.loss_mode | spec.algorithm.distillation.divergence
 use_policy_gradient | spec.algorithm.distillation.divergence | where true is sampled_reverse_kl
-use_task_rewards | spec.algorithm.type | where true is a type of rewards, with kl.in: loss and reference
+use_task_rewards | spec.algorithm.type | where true the type of the rewards, with kl.in: loss
 distillation_loss_coef | spec.algorithm.kl.coefficient | beside rewards, with kl.in: loss
 policy_loss_mode | spec.algorithm.policyLoss.type
 distillation_loss.topk | not needed | all tokens are compared

@@ -173,9 +173,7 @@ def _check_data(
     return chat.vocabulary
 
 
-def _check_critic(
-    spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight
-) -> None:
+def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight) -> None:
     """Judge the critic's folder, where it is not the policy's, which is judged by itself.
 
     It reads the policy's rows: the same tokens, and as many.
@@ -214,9 +212,7 @@ def _check_reference(
         found.add(problem.problems)
 
 
-def _check_reader(
-    spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight
-) -> ModelReport:
+def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:
     """Judge the folder of a model that reads the policy's rows, and so as many tokens."""
     report = check_model_folder(folder, kind, trust_remote_code=spec.model.trust_remote_code)
     found.add(report.errors, report.warnings)

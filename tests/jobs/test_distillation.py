@@ -58,9 +58,7 @@ def test_a_killed_job_learns_the_teacher_as_an_undisturbed_one(
     start, run_through, distillation, tmp_path
 ):
     """Over the whole vocabulary, by two ranks; nothing is scored, and no number says so."""
-    job = distillation(
-        {"divergence": "reverse_kl"}, roles={"actorRollout": {"ranksPerReplica": 2}}
-    )
+    job = distillation({"divergence": "reverse_kl"}, roles={"actorRollout": {"ranksPerReplica": 2}})
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     start(job, whole).succeed()
     found = divergences(whole)

@@ -63,10 +63,15 @@ def estimator(verl: Verl, job: Draft) -> None:
 
 
 def policy_loss(verl: Verl, job: Draft) -> None:
-    """The loss with its bounds, of which verl has one pair for all losses; its aggregation."""
+    """The loss of rewards; what is learnt from a teacher has one of its own."""
     if _learns_from_teacher(verl):
-        _aggregation(verl, job, "clip", f"{_ACTOR}.policy_loss.loss_mode")
-        return
+        job.copy(f"{_ACTOR}.loss_agg_mode")
+    else:
+        _policy_loss(verl, job)
+
+
+def _policy_loss(verl: Verl, job: Draft) -> None:
+    """The loss with its bounds, of which verl has one pair for all losses; its aggregation."""
     mode, bypass = f"{_ACTOR}.policy_loss.loss_mode", "algorithm.rollout_correction.bypass_mode"
     if verl[bypass]:
         job.set(f"{_LOSS}.type", "bypass", bypass)
@@ -118,7 +123,9 @@ def distillation(verl: Verl, job: Draft) -> None:
     gradient = f"{_TEACHER_LOSS}.use_policy_gradient"
     has_rewards = not _learns_from_teacher(verl)
     if has_rewards and (verl[gradient] or str(verl[mode]).startswith("forward")):
-        why = "beside task rewards a teacher is the reference of a KL in the loss, k1, k2, k3 or abs"
+        why = (
+            "beside task rewards a teacher is the reference of a KL in the loss, k1, k2, k3 or abs"
+        )
         job.leave_out(why, on)
         return
     job.copy(f"{_TEACHING}.teacher_models.teacher_model.model_path", "spec.reference.path")
@@ -147,7 +154,11 @@ def distillation(verl: Verl, job: Draft) -> None:
 
 def _teacher_pods(verl: Verl, job: Draft) -> None:
     """Pods of the teacher's own."""
-    nodes, gpus, role = f"{_TEACHING}.nnodes", f"{_TEACHING}.n_gpus_per_node", "spec.roles.reference"
+    nodes, gpus, role = (
+        f"{_TEACHING}.nnodes",
+        f"{_TEACHING}.n_gpus_per_node",
+        "spec.roles.reference",
+    )
     if verl[nodes]:
         job.set(f"{role}.colocateWith", "none", nodes)
         job.set(f"{role}.replicas", verl[nodes], nodes)

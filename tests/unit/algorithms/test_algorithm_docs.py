@@ -57,9 +57,7 @@ def test_every_name_has_a_section(name: str):
     assert re.search(rf"^### `{re.escape(name)}`$", TEXT, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "name", [*ADVANTAGES, *CRITIC_ADVANTAGES, "distillation", *POLICY_LOSSES]
-)
+@pytest.mark.parametrize("name", [*ADVANTAGES, *CRITIC_ADVANTAGES, "distillation", *POLICY_LOSSES])
 def test_a_section_has_the_formula_and_the_paper_that_the_code_has(name: str):
     sections = re.split(r"^##+ ", TEXT, flags=re.MULTILINE)
     for section in (one for one in sections if one.startswith(f"`{name}`\n")):

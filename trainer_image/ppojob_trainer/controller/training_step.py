@@ -141,8 +141,8 @@ class Coefficients:
 class StepResult:
     """What a step leaves behind for the records.
 
-    `advantaged` is None where tokens have no advantages; `statistics` are by name of the metric; `dropped`
-    rows were not trained on.
+    `advantaged` is None where tokens have no advantages; `statistics` are by name of the metric;
+    `dropped` rows were not trained on.
     """
 
     batch: Batch

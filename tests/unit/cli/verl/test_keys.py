@@ -79,9 +79,7 @@ def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
 
 
 # Of each, what is given and what it becomes, with the fate of keys that are not written.
-TEACHING = (
-    "distillation.enabled=true distillation.teacher_models.teacher_model.model_path=t"
-)
+TEACHING = "distillation.enabled=true distillation.teacher_models.teacher_model.model_path=t"
 LOSS = "distillation.distillation_loss"
 DIVERGENCE = "spec.algorithm.distillation.divergence"
 BASE = [
