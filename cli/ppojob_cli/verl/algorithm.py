@@ -123,9 +123,7 @@ def distillation(verl: Verl, job: Draft) -> None:
     gradient = f"{_TEACHER_LOSS}.use_policy_gradient"
     has_rewards = not _learns_from_teacher(verl)
     if has_rewards and (verl[gradient] or str(verl[mode]).startswith("forward")):
-        why = (
-            "beside task rewards a teacher is the reference of a KL in the loss, k1, k2, k3 or abs"
-        )
+        why = "beside task rewards a teacher is the reference of a KL in the loss, by an estimator"
         job.leave_out(why, on)
         return
     job.copy(f"{_TEACHING}.teacher_models.teacher_model.model_path", "spec.reference.path")
@@ -147,6 +145,7 @@ def distillation(verl: Verl, job: Draft) -> None:
         _teacher_pods(verl, job)
     else:
         job.set(field, verl[mode], mode)
+        job.note("over the whole vocabulary here, where verl looks at some tokens of it", mode)
         if verl[f"{_TEACHING}.nnodes"]:
             why = "over the whole vocabulary the teacher lives in the ranks of the policy"
             job.leave_out(why, f"{_TEACHING}.nnodes", changes_numbers=False)
@@ -154,11 +153,8 @@ def distillation(verl: Verl, job: Draft) -> None:
 
 def _teacher_pods(verl: Verl, job: Draft) -> None:
     """Pods of the teacher's own."""
-    nodes, gpus, role = (
-        f"{_TEACHING}.nnodes",
-        f"{_TEACHING}.n_gpus_per_node",
-        "spec.roles.reference",
-    )
+    role, nodes = "spec.roles.reference", f"{_TEACHING}.nnodes"
+    gpus = f"{_TEACHING}.n_gpus_per_node"
     if verl[nodes]:
         job.set(f"{role}.colocateWith", "none", nodes)
         job.set(f"{role}.replicas", verl[nodes], nodes)
