@@ -9,6 +9,7 @@ from ppojob_cli.verl.draft import Draft, Verl, is_count
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
 _TEACHING = "distillation"
+_TEACHER = f"{_TEACHING}.teacher_models.teacher_model.model_path"
 _TEACHER_LOSS = f"{_TEACHING}.distillation_loss"
 
 # The bounds of each loss, for which verl has one pair of keys.
@@ -112,7 +113,8 @@ def _aggregation(verl: Verl, job: Draft, kind: str, mode: str) -> None:
 
 def _learns_from_teacher(verl: Verl) -> bool:
     """Whether a teacher stands in the place of rewards."""
-    return bool(verl[f"{_TEACHING}.enabled"] and not verl[f"{_TEACHER_LOSS}.use_task_rewards"])
+    is_on = verl[f"{_TEACHING}.enabled"] and verl.is_given(_TEACHER)
+    return bool(is_on and not verl[f"{_TEACHER_LOSS}.use_task_rewards"])
 
 
 def distillation(verl: Verl, job: Draft) -> None:
@@ -121,12 +123,15 @@ def distillation(verl: Verl, job: Draft) -> None:
         return
     on, mode = f"{_TEACHING}.enabled", f"{_TEACHER_LOSS}.loss_mode"
     gradient = f"{_TEACHER_LOSS}.use_policy_gradient"
+    if not verl.is_given(_TEACHER):
+        job.leave_out("no teacher is named that is known here", on)
+        return
     has_rewards = not _learns_from_teacher(verl)
     if has_rewards and (verl[gradient] or str(verl[mode]).startswith("forward")):
         why = "beside task rewards a teacher is the reference of a KL in the loss, by an estimator"
         job.leave_out(why, on)
         return
-    job.copy(f"{_TEACHING}.teacher_models.teacher_model.model_path", "spec.reference.path")
+    job.copy(_TEACHER, "spec.reference.path")
     if has_rewards:
         section = "spec.algorithm.kl"
         job.set(f"{section}.in", "loss", on)
@@ -163,7 +168,7 @@ def _teacher_pods(verl: Verl, job: Draft) -> None:
 
 def kl(verl: Verl, job: Draft) -> None:
     """Where a KL is charged: verl has a switch and a coefficient for each of two places."""
-    if verl[f"{_TEACHING}.enabled"]:
+    if verl[f"{_TEACHING}.enabled"] and verl.is_given(_TEACHER):
         return
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
     in_reward = verl["algorithm.use_kl_in_reward"] and verl[f"{at}.kl_coef"] != 0
