@@ -306,7 +306,24 @@ profiler global_profiler | not yet | nsys, npu and memory; spec.profile traces b
 n_samples | spec.rollout.validation.samples
 output_path | not needed | `ppojob generate` writes responses.parquet to its --output
 reward_model_key | not needed | `ppojob evaluate` reads verl's columns
-distillation transfer_queue skip | not yet
+adv_estimator | spec.algorithm.type
+distillation.enabled | spec.algorithm.type | where true is distillation
+distillation_loss | spec.algorithm.distillation | with spec.reference, the teacher
+distillation | not yet | several teachers and other losses; spec.algorithm.distillation
+teacher_model.inference distillation.num_workers | not needed | the teacher needs no engine
+teacher_model teacher_models | spec.reference
+teacher_model.model_path teacher_models.model_path | spec.reference.path
+distillation_loss.loss_mode | spec.algorithm.distillation.divergence
+use_policy_gradient | spec.algorithm.distillation.divergence | where true is sampled_reverse_kl
+use_task_rewards | spec.algorithm.type | where true the type of the rewards, with kl.in: loss
+distillation_loss_coef | spec.algorithm.kl.coefficient | beside rewards, with kl.in: loss
+policy_loss_mode | spec.algorithm.policyLoss.type
+distillation_loss.topk | not needed | all tokens are compared
+loss_max_clamp log_prob_min_clamp | not yet | limits of what a teacher says
+distillation.nnodes teacher_model.nnodes | spec.roles.reference.replicas
+distillation.n_gpus_per_node teacher_model.n_gpus_per_node | spec.roles.reference.gpusPerReplica
+teacher_model.enable_resource_pool | spec.roles.reference.colocateWith | where true is none
+transfer_queue skip | not yet
 """)
 
 
@@ -355,6 +372,9 @@ cliprange | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh
 loss_type | spec.algorithm.lossAggregation | spec.algorithm.dpo.lossType of DPO
 label_smoothing | spec.algorithm.dpo.labelSmoothing
 rpo_alpha | spec.algorithm.dpo.sftWeight
+teacher_model_name_or_path | spec.reference.path | a folder
+lmbda | not needed | the policy draws all responses; sft learns given ones
+seq_kd teacher_model_init_kwargs | not yet | responses of the teacher, settings beside its folder
 precompute_ref_log_probs | not needed | the reference lives in the ranks of the policy
 center_rewards_coefficient | spec.algorithm.rewardModel.centering
 scale_rewards | spec.algorithm.grpo.normalizeByStd | where group is true, none is false
@@ -522,7 +542,13 @@ spec.algorithm.type | rloo_vectorized | rloo
 spec.algorithm.type | sft_trainer supervised | sft
 spec.algorithm.type | rm bradley_terry | reward_model
 spec.algorithm.type | ipo | dpo | with dpo.lossType: ipo
+spec.algorithm.type | gkd minillm opd on_policy_distillation distill | distillation
 spec.algorithm.type | maxrl | not yet
+spec.algorithm.distillation.divergence | k1 kl | sampled_reverse_kl
+spec.algorithm.distillation.divergence | reverse | reverse_kl
+spec.algorithm.distillation.divergence | forward forward_kl_topk | forward_kl
+spec.algorithm.distillation.divergence | generalized_jsd | jsd
+spec.algorithm.distillation.divergence | k2 k3 abs mse low_var_kl | reverse_kl
 spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
 spec.algorithm.policyLoss.type | gmpo | geo_mean
 spec.algorithm.policyLoss.type | bypass_mode | bypass

@@ -177,9 +177,7 @@ def _check_data(
     return chat.vocabulary
 
 
-def _check_critic(
-    spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight
-) -> None:
+def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight) -> None:
     """Judge the critic's folder; the policy's is judged by itself, and may be none of a critic.
 
     It reads the policy's rows: the same tokens, and as many.
@@ -221,9 +219,7 @@ def _check_reference(
         found.add(problem.problems)
 
 
-def _check_reader(
-    spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight
-) -> ModelReport:
+def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:
     """Judge the folder of a model that reads the policy's rows, and so as many tokens."""
     report = check_model_folder(folder, kind, trust_remote_code=spec.model.trust_remote_code)
     found.add(report.errors, report.warnings)

@@ -216,6 +216,17 @@ def test_pairs(any_home: Path, tmp_path: Path, name: str):
     assert last["train/grad_norm"] > 0
 
 
+def test_addition_distillation(home: Path, any_home: Path, tmp_path: Path):
+    teacher = any_home / "runs" / "addition-grpo" / "export"
+    if not teacher.exists():
+        make_small(home / "models" / "smollm2-135m", teacher)
+    settings = ("spec.algorithm.samplesPerPrompt=1",)
+    first, step = run_short(any_home, tmp_path / "run", "addition-distillation", *settings)
+    assert "val-core/ppojob/addition/acc/mean@1" in first
+    assert step["distillation/loss"] > 0
+    assert step["actor/grad_norm"] > 0
+
+
 def test_gsm8k_interaction(any_home: Path, tmp_path: Path):
     first = run_gsm8k(
         any_home, tmp_path / "run", "gsm8k-interaction", "data/gsm8k-with-user", "--with-user"

@@ -131,7 +131,7 @@ def save_classifier(policy: Path, folder: Path) -> None:
 def save_teacher(policy: Path, folder: Path) -> None:
     """Write a larger model with the policy's tokens, surer of them, and with rows of padding.
 
-    What it says next follows from the last token, so that a small model can learn it in a few steps.
+    It says the same whatever stands before, so that a small model can learn it in a few steps.
     """
     AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
     config = LlamaConfig.from_pretrained(
@@ -149,9 +149,7 @@ def save_teacher(policy: Path, folder: Path) -> None:
     torch.manual_seed(2)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight[:1])
     model.save_pretrained(folder)
 
 

@@ -284,9 +284,7 @@ def head_with_kl(
 ) -> HeadOf:
     """The KL, or another divergence, to another model."""
     name = "untied" if divergence != REVERSE_KL else "tied"
-    reference = ForwardEngine(
-        load_model(folder / name, world=world), HEAD, engine._training, world
-    )
+    reference = ForwardEngine(load_model(folder / name, world=world), HEAD, engine._training, world)
     return lambda rows: HeadWithKl(HEAD, reference.last_states(rows), divergence)
 
 

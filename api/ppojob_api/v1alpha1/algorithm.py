@@ -100,8 +100,7 @@ class ReinforcePlusPlusSpec(Section):
 
 
 class DistillationSpec(Section):
-    """Settings of `type: distillation`: the policy draws, a teacher, spec.reference, says of each
-    token how likely it was (Agarwal et al. 2024, arXiv:2306.13649)."""
+    """Settings of `type: distillation`: what spec.reference says (GKD: arXiv:2306.13649)."""
 
     divergence: Literal["sampled_reverse_kl", "reverse_kl", "forward_kl", "jsd"] = (
         "sampled_reverse_kl"

@@ -9,6 +9,9 @@ from ppojob_cli.verl.draft import Draft, Verl, is_count
 _ACTOR = "actor_rollout_ref.actor"
 _MOMENTUM = "optim.override_optimizer_config.momentum"
 _LOSS = "spec.algorithm.policyLoss"
+_TEACHING = "distillation"
+_TEACHER = f"{_TEACHING}.teacher_models.teacher_model.model_path"
+_TEACHER_LOSS = f"{_TEACHING}.distillation_loss"
 
 # The bounds of each loss, for which verl has one pair of keys.
 _BOUNDS = {
@@ -43,6 +46,8 @@ _WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean")
 
 def estimator(verl: Verl, job: Draft) -> None:
     """The estimator, and the settings that it reads."""
+    if _learns_from_teacher(verl):
+        return
     job.copy("algorithm.adv_estimator")
     written = job.fields.get("spec.algorithm.type")
     kind = "" if written is None else str(written.value)
@@ -60,6 +65,14 @@ def estimator(verl: Verl, job: Draft) -> None:
 
 
 def policy_loss(verl: Verl, job: Draft) -> None:
+    """The loss of rewards; what is learnt from a teacher has one of its own."""
+    if _learns_from_teacher(verl):
+        job.copy(f"{_ACTOR}.loss_agg_mode")
+    else:
+        _policy_loss(verl, job)
+
+
+def _policy_loss(verl: Verl, job: Draft) -> None:
     """The loss with its bounds, of which verl has one pair for all losses; its aggregation."""
     mode, bypass = f"{_ACTOR}.policy_loss.loss_mode", "algorithm.rollout_correction.bypass_mode"
     if verl[bypass]:
@@ -99,8 +112,65 @@ def _aggregation(verl: Verl, job: Draft, kind: str, mode: str) -> None:
         job.copy(f"{_ACTOR}.loss_agg_mode")
 
 
+def _learns_from_teacher(verl: Verl) -> bool:
+    """Whether a teacher stands in the place of rewards."""
+    is_on = verl[f"{_TEACHING}.enabled"] and verl.is_given(_TEACHER)
+    return bool(is_on and not verl[f"{_TEACHER_LOSS}.use_task_rewards"])
+
+
+def distillation(verl: Verl, job: Draft) -> None:
+    """A teacher in the place of rewards, or beside them as the reference of a KL in the loss."""
+    if not verl[f"{_TEACHING}.enabled"]:
+        return
+    on, mode = f"{_TEACHING}.enabled", f"{_TEACHER_LOSS}.loss_mode"
+    gradient = f"{_TEACHER_LOSS}.use_policy_gradient"
+    if not verl.is_given(_TEACHER):
+        job.leave_out("no teacher is named that is known here", on)
+        return
+    has_rewards = not _learns_from_teacher(verl)
+    if has_rewards and (verl[gradient] or str(verl[mode]).startswith("forward")):
+        why = "beside task rewards a teacher is the reference of a KL in the loss, by an estimator"
+        job.leave_out(why, on)
+        return
+    job.copy(_TEACHER, "spec.reference.path")
+    if has_rewards:
+        section = "spec.algorithm.kl"
+        job.set(f"{section}.in", "loss", on)
+        _estimator(job, f"{section}.estimator", mode, "k3")
+        job.copy(f"{_TEACHER_LOSS}.distillation_loss_coef", f"{section}.coefficient")
+        _teacher_pods(verl, job)
+        return
+    job.set("spec.algorithm.type", "distillation", on)
+    field = "spec.algorithm.distillation.divergence"
+    if verl[gradient]:
+        job.set(field, "sampled_reverse_kl", gradient)
+        for side in ("Low", "High"):
+            job.copy(f"{_TEACHER_LOSS}.clip_ratio_{side.lower()}", f"{_LOSS}.clip{side}")
+        if verl[mode] not in ("k1", "kl"):
+            job.leave_out("as policy gradient the reward of a token is k1", mode)
+        _teacher_pods(verl, job)
+    else:
+        job.set(field, verl[mode], mode)
+        job.note("over the whole vocabulary here, where verl looks at some tokens of it", mode)
+        if verl[f"{_TEACHING}.nnodes"]:
+            why = "over the whole vocabulary the teacher lives in the ranks of the policy"
+            job.leave_out(why, f"{_TEACHING}.nnodes", changes_numbers=False)
+
+
+def _teacher_pods(verl: Verl, job: Draft) -> None:
+    """Pods of the teacher's own."""
+    role, nodes = "spec.roles.reference", f"{_TEACHING}.nnodes"
+    gpus = f"{_TEACHING}.n_gpus_per_node"
+    if verl[nodes]:
+        job.set(f"{role}.colocateWith", "none", nodes)
+        job.set(f"{role}.replicas", verl[nodes], nodes)
+        job.set(f"{role}.gpusPerReplica", verl[gpus], gpus)
+
+
 def kl(verl: Verl, job: Draft) -> None:
     """Where a KL is charged: verl has a switch and a coefficient for each of two places."""
+    if verl[f"{_TEACHING}.enabled"] and verl.is_given(_TEACHER):
+        return
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
     in_reward = verl["algorithm.use_kl_in_reward"] and verl[f"{at}.kl_coef"] != 0
     in_loss = verl[f"{_ACTOR}.use_kl_loss"] and verl[f"{_ACTOR}.kl_loss_coef"] != 0

@@ -49,6 +49,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         algorithm.estimator,
         algorithm.policy_loss,
         algorithm.kl,
+        algorithm.distillation,
         algorithm.resampling,
         algorithm.filter_groups,
         algorithm.rollout_correction,

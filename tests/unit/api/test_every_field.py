@@ -41,7 +41,7 @@ CANNOT_BE_SET = {
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
-    *("spec.algorithm.dpo", "spec.algorithm.rewardModel"),
+    *("spec.algorithm.distillation", "spec.algorithm.dpo", "spec.algorithm.rewardModel"),
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.validation.weight"),
     *("spec.rollout.maxStaleness", "spec.rollout.parallelism.tensor"),
     *("spec.data.seed", "spec.pods.tolerations.value"),

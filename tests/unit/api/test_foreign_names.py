@@ -106,7 +106,8 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
         f"spec.algorithm.filter_groups: {groups}",
         "spec.rollout.agent: {num_workers: 8}",
         f"spec.custom_reward_function.reward_kwargs: {arguments}",
-        "spec.distillation: {model: {path: /m}}",
+        "spec.distillation: {teacher_model: {model_path: /m}}",
+        "spec.global_profiler: {steps: [1]}",
     )
     section = "spec.algorithm.filter_groups"
     sampling = "write spec.algorithm.dynamicSampling"
@@ -118,7 +119,8 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
         "spec.rollout.agent.num_workers": "remove it",
         # What such a section holds is its author's, or not verl's key for a field of ours.
         "spec.custom_reward_function.reward_kwargs": "write spec.rewards[].arguments",
-        "spec.distillation": "remove it",
+        "spec.distillation.teacher_model.model_path": "write spec.reference.path",
+        "spec.global_profiler": "remove it",
     }
 
 

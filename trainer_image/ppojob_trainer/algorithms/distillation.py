@@ -1,6 +1,7 @@
 """On-policy distillation by what a teacher says of the tokens that the policy has drawn.
 
-The divergences over the whole vocabulary are in `engine.full_kl`.
+The divergences of GKD over the whole vocabulary (Agarwal et al. 2024, arXiv:2306.13649) are in
+`engine.full_kl`.
 """
 
 from typing import Final

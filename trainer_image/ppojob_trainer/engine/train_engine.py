@@ -37,9 +37,7 @@ from ppojob_trainer.parallel.pipeline import turns
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
-Objective = (
-    PolicyObjective | DistillationObjective | ValueObjective | SftObjective | PairObjective
-)
+Objective = PolicyObjective | DistillationObjective | ValueObjective | SftObjective | PairObjective
 
 HeadOf = Callable[[Experience], Head]
 """Makes the head of a micro-batch, from what another model computes of it."""

@@ -79,6 +79,9 @@ def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
 
 
 # Of each, what is given and what it becomes, with the fate of keys that are not written.
+TEACHING = "distillation.enabled=true distillation.teacher_models.teacher_model.model_path=t"
+LOSS = "distillation.distillation_loss"
+DIVERGENCE = "spec.algorithm.distillation.divergence"
 BASE = [
     "data.train_files=a.parquet",
     "data.val_files=b.parquet",
@@ -175,6 +178,38 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
             "spec.algorithm.policyLoss.type": "bypass",
             "spec.algorithm.policyLoss.bypass.form": "reinforce",
             "spec.algorithm.rolloutCorrection.weights": "sequence",
+        },
+    ),
+    # A teacher in the place of rewards, over the vocabulary or sampled, and beside them.
+    (
+        f"{TEACHING} {LOSS}.use_task_rewards=false {LOSS}.loss_mode=forward_kl_topk",
+        {
+            "spec.algorithm.type": "distillation",
+            "spec.algorithm.distillation.divergence": "forward_kl",
+            "spec.reference.path": "t",
+            "spec.data.validation": None,
+        },
+    ),
+    (f"{TEACHING} {LOSS}.use_task_rewards=false", {DIVERGENCE: "reverse_kl"}),
+    (
+        f"{TEACHING} {LOSS}.use_task_rewards=false {LOSS}.loss_mode=k1 "
+        f"{LOSS}.use_policy_gradient=true {LOSS}.clip_ratio_high=0.3 distillation.nnodes=2",
+        {
+            DIVERGENCE: None,
+            "spec.algorithm.policyLoss.clipHigh": 0.3,
+            "spec.roles.reference.colocateWith": "none",
+            "spec.roles.reference.replicas": 2,
+            "spec.roles.reference.gpusPerReplica": 8,
+        },
+    ),
+    (
+        f"{TEACHING} {LOSS}.distillation_loss_coef=0.5 {LOSS}.loss_mode=k2",
+        {
+            "spec.algorithm.type": "grpo",
+            "spec.algorithm.kl.in": "loss",
+            "spec.algorithm.kl.estimator": "k2",
+            "spec.algorithm.kl.coefficient": 0.5,
+            "spec.reference.path": "t",
         },
     ),
     # A KL in either place, in both, and with a coefficient that switches it off.
@@ -329,8 +364,10 @@ FATES = [
     ("critic.optim.lr=1", Fate.IDLE),
     ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
-    ("distillation.distillation_loss.topk=3", Fate.IDLE),
+    ("distillation.distillation_loss.topk=3", Fate.UNNEEDED),
+    ("distillation.teacher_key=a", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
+    ("distillation.distillation_loss.use_policy_gradient=true", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", Fate.LOST),
     ("data.image_key=images", Fate.LOST),
     ("trainer.v1.trainer_mode=separate_async", Fate.LOST),

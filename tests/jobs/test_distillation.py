@@ -1,0 +1,93 @@
+"""Jobs that learn from a teacher: without rewards, killed on the way, with the teacher apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A larger model, with more rows of the vocabulary."""
+    return tiny_jobs.make_teacher(tiny_folder / "model", tmp_path_factory.mktemp("teacher") / "m")
+
+
+@pytest.fixture
+def distillation(
+    tiny_job: Callable[..., Path], tiny_folder: Path, teacher: Path
+) -> Callable[..., Path]:
+    """Writes manifests of jobs without rewards and validations."""
+
+    def make(settings: dict[str, object], **changes: object) -> Path:
+        sections: dict[str, object] = {
+            "data": {
+                "train": [{"path": str(tiny_folder / "train.jsonl")}],
+                "maxPromptTokens": 64,
+                "maxResponseTokens": 8,
+            },
+            "algorithm": {
+                "type": "distillation",
+                "promptsPerStep": 8,
+                "samplesPerPrompt": 4,
+                "miniBatchPrompts": 4,
+                "distillation": settings,
+            },
+            "reference": {"path": str(teacher)},
+            "optimizer": {"learningRate": 1e-2},
+            "rewards": [],
+            "steps": {"total": STEPS},
+            "checkpoint": {"every": 6},
+            "recovery": {"restartsWithoutProgress": 100},
+        }
+        return tiny_job(**sections | changes)
+
+    return make
+
+
+def divergences(output: Path) -> list[float]:
+    return [line["distillation/loss"] for line in run_folders.metrics(output)]
+
+
+def test_a_killed_job_learns_the_teacher_as_an_undisturbed_one(
+    start, run_through, distillation, tmp_path
+):
+    """Over the whole vocabulary, by two ranks; nothing is scored, and no number says so."""
+    job = distillation({"divergence": "reverse_kl"}, roles={"actorRollout": {"ranksPerReplica": 2}})
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    start(job, whole).succeed()
+    found = divergences(whole)
+    assert found[-1] < found[0] / 4
+    last = run_folders.metrics(whole)[-1]
+    assert not [name for name in last if name.startswith("critic/")]
+    assert not list((whole / "logs").glob("*reward*"))
+
+    points = (
+        "rpc.update.answer.before@9=kill",  # in step 5: from the beginning, by the rows of the disk
+        "rpc.update.answer.after@17=kill",  # in step 9: back to the checkpoint behind step 6
+        "rpc.save_shards.answer.before@2=kill_group",
+    )
+    run_through(job, killed, *points, seconds=500)
+    assert run_folders.result(killed) == run_folders.result(whole)
+
+
+def test_a_teacher_apart_says_the_same_of_the_tokens_that_were_drawn(
+    start, run_through, distillation, tmp_path
+):
+    """By policy gradient; the teacher's rank is killed on the way, and rewards are told alone."""
+    rewards = tiny_jobs.reward_at(tmp_path / "letters.py", tiny_jobs.REWARD)
+    beside, apart = tmp_path / "beside", tmp_path / "apart"
+    start(distillation({}, rewards=rewards), beside).succeed()
+    found = divergences(beside)
+    assert sum(found[-3:]) < sum(found[:3]) / 2
+    assert run_folders.metrics(beside)[-1]["critic/score/mean"] > 0
+
+    roles = {"reference": {"colocateWith": "none"}}
+    job = distillation({}, rewards=rewards, roles=roles)
+    run_through(job, apart, "rpc.forward.answer.before@3=kill", seconds=500)
+    assert divergences(apart) == found
