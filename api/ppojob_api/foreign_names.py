@@ -127,7 +127,16 @@ override_config.attn_implementation | not needed | attention is chosen here, and
 rope_scaling.type rope_scaling.rope_type | spec.model.ropeScaling.type
 embd_pdrop resid_pdrop | not needed | the families that are trained have no such dropout
 model.lora model.lora.rank critic.model.lora.rank | not yet | adapters of Megatron's layers
-enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
+param_offload grad_offload | spec.roles.actorRollout.offload | [weights]
+optimizer_offload | spec.roles.actorRollout.offload | [optimizer]
+enable_activation_offload | spec.roles.actorRollout.offload | [activations]
+offload_policy | spec.roles.actorRollout.offload | [weights, optimizer]
+ref.param_offload ref.offload_policy | spec.roles.reference.offload | [weights]
+critic.param_offload critic.grad_offload | spec.roles.critic.offload | [weights]
+critic.optimizer_offload | spec.roles.critic.offload | [optimizer]
+critic.enable_activation_offload | spec.roles.critic.offload | [activations]
+critic.offload_policy | spec.roles.critic.offload | [weights, optimizer]
+reward_model.param_offload | spec.roles.rewardModel.offload | [weights]
 critic.lora_rank | spec.critic.lora.rank
 critic.lora_alpha | spec.critic.lora.alpha
 critic.target_modules | spec.critic.lora.targetModules
@@ -491,7 +500,8 @@ async_queue_size | spec.rollout.maxStaleness | 1 alone
 bf16 | spec.training.autocast | where true is bfloat16
 zero_stage zpg | not needed | models are sharded by FSDP2 over all ranks of their role
 packing_samples | not needed | rows are packed and nothing is padded
-adam_offload ref_reward_offload | not yet | offloading
+adam_offload | spec.roles.actorRollout.offload | [optimizer]
+ref_reward_offload | spec.roles.reference.offload spec.roles.rewardModel.offload | [weights]
 ds_tensor_parallel_size | spec.roles.actorRollout.parallelism.tensor
 ring_attn_size | spec.roles.actorRollout.parallelism.sequence | by heads, without a ring
 enable_ema ema_beta | not yet | averages of weights

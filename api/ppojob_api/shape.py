@@ -74,6 +74,8 @@ class Shape:
             items = _range(self.min_length, self.max_length).removeprefix(" from")
             if self.min_length is not None and self.min_length == self.max_length:
                 items = f" {self.min_length}"
+            if len(self.item.choices) == 1:
+                return f"a list of nothing but {self.item.choices[0]}"
             return f"a list{items and f' of{items} items'}, each {self.item.allowed()}"
         if self.kind == "string" and self.max_length is not None:
             return f"text of {self.min_length or 0} to {self.max_length} characters"

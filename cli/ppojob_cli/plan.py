@@ -268,9 +268,9 @@ def memory_lines(config: RunConfig) -> Iterator[str]:
         if not offloads(config, role.role):
             yield f"{role.role:<13} {in_gib(held)} GiB a {unit}"
             continue
-        yield f"{role.role:<13} {in_gib(held)} GiB a {unit}, host memory included; of it there:"
+        yield f"{role.role:<13} {in_gib(held)} GiB a {unit}, with host memory; of it there:"
         for worker, there in held_in_turns(config, role.role, parameters).items():
-            yield f"{'':<13} {in_gib(there)} while the {worker} works"
+            yield f"{'':<13} {in_gib(there)} GiB while the {worker} works"
 
 
 @click.command("plan")

@@ -5,7 +5,7 @@ from typing import Final
 
 from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
 from ppojob_api.problem import shown
-from ppojob_cli.verl import algorithm, surroundings, unread
+from ppojob_cli.verl import algorithm, offload, surroundings, unread
 from ppojob_cli.verl import keys as table
 from ppojob_cli.verl.draft import OFF, Draft, Fate, Outcome, Verl, takes_text
 from ppojob_cli.verl.keys import Key
@@ -30,7 +30,6 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.types_by_device,
         surroundings.rollout_lengths,
         surroundings.rollout_pods,
-        surroundings.engine_memory,
         surroundings.gpus,
         surroundings.data_shard,
         surroundings.agent,
@@ -60,6 +59,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         algorithm.optimizer_kind,
         algorithm.same_as_policy,
         algorithm.critic,
+        offload.offload,
     )
 }
 """Functions by the word that the table has for them."""

@@ -181,21 +181,6 @@ def rollout_pods(verl: Verl, job: Draft) -> None:
         job.set("spec.roles.rollout.gpusPerReplica", gpus, key)
 
 
-def engine_memory(verl: Verl, job: Draft) -> None:
-    """The engine's share of a GPU, where verl's trainer stays on it beside the engine."""
-    key = f"{_ROLLOUT}.gpu_memory_utilization"
-    is_offloaded = any(
-        verl[f"actor_rollout_ref.actor.{trainer}.{what}_offload"]
-        for trainer in ("fsdp_config", "megatron")
-        for what in ("param", "optimizer")
-    )
-    if is_offloaded and not verl[f"{_ROLLOUT}.nnodes"]:
-        why = "a share beside a trainer that is offloaded, which stays on the GPU here"
-        job.leave_out(why, key, changes_numbers=False)
-    elif verl.is_given(key):
-        job.copy(key)
-
-
 def gpus(verl: Verl, job: Draft) -> None:
     """GPUs of a pod; on processors verl's number is that of processes."""
     count, device = "trainer.n_gpus_per_node", "trainer.device"

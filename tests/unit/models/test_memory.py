@@ -10,7 +10,13 @@ from tiny_models import save_model
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.models import memory
-from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, machine_bytes
+from ppojob_trainer.models.memory import (
+    GIB,
+    count_parameters,
+    held_by_rank,
+    held_in_turns,
+    machine_bytes,
+)
 
 POLICY, CRITIC, REWARD = 1000, 500, 300
 
@@ -90,6 +96,38 @@ def test_ranks_of_an_engine_share_its_weights_and_have_a_cache_each(tmp_path):
     roles = {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"ranksPerReplica": 4}}
     found = held(config_of(tmp_path, roles=roles, rollout=rollout), "rollout")
     assert found == {"rollout engine": 2 * POLICY + 2 * GIB}
+
+
+def test_models_that_leave_a_gpu_are_there_in_their_turns(tmp_path):
+    """By weights of 4 bytes: a policy at work has its gradients, and the others are away."""
+    gpu = {"gpusPerReplica": 1}
+    everything = ["weights", "optimizer"]
+    roles = {
+        "actorRollout": {**gpu, "offload": everything},
+        "critic": {"offload": ["optimizer"]},
+        "rewardModel": {"offload": ["weights"]},
+    }
+    ppo = {**tiny_jobs.PPO, "critic": {"path": "/critic"}, "rewardModel": {"path": "/reward"}}
+    ppo |= {"rewards": [], "rollout": {"engine": "vllm", "dtype": "float32"}}
+    config = config_of(tmp_path, **ppo, roles=roles)
+    parameters = {config.spec.model.path: POLICY, "/critic": CRITIC, "/reward": REWARD}
+    stays = {"reference": 4 * POLICY, "critic": 8 * CRITIC}
+    assert held_in_turns(config, "actorRollout", parameters) == {
+        "policy": {"policy": 8 * POLICY, **stays},
+        "rollout engine": {"rollout engine": 4 * POLICY, **stays},
+        "reference": stays,
+        "critic": stays,
+        "reward model": {"rollout engine": 4 * POLICY, **stays, "reward model": 2 * REWARD},
+    }
+    assert held(config, "actorRollout")["policy"] == 16 * POLICY
+
+    # On processors nothing is gained, and on a GPU where nothing leaves all lie beside the engine.
+    for pods in ({"offload": everything}, gpu):
+        config = config_of(tmp_path, **ppo, roles={"actorRollout": pods})
+        turns = held_in_turns(config, "actorRollout", parameters)
+        assert turns["rollout engine"]["policy"] == 16 * POLICY
+        whole = sum(held(config, "actorRollout").values())
+        assert max(sum(there.values()) for there in turns.values()) == whole
 
 
 def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):

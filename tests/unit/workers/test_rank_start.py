@@ -41,8 +41,8 @@ def test_a_device_that_is_too_small_is_refused_before_anything_is_loaded(config:
     check_device(config, "actorRollout", DeviceFacts("a GPU", needed))
     assert refusals(config, DeviceFacts("a GPU", needed - 1)) == (
         "spec.roles.actorRollout: got 1 ranks: each holds at least 0.00 GiB (policy 0.00, rollout "
-        "engine 0.00), and a GPU has 0.00 GiB for it; more ranks, larger devices, or a smaller "
-        "model",
+        "engine 0.00), and a GPU has 0.00 GiB for it; more ranks, larger devices, a smaller "
+        "model, or on GPUs roles.*.offload",
     )
 
 

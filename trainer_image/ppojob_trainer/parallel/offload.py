@@ -38,8 +38,7 @@ class HostMemory:
     def give_back(self, tensors: Iterable[Tensor]) -> None:
         """Bring tensors back; those that are there stay as they are."""
         for storage in map(_storage, tensors):
-            if not storage.nbytes() and id(storage) in self._places:
-                _, place = self._places[id(storage)]
+            if (place := self._left(storage)) is not None:
                 storage.resize_(place.nbytes)
                 _bytes_of(storage).copy_(place)
 
@@ -49,23 +48,28 @@ class HostMemory:
         Valid until it is taken or given back.
         """
         part = local_part(tensor)
-        storage = part.untyped_storage()
-        if storage.nbytes() or id(storage) not in self._places:
+        place = self._left(part.untyped_storage())
+        if place is None:
             return part
-        _, place = self._places[id(storage)]
         return place.view(part.dtype).as_strided(part.shape, part.stride(), part.storage_offset())
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """A tensor with its bytes on its device: itself, or of one that has left a copy."""
-        part = local_part(tensor)
-        seen = self.seen(tensor)
-        return tensor if seen is part else cut_like(tensor, seen.to(part.device, copy=True))
+        if self._left(_storage(tensor)) is None:
+            return tensor
+        return cut_like(tensor, self.seen(tensor).to(tensor.device, copy=True))
+
+    def _left(self, storage: UntypedStorage) -> Tensor | None:
+        """The bytes of a storage that has left; None where it is on its device, or is nothing."""
+        if storage.nbytes() or id(storage) not in self._places:
+            return None
+        return self._places[id(storage)][1]
 
 
 class Resident:
     """Weights of a model, which may leave the device while others work there.
 
-    With them go their gradients, which are zero between two turns.
+    With them go their gradients, of which nothing is needed behind an update.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter], *, leaves: bool) -> None:

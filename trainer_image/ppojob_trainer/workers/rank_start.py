@@ -154,7 +154,7 @@ def _memory(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[P
             f"{ranks} ranks",
             f"each holds at least {needed / GIB:.2f} GiB ({in_gib(held)}), and "
             f"{facts.name} has {facts.total_bytes / GIB:.2f} GiB for it",
-            "more ranks, larger devices, or a smaller model",
+            "more ranks, larger devices, a smaller model, or on GPUs roles.*.offload",
             ReasonCode.OUT_OF_RANGE,
         )
 

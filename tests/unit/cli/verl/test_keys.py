@@ -92,6 +92,7 @@ BASE = [
     "actor_rollout_ref.actor.ppo_mini_batch_size=16",
 ]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+REFERENCE, OFFLOAD = "actor_rollout_ref.ref.fsdp_config", "spec.roles.actorRollout.offload"
 OPTIM, CORRECTION = f"{ACTOR}.optim", "algorithm.rollout_correction"
 BECOMES: list[tuple[str, dict[str, Any]]] = [
     # Warm-up counts training steps there, optimizer steps here: 4 a step, and 8 with two epochs.
@@ -306,15 +307,35 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         "data.filter_overlong_prompts=true data.truncation=left",
         {"spec.data.overlongPrompts": "drop"},
     ),
-    # A share that counts on an offloaded trainer is none of ours.
-    (f"{ROLLOUT}.gpu_memory_utilization=0.6", {"spec.rollout.gpuMemoryShare": 0.6}),
     (
         f"{ROLLOUT}.gpu_memory_utilization=0.9 {ACTOR}.fsdp_config.optimizer_offload=true",
-        {"spec.rollout.gpuMemoryShare": None},
+        {"spec.rollout.gpuMemoryShare": 0.9, OFFLOAD: ["optimizer"]},
     ),
     (
-        f"{ROLLOUT}.gpu_memory_utilization=0.9 {ACTOR}.megatron.param_offload=true",
-        {"spec.rollout.gpuMemoryShare": None},
+        f"{ACTOR}.fsdp_config.offload_policy=true {ACTOR}.megatron.param_offload=true"
+        " actor_rollout_ref.model.enable_activation_offload=true",
+        {OFFLOAD: ["weights", "optimizer", "activations"]},
+    ),
+    (
+        "actor_rollout_ref.model.enable_activation_offload=true"
+        " actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        {OFFLOAD: None},
+    ),
+    # Of a reference or a critic that is there.
+    (f"{REFERENCE}.param_offload=true", {"spec.roles.reference.offload": None}),
+    (
+        f"{REFERENCE}.param_offload=true {ACTOR}.use_kl_loss=true",
+        {"spec.roles.reference.offload": ["weights"]},
+    ),
+    (
+        f"{REFERENCE}.param_offload=true {ACTOR}.use_kl_loss=true"
+        " actor_rollout_ref.model.lora_rank=8",
+        {"spec.roles.reference.offload": None},
+    ),
+    (
+        "algorithm.adv_estimator=gae critic.model.fsdp_config.param_offload=true"
+        " critic.fsdp.optimizer_offload=true critic.model.enable_activation_offload=true",
+        {"spec.roles.critic.offload": ["weights", "optimizer", "activations"], OFFLOAD: None},
     ),
     ("trainer.max_actor_ckpt_to_keep=1", {"spec.checkpoint.keepLast": None}),
     (
@@ -354,7 +375,8 @@ def test_what_a_key_becomes(given_keys: str, fields: dict[str, Any]) -> None:
 
 FATES = [
     ("trainer.balance_batch=false", Fate.UNNEEDED),
-    ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.WRITTEN),
+    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=false", Fate.SAME),
     ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", Fate.WRITTEN),
     ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),

@@ -1,0 +1,45 @@
+"""What verl moves to the host's memory, role by role."""
+
+from typing import Final
+
+from ppojob_cli.verl.draft import Draft, Verl
+
+_ACTOR: Final = "actor_rollout_ref.actor"
+_REFERENCE: Final = "actor_rollout_ref.ref"
+_MODEL: Final = "actor_rollout_ref.model"
+_SWITCHES: Final = {
+    "weights": ("param_offload", "offload_policy"),
+    "optimizer": ("optimizer_offload", "offload_policy"),
+}
+"""FSDP2's own policy has both there."""
+
+
+def offload(verl: Verl, job: Draft) -> None:
+    """Weights, moments and activations of the policy, the critic and the reference."""
+    has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
+    compares = verl[f"{_ACTOR}.use_kl_loss"] or verl["algorithm.use_kl_in_reward"]
+    for role, is_there, trainers, model in (
+        ("actorRollout", True, (f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"), _MODEL),
+        ("critic", has_critic, ("critic.fsdp", "critic.megatron"), "critic.model"),
+        ("reference", compares, (f"{_REFERENCE}.fsdp_config", f"{_REFERENCE}.megatron"), None),
+    ):
+        if not is_there:
+            continue
+        switches = {
+            what: [f"{trainer}.{name}" for trainer in trainers for name in names]
+            for what, names in _SWITCHES.items()
+            if what == "weights" or model is not None
+        }
+        if model is not None:
+            switches["activations"] = [f"{model}.enable_activation_offload"]
+        every = [key for keys in switches.values() for key in keys]
+        job.keep(*every)
+        if not verl[f"{_MODEL}.enable_gradient_checkpointing"]:
+            why = "the inputs of layers that are computed again, with enable_gradient_checkpointing"
+            for key in filter(lambda key: verl[key] is True, switches.pop("activations", [])):
+                job.leave_out(why, key, changes_numbers=False)
+        on = {what: [key for key in keys if verl[key] is True] for what, keys in switches.items()}
+        chosen = [what for what, keys in on.items() if keys]
+        keys = dict.fromkeys(key for keys in on.values() for key in keys)
+        if chosen:
+            job.set(f"spec.roles.{role}.offload", chosen, *keys)

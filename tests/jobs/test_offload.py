@@ -1,0 +1,55 @@
+"""Jobs whose models leave the device between their turns: the bits of those whose models stay."""
+
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TRAINED = ["weights", "optimizer", "activations"]
+
+
+def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
+    start, run_through, even_folder: Path, tmp_path: Path, once: Path
+):
+    """Four models over two ranks; then a job that goes on has it switched off and on again."""
+    sections: dict[str, object] = {
+        **tiny_jobs.PPO,
+        "training": {"autocast": "none", "activationCheckpointing": True},
+        "rewards": [],
+        "rewardModel": {"path": str(even_folder / "classifier"), "dtype": "float32"},
+        "steps": {"total": 4, "validateEvery": 2},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    pods = {"actorRollout": {"ranksPerReplica": 2}}
+    offloaded = {
+        "actorRollout": {"ranksPerReplica": 2, "offload": TRAINED},
+        "reference": {"offload": ["weights"]},
+        "critic": {"offload": TRAINED},
+        "rewardModel": {"offload": ["weights"]},
+    }
+
+    def manifest(roles: object) -> Path:
+        return tiny_jobs.write_manifest(tmp_path, even_folder, **sections, roles=roles)
+
+    calm, killed, switched = (tmp_path / name for name in ("calm", "killed", "switched"))
+    start(manifest(pods), calm).succeed(600)
+    points = (
+        "rpc.update.answer.before@3=kill",  # in step 1: back to the beginning
+        "rpc.restore.answer.before@1=kill",
+        "checkpoint.shard.write.middle@2=kill",
+    )
+    run_through(manifest(offloaded), killed, *points, seconds=600)
+    assert run_folders.result(killed) == run_folders.result(calm)
+
+    for step, roles in ((3, offloaded), (4, pods)):
+        armed = job_points.armed(once, f"controller.step.begin@{step}=kill_group")
+        run = start(manifest(roles), switched, **armed)
+        assert run.wait(600) == 3, run.logs()
+    start(manifest(offloaded), switched).succeed(600)
+    assert run_folders.result(switched) == run_folders.result(calm)
+    log = (switched / "logs" / "tiny-controller-0.log").read_text()
+    assert "from here on" not in log
