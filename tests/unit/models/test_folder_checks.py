@@ -12,17 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_jobs import edit
-from tiny_models import make_model
+from safetensors.torch import load_file, save_file
+from tiny_models import MIXTURE, make_model
 from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
-from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
+from ppojob_trainer.models.folder_checks import check_config, check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
+from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -40,6 +43,7 @@ MODELS = {
     "qwen3": maker(Qwen3ForCausalLM, head_dim=8),
     "qwen3 of its own head size": maker(Qwen3ForCausalLM),
     "qwen3 with biases": maker(Qwen3ForCausalLM, attention_bias=True),
+    "qwen3_moe": maker(Qwen3MoeForCausalLM, **MIXTURE),
 }
 
 
@@ -129,6 +133,43 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 8192}
 )
 def test_a_model_is_as_long_as_vllm_lets_it_be(rope, tokens):
     assert context_tokens({"max_position_embeddings": 32_768, **rope}) == tokens
+
+
+def test_an_expert_that_is_not_there_is_named(tmp_path):
+    MODELS["qwen3_moe"]().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lacking = "model.layers.1.mlp.experts.4.up_proj.weight"
+    del weights[lacking]
+    save_file(weights, tmp_path / "model.safetensors")
+    (problem,) = check_model_folder(tmp_path, trust_remote_code=False).errors
+    assert (problem.got, problem.reason_code) == (f"no {lacking}", ModelReason.TENSOR_MISSING)
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+@pytest.mark.parametrize(
+    ("changes", "where", "reason"),
+    [
+        ({"EXPERTS": None}, "EXPERTS", ModelReason.BAD_CONFIG),
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok", ModelReason.BAD_CONFIG),
+        ({"moe_intermediate_size": 20}, "moe_intermediate_size", ModelReason.BAD_CONFIG),
+        ({"mlp_only_layers": [1]}, "mlp_only_layers", ModelReason.UNSUPPORTED_ARCHITECTURE),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step", ModelReason.UNSUPPORTED_ARCHITECTURE),
+        (
+            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 99},
+            "sliding_window",
+            ModelReason.UNSUPPORTED_ARCHITECTURE,
+        ),
+    ],
+)
+def test_mixtures_that_cannot_be_trained(tmp_path, name, changes, where, reason):
+    """The hub has another name for the number of experts than transformers writes."""
+    config = MODELS["qwen3_moe"]().config.to_dict()
+    config[name] = config.pop("num_local_experts")
+    config |= {key.replace("EXPERTS", name): value for key, value in changes.items()}
+    path = tmp_path / "config.json"
+    (problem,) = check_config(config, path, POLICY, trust_remote_code=False)
+    assert problem.where == f"{path}:{where.replace('EXPERTS', name)}"
+    assert problem.reason_code == reason
 
 
 @pytest.mark.processes

@@ -5,19 +5,22 @@ from pathlib import Path
 
 import pytest
 import tiny_jobs
-from tiny_models import SIZES, make_model
+from tiny_models import MIXTURE, SIZES, make_model
 from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
 from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.models.architectures import ARCHITECTURES, check_layouts
+from ppojob_trainer.models.experts import split_experts
+from ppojob_trainer.models.mixtures import MIXTURES
 from ppojob_trainer.models.tensor_plans import (
     COLUMNS,
     IN_EACH_HEAD,
@@ -27,6 +30,7 @@ from ppojob_trainer.models.tensor_plans import (
 )
 
 FAMILIES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
+EXPERTS = {"model_type": "qwen3_moe", **MIXTURE}
 THEIRS = {
     "colwise": ROWS,  # of torch's transposed matrices
     "rowwise": COLUMNS,
@@ -35,7 +39,7 @@ THEIRS = {
 
 
 def test_every_family_has_a_plan() -> None:
-    assert set(ARCHITECTURES) == FAMILIES.keys() == TENSOR_PLANS.keys()
+    assert set(ARCHITECTURES) == {*FAMILIES, *MIXTURES} == TENSOR_PLANS.keys()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,6 +61,15 @@ def test_every_weight_has_a_style(model_class) -> None:
     assert styles_of(model).keys() == owners
 
 
+def test_every_weight_of_a_mixture_has_a_style() -> None:
+    model = make_model(Qwen3MoeForCausalLM, **MIXTURE)
+    split_experts(model)
+    owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+    styles = styles_of(model)
+    assert styles.keys() == owners | {"model.layers.0.mlp.experts"}
+    assert all(styles[f"model.layers.0.mlp.experts.{n}.gate_proj"] == ROWS for n in range(6))
+
+
 @pytest.mark.parametrize(
     ("ranks", "changes", "allowed"),
     [
@@ -65,6 +78,7 @@ def test_every_weight_has_a_style(model_class) -> None:
         (4, {"num_attention_heads": 2}, "one of 1, 2"),
         (4, {"num_attention_heads": 12, "num_key_value_heads": 3}, "one of 1, 3, 6, 12"),
         (4, {"intermediate_size": 18}, "one of 1, 2"),
+        (4, {**EXPERTS, "moe_intermediate_size": 18}, "one of 1, 2"),
     ],
 )
 def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, changes, allowed) -> None:
@@ -91,6 +105,7 @@ def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, change
         (4, {}, "a divisor of 2"),  # key heads
         (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "a divisor of 3"),
         (2, {"intermediate_size": 23}, "a divisor of 1"),
+        (2, {**EXPERTS, "moe_intermediate_size": 24}, "a divisor of 1"),  # of 8 features
     ],
 )
 def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, allowed) -> None:

@@ -1,9 +1,16 @@
 import pytest
 import torch
-from tiny_models import TWO_LAYERS
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from tiny_models import MIXTURE, TWO_LAYERS
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
 
@@ -19,12 +26,14 @@ SIZES = {**TWO_LAYERS, "hidden_size": 64, "num_hidden_layers": 3}
         (Qwen2Config, {}),
         (Qwen3Config, {}),
         (Qwen3Config, {"attention_bias": True}),
+        (Qwen3MoeConfig, MIXTURE),
     ],
 )
 def test_names_are_those_that_the_trainer_sends(config_class, changes, tied) -> None:
     config = config_class(**SIZES, **changes, tie_word_embeddings=tied)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    split_experts(model)
     assert checkpoint_names(config) == {name for name, _ in named_full_tensors(model)}
 
 

@@ -18,9 +18,10 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.mixtures import ALIGNED, count_experts, expert_tensors
 from ppojob_trainer.models.problems import ModelReason, read_object
 
-ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
+ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """`model_type` of the models whose packed forward is tested; SmolLM2 is a llama."""
 
 EMBEDDING: Final = "model.embed_tokens.weight"
@@ -46,11 +47,12 @@ class Sizes:
     Attributes:
         vocabulary: rows of the embedding.
         hidden: width of the residual stream.
-        inner: width within a feed-forward block.
+        inner: width within a feed-forward block, or within each expert of it.
         key_heads: key and value heads.
         is_tied: whether the embedding is the output layer too.
         attention_bias: whether llama's and qwen3's projections have biases.
         mlp_bias: whether llama's feed-forward blocks have biases.
+        experts: experts of each layer of a mixture; 0 of other models.
     """
 
     model_type: str
@@ -64,6 +66,7 @@ class Sizes:
     is_tied: bool
     attention_bias: bool
     mlp_bias: bool
+    experts: int = 0
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
@@ -81,7 +84,8 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         required[key] = value
     if problems:
         return problems
-    model_type = str(config["model_type"])
+    model_type, experts = str(config["model_type"]), count_experts(config)
+    inner = _count(config.get("moe_intermediate_size")) if experts else None
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
     whole = _QWEN3_HEAD_SIZE if model_type == "qwen3" else hidden // heads
     given = None if model_type == "qwen2" else _count(config.get("head_dim"))
@@ -89,7 +93,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         model_type=model_type,
         vocabulary=required["vocab_size"],
         hidden=hidden,
-        inner=required["intermediate_size"],
+        inner=inner or required["intermediate_size"],
         layers=required["num_hidden_layers"],
         heads=heads,
         key_heads=_count(config.get("num_key_value_heads")) or heads,
@@ -97,6 +101,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         is_tied=config.get("tie_word_embeddings") is True,
         attention_bias=config.get("attention_bias") is True,
         mlp_bias=config.get("mlp_bias") is True,
+        experts=experts,
     )
 
 
@@ -110,14 +115,21 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
 
 
 def linear_layers(sizes: Sizes) -> dict[str, Shape]:
-    """Linear layers of each block by their names in it, with the shapes of their weights."""
+    """Linear layers of each block by their names in it, with the shapes of their weights.
+
+    Neither routers nor experts are among them.
+    """
     hidden, inner = sizes.hidden, sizes.inner
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
-    return {
+    attention = {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
         "self_attn.o_proj": (hidden, query),
+    }
+    if sizes.experts:
+        return attention
+    return attention | {
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
@@ -132,7 +144,9 @@ def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.weight", shape
         if name in biased:
             yield f"{name}.bias", shape[:1]
-    if sizes.model_type == "qwen3":
+    if sizes.experts:
+        yield from expert_tensors(sizes.experts, hidden=sizes.hidden, inner=sizes.inner)
+    if sizes.model_type in ("qwen3", "qwen3_moe"):
         yield "self_attn.q_norm.weight", (sizes.head_size,)
         yield "self_attn.k_norm.weight", (sizes.head_size,)
 
@@ -175,6 +189,8 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         if sizes is None:
             continue
         heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner)
+        if sizes.experts:
+            most = gcd(most, sizes.inner // ALIGNED)
         if most % layout.tensor:
             yield Problem(
                 f"spec.roles.{host}.parallelism.tensor",

@@ -22,6 +22,7 @@ from ppojob_trainer.models.architectures import (
     read_sizes,
 )
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
+from ppojob_trainer.models.mixtures import MIXTURES, check_mixture
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
 
@@ -170,6 +171,7 @@ def check_config(
         why = "the trainer's packed attention does not know it"
         yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(ARCHITECTURES)}")
     yield from _check_class(config, path, kind)
+    yield from check_mixture(config, path)
     if _has_windows(config):
         got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
         yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
@@ -231,5 +233,7 @@ def _has_windows(config: Mapping[str, Json]) -> bool:
         return "sliding_attention" in kinds
     if config.get("use_sliding_window") is not True or config.get("sliding_window") is None:
         return False
+    if config.get("model_type") in MIXTURES:  # whose layers are all alike
+        return True
     first, layers = config.get("max_window_layers", 28), config.get("num_hidden_layers")
     return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)

@@ -20,6 +20,7 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import (
     CRITIC,
@@ -275,6 +276,7 @@ def _load_whole(
     )
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
+    split_experts(model)
     if lora is not None:
         add_adapters(model, lora)
     return model.to(world.device), set(info["missing_keys"])
@@ -296,6 +298,7 @@ def _load_sharded(
     """
     with torch.device("meta"):
         model = auto_class.from_config(**options)
+    split_experts(model)
     if lora is not None:
         add_adapters(model, lora)
     keep_stage(model, PipelineRanks.of(world))

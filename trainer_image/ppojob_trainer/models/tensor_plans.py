@@ -15,6 +15,7 @@ from ppojob_trainer.parallel.tensor_styles import (
     BeforeRows,
     Columns,
     Style,
+    Summands,
     TensorLayer,
     Vocabulary,
 )
@@ -27,7 +28,11 @@ BEFORE_ROWS: Final = Style(BeforeRows)
 IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
 """Weights that all heads share, of which each rank has some."""
 
-_LLAMA: Final = {
+COLUMNS_ALONE: Final = Style(TensorLayer, {"weight": "columns"})
+"""Of matrices whose outputs are summed by the module that multiplies them."""
+SUMMANDS: Final = Style(Summands)
+
+_ATTENTION: Final = {
     "model.embed_tokens": VOCABULARY,
     "model.layers.*.input_layernorm": BEFORE_ROWS,
     "model.layers.*.self_attn.q_proj": ROWS,
@@ -35,12 +40,22 @@ _LLAMA: Final = {
     "model.layers.*.self_attn.v_proj": ROWS,
     "model.layers.*.self_attn.o_proj": COLUMNS,
     "model.layers.*.post_attention_layernorm": BEFORE_ROWS,
-    "model.layers.*.mlp.gate_proj": ROWS,
-    "model.layers.*.mlp.up_proj": ROWS,
-    "model.layers.*.mlp.down_proj": COLUMNS,
     "model.norm": WHOLE,
     "lm_head": ROWS,  # never called: log-probabilities are made of its parts, see `fused_logprobs`
     "score": WHOLE,
+}
+_LLAMA: Final = _ATTENTION | {
+    "model.layers.*.mlp.gate_proj": ROWS,
+    "model.layers.*.mlp.up_proj": ROWS,
+    "model.layers.*.mlp.down_proj": COLUMNS,
+}
+_MIXTURE: Final = _ATTENTION | {
+    # Whole on every rank, which has a summand of what each choice of experts is worth.
+    "model.layers.*.mlp.gate": Style(TensorLayer, {"weight": "summands"}),
+    "model.layers.*.mlp.experts": SUMMANDS,
+    "model.layers.*.mlp.experts.*.gate_proj": ROWS,
+    "model.layers.*.mlp.experts.*.up_proj": ROWS,
+    "model.layers.*.mlp.experts.*.down_proj": COLUMNS_ALONE,
 }
 _QWEN3: Final = {
     "model.layers.*.self_attn.q_norm": IN_EACH_HEAD,
@@ -50,16 +65,18 @@ TENSOR_PLANS: Final[Mapping[str, Mapping[str, Style]]] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA | _QWEN3,
+    "qwen3_moe": _MIXTURE | _QWEN3,
 }
-"""By `model_type`; keys are modules that have parameters of their own."""
+"""By `model_type`; keys are modules that have parameters of their own, or are summed as one."""
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:
-    """The style of each module of a model of transformers that has parameters of its own."""
+    """The style of each module of a model that has parameters of its own, or is in its plan."""
     config: Any = model.config
     plan = TENSOR_PLANS[config.model_type]
     found = {}
     for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            found[name] = plan[re.sub(r"\.\d+\.", ".*.", name)]
+        place = re.sub(r"\.\d+\.", ".*.", name)
+        if place in plan or any(True for _ in module.parameters(recurse=False)):
+            found[name] = plan[place]
     return found

@@ -95,6 +95,7 @@ def build_engine(
         )
     from transformers import AutoModelForCausalLM
 
+    from ppojob_trainer.models.experts import split_experts
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -103,6 +104,7 @@ def build_engine(
         attn_implementation="sdpa",
         trust_remote_code=trust_remote_code,
     )
+    split_experts(model)
     engine = HuggingFaceEngine(
         model.to(device), max_model_tokens=max_model_tokens, max_sequences=rollout.max_sequences
     )

@@ -1,0 +1,76 @@
+"""Models whose feed-forward blocks are mixtures of experts: their tensors, and what is refused.
+
+Each token goes to the few experts that a router finds most probable, and gets the sum of what they
+say, weighted by those probabilities (Shazeer et al. 2017, arXiv:1701.06538). Loads no torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.problems import ModelReason
+
+MIXTURES: Final = ("qwen3_moe",)
+"""`model_type` of the families of mixtures."""
+
+ALIGNED: Final = 8
+"""What widths are multiples of: PyTorch's grouped products take rows of whole 16 bytes."""
+
+MATRICES: Final = ("gate_proj", "up_proj", "down_proj")
+"""Of an expert, by their names in files: it says `down(silu(gate x) * up x)`."""
+
+_MAX_EXPERTS: Final = 10_000
+
+
+def count_experts(config: Mapping[str, Json]) -> int:
+    """Experts of each layer, where `check_mixture` finds nothing wrong; 0 of other models."""
+    if config.get("model_type") not in MIXTURES:
+        return 0
+    return _integer(config.get(_key_of_experts(config))) or 0
+
+
+def expert_tensors(experts: int, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names in a layer, and shapes, of the tensors of a mixture: the router's and each expert's."""
+    yield "mlp.gate.weight", (experts, hidden)
+    for expert in range(experts):
+        for matrix in MATRICES:
+            shape = (hidden, inner) if matrix == "down_proj" else (inner, hidden)
+            yield f"mlp.experts.{expert}.{matrix}.weight", shape
+
+
+def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+    """Why a mixture cannot be trained, by its configuration; nothing of other models."""
+    if config.get("model_type") not in MIXTURES:
+        return
+
+    def problem(key: str, why: str, allowed: str, reason: ModelReason) -> Problem:
+        got = ABSENT if config.get(key) is None else shown(config[key])
+        return Problem(f"{path}:{key}", got, why, allowed, reason)
+
+    key = _key_of_experts(config)
+    experts = _integer(config.get(key)) or 0
+    if not 0 < experts <= _MAX_EXPERTS:
+        why, allowed = "each layer has so many experts", f"an integer from 1 to {_MAX_EXPERTS}"
+        yield problem(key, why, allowed, ModelReason.BAD_CONFIG)
+    elif not 0 < (_integer(config.get("num_experts_per_tok")) or 0) <= experts:
+        why, allowed = "each token goes to so many experts", f"an integer from 1 to {experts}"
+        yield problem("num_experts_per_tok", why, allowed, ModelReason.BAD_CONFIG)
+    for key in ("hidden_size", "moe_intermediate_size"):
+        if (width := _integer(config.get(key))) is None or width <= 0 or width % ALIGNED:
+            why = "the matrices of experts are multiplied in groups"
+            yield problem(key, why, f"a multiple of {ALIGNED}", ModelReason.BAD_CONFIG)
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        key = "mlp_only_layers" if config.get("mlp_only_layers") else "decoder_sparse_step"
+        why, allowed = "some layers would have no experts", "a model with experts in every layer"
+        yield problem(key, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
+
+
+def _key_of_experts(config: Mapping[str, Json]) -> str:
+    """The hub's folders have the first name; transformers writes the other one since release 5."""
+    return "num_local_experts" if "num_local_experts" in config else "num_experts"
+
+
+def _integer(value: Json) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
