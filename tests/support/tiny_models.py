@@ -147,9 +147,7 @@ def main() -> None:
         save_policy(Path(first), float(second), num_key_value_heads=2)
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
-        save_policy(
-            Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn
-        )
+        save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
     elif kind == "searcher":

@@ -7,11 +7,13 @@ from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
+from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.models.architectures import check_targets
 from ppojob_trainer.models.experts import grouped_product
 from ppojob_trainer.models.load import load_model
 
@@ -106,3 +108,8 @@ def test_frozen_experts_beside_adapters_of_attention(make_rows, tmp_path):
     packed_pass(model, HEAD, make_rows()).outputs[0].sum().backward()
     trained = {name for name, p in model.named_parameters() if p.grad is not None}
     assert trained == {name for name, p in model.named_parameters() if p.requires_grad}
+
+    lora = LoraSpec(rank=2, target_modules=("q_proj", "gate_proj"))
+    (problem,) = check_targets(lora, str(tmp_path), "spec.model.lora")
+    assert problem.where == "spec.model.lora.targetModules[1]"
+    assert problem.reason_code == ReasonCode.NOT_ONE_OF

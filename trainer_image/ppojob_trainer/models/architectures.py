@@ -18,7 +18,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.mixtures import ALIGNED, count_experts, expert_tensors
+from ppojob_trainer.models.mixtures import ALIGNED, MATRICES, count_experts, expert_tensors
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -250,10 +250,13 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
+            is_expert = sizes.experts > 0 and target in MATRICES
             yield Problem(
                 f"{where}.targetModules[{index}]",
                 shown(target),
-                f"no linear layer of the model is called so{meant}",
+                "experts of a mixture take no adapters"
+                if is_expert
+                else f"no linear layer of the model is called so{meant}",
                 f"{', '.join(sorted(names))}; without the field all of them",
                 ReasonCode.NOT_ONE_OF,
             )

@@ -21,6 +21,7 @@ ALIGNED: Final = 8
 MATRICES: Final = ("gate_proj", "up_proj", "down_proj")
 """Of an expert, by their names in files: it says `down(silu(gate x) * up x)`."""
 
+_ACTIVATION: Final = "silu"
 _MAX_EXPERTS: Final = 10_000
 
 
@@ -61,6 +62,9 @@ def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
         if (width := _integer(config.get(key))) is None or width <= 0 or width % ALIGNED:
             why = "the matrices of experts are multiplied in groups"
             yield problem(key, why, f"a multiple of {ALIGNED}", ModelReason.BAD_CONFIG)
+    if config.get("hidden_act", _ACTIVATION) != _ACTIVATION:
+        why = "experts are computed with another one"
+        yield problem("hidden_act", why, _ACTIVATION, ModelReason.UNSUPPORTED_ARCHITECTURE)
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         key = "mlp_only_layers" if config.get("mlp_only_layers") else "decoder_sparse_step"
         why, allowed = "some layers would have no experts", "a model with experts in every layer"
