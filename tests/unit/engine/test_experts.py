@@ -79,6 +79,18 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros(make_rows, tmp_path):
         assert is_zero == (number not in chosen)
 
 
+def test_autocast_stays_close(make_rows, tmp_path):
+    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+    model, rows, found = load_model(tmp_path), make_rows(), []
+    use_packed_attention(model)
+    for is_cast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            logprobs = packed_pass(model, HEAD, rows).outputs[0]
+        found.append(gradients(model, logprobs.sum()))
+    assert {gradient.dtype for gradient in found[1].values()} == {torch.float32}
+    assert 1e-4 < relative_difference(found[1], found[0]) < 0.1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_runs_of_rows_are_multiplied_by_their_matrices(dtype):
     generator = torch.Generator().manual_seed(0)

@@ -121,7 +121,7 @@ def linear_layers(sizes: Sizes) -> dict[str, Shape]:
     """
     hidden, inner = sizes.hidden, sizes.inner
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
-    attention = {
+    attention: dict[str, Shape] = {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),

@@ -4,6 +4,7 @@ transformers stacks the matrices of a layer's experts in two tensors. Here each 
 its own, so that loading, ranks, checkpoints, exports and engines know of nothing else.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -113,7 +114,8 @@ class _GroupedProduct(torch.autograd.Function):
         rows, ends, *matrices = ctx.saved_tensors
         needs_rows, _, *needs_matrices = ctx.needs_input_grad
         grad = grads[0].contiguous()
-        of_rows, of_matrices = None, [None] * len(matrices)
+        of_rows: Tensor | None = None
+        of_matrices: Sequence[Tensor | None] = [None] * len(matrices)
         if needs_rows:
             of_rows = functional.grouped_mm(grad, torch.stack(matrices), offs=ends)
         if any(needs_matrices):

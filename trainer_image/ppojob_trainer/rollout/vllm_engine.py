@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -435,7 +435,8 @@ def _forget_packed_experts(model: nn.Module) -> None:
     Into the memory of packed weights (CPU only) it would write plain ones, which are then misread.
     """
     for module in model.modules():
-        if hasattr(method := getattr(module, "quant_method", None), "moe_kernel"):
+        method: Any = getattr(module, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
             method.moe_kernel = None
 
 
