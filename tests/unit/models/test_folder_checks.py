@@ -152,6 +152,7 @@ def test_an_expert_that_is_not_there_is_named(tmp_path):
         ({"EXPERTS": None}, "EXPERTS", ModelReason.BAD_CONFIG),
         ({"num_experts_per_tok": 7}, "num_experts_per_tok", ModelReason.BAD_CONFIG),
         ({"moe_intermediate_size": 20}, "moe_intermediate_size", ModelReason.BAD_CONFIG),
+        ({"hidden_size": 20}, "hidden_size", ModelReason.BAD_CONFIG),
         ({"hidden_act": "gelu"}, "hidden_act", ModelReason.UNSUPPORTED_ARCHITECTURE),
         ({"mlp_only_layers": [1]}, "mlp_only_layers", ModelReason.UNSUPPORTED_ARCHITECTURE),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step", ModelReason.UNSUPPORTED_ARCHITECTURE),

@@ -58,8 +58,10 @@ def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
     elif not 0 < (_integer(config.get("num_experts_per_tok")) or 0) <= experts:
         why, allowed = "each token goes to so many experts", f"an integer from 1 to {experts}"
         yield problem("num_experts_per_tok", why, allowed, ModelReason.BAD_CONFIG)
-    for key in ("hidden_size", "moe_intermediate_size"):
-        if (width := _integer(config.get(key))) is None or width <= 0 or width % ALIGNED:
+    # A hidden_size that is absent is told of for all models.
+    for key, if_absent in (("hidden_size", ALIGNED), ("moe_intermediate_size", 0)):
+        width = _integer(config.get(key, if_absent)) or 0
+        if width <= 0 or width % ALIGNED:
             why = "the matrices of experts are multiplied in groups"
             yield problem(key, why, f"a multiple of {ALIGNED}", ModelReason.BAD_CONFIG)
     if config.get("hidden_act", _ACTIVATION) != _ACTIVATION:

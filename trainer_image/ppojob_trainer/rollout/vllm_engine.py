@@ -13,6 +13,8 @@ Five things about vLLM on the CPU cost time to find, and each has its line and i
 - Linear layers are re-packed when they are loaded, so new weights go in layer by layer through
   vLLM's reload, and a tied `lm_head`, which no checkpoint names, keeps its old packing unless it is
   packed again.
+- Experts of a mixture are packed when they are loaded first, and read as packed when they were
+  loaded again and are not.
 - A seeded request whose prompt is prefilled in chunks crashes (a CPU generator has no offset), so
   prompts are never chunked.
 - The default block of 128 tokens is longer than many prompts, and only whole blocks are shared.
