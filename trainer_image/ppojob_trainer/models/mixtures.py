@@ -65,7 +65,7 @@ def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
             why = "the matrices of experts are multiplied in groups"
             yield problem(key, why, f"a multiple of {ALIGNED}", ModelReason.BAD_CONFIG)
     if config.get("hidden_act", _ACTIVATION) != _ACTIVATION:
-        why = "experts are computed with another one"
+        why = "experts are computed with another activation"
         yield problem("hidden_act", why, _ACTIVATION, ModelReason.UNSUPPORTED_ARCHITECTURE)
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         key = "mlp_only_layers" if config.get("mlp_only_layers") else "decoder_sparse_step"
