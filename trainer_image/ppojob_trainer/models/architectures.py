@@ -18,7 +18,13 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.mixtures import ALIGNED, MATRICES, count_experts, expert_tensors
+from ppojob_trainer.models.mixtures import (
+    ALIGNED,
+    MATRICES,
+    expert_tensors,
+    key_of_experts,
+    required_sizes,
+)
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -73,7 +79,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     """Read the sizes of a supported architecture, as transformers fills them in."""
     problems = []
     required: dict[str, int] = {}
-    for key, most in _REQUIRED.items():
+    for key, most in (_REQUIRED | required_sizes(config)).items():
         value = _count(config.get(key))
         if value is None or value > most:
             got = ABSENT if config.get(key) is None else shown(config[key])
@@ -84,8 +90,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         required[key] = value
     if problems:
         return problems
-    model_type, experts = str(config["model_type"]), count_experts(config)
-    inner = _count(config.get("moe_intermediate_size")) if experts else None
+    model_type = str(config["model_type"])
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
     whole = _QWEN3_HEAD_SIZE if model_type == "qwen3" else hidden // heads
     given = None if model_type == "qwen2" else _count(config.get("head_dim"))
@@ -93,7 +98,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         model_type=model_type,
         vocabulary=required["vocab_size"],
         hidden=hidden,
-        inner=inner or required["intermediate_size"],
+        inner=required.get("moe_intermediate_size", required["intermediate_size"]),
         layers=required["num_hidden_layers"],
         heads=heads,
         key_heads=_count(config.get("num_key_value_heads")) or heads,
@@ -101,7 +106,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         is_tied=config.get("tie_word_embeddings") is True,
         attention_bias=config.get("attention_bias") is True,
         mlp_bias=config.get("mlp_bias") is True,
-        experts=experts,
+        experts=required.get(key_of_experts(config), 0),
     )
 
 

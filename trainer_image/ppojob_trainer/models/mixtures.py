@@ -23,13 +23,22 @@ MATRICES: Final = ("gate_proj", "up_proj", "down_proj")
 
 _ACTIVATION: Final = "silu"
 _MAX_EXPERTS: Final = 10_000
+_MAX_WIDTH: Final = 2**31 - 1
 
 
-def count_experts(config: Mapping[str, Json]) -> int:
-    """Experts of each layer, where `check_mixture` finds nothing wrong; 0 of other models."""
+def key_of_experts(config: Mapping[str, Json]) -> str:
+    """Where config.json says how many experts each layer of a mixture has.
+
+    The hub's folders have the first name; transformers writes the other one since release 5.
+    """
+    return "num_local_experts" if "num_local_experts" in config else "num_experts"
+
+
+def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
+    """Sizes that a mixture's config.json says besides those of all models, and the most of each."""
     if config.get("model_type") not in MIXTURES:
-        return 0
-    return _integer(config.get(_key_of_experts(config))) or 0
+        return {}
+    return {key_of_experts(config): _MAX_EXPERTS, "moe_intermediate_size": _MAX_WIDTH}
 
 
 def expert_tensors(experts: int, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -50,20 +59,16 @@ def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
         got = ABSENT if config.get(key) is None else shown(config[key])
         return Problem(f"{path}:{key}", got, why, allowed, reason)
 
-    key = _key_of_experts(config)
-    experts = _integer(config.get(key)) or 0
-    if not 0 < experts <= _MAX_EXPERTS:
-        why, allowed = "each layer has so many experts", f"an integer from 1 to {_MAX_EXPERTS}"
-        yield problem(key, why, allowed, ModelReason.BAD_CONFIG)
-    elif not 0 < (_integer(config.get("num_experts_per_tok")) or 0) <= experts:
+    experts, chosen = config.get(key_of_experts(config)), config.get("num_experts_per_tok")
+    if isinstance(experts, int) and not (isinstance(chosen, int) and 0 < chosen <= experts):
         why, allowed = "each token goes to so many experts", f"an integer from 1 to {experts}"
         yield problem("num_experts_per_tok", why, allowed, ModelReason.BAD_CONFIG)
-    # A hidden_size that is absent is told of for all models.
-    for key, if_absent in (("hidden_size", ALIGNED), ("moe_intermediate_size", 0)):
-        width = _integer(config.get(key, if_absent)) or 0
-        if width <= 0 or width % ALIGNED:
+    for key in ("hidden_size", "moe_intermediate_size"):
+        if isinstance(width := config.get(key), int) and width % ALIGNED:
             why = "the matrices of experts are multiplied in groups"
-            yield problem(key, why, f"a multiple of {ALIGNED}", ModelReason.BAD_CONFIG)
+            yield problem(
+                key, why, f"a multiple of {ALIGNED}", ModelReason.UNSUPPORTED_ARCHITECTURE
+            )
     if config.get("hidden_act", _ACTIVATION) != _ACTIVATION:
         why = "experts are computed with another activation"
         yield problem("hidden_act", why, _ACTIVATION, ModelReason.UNSUPPORTED_ARCHITECTURE)
@@ -71,12 +76,3 @@ def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
         key = "mlp_only_layers" if config.get("mlp_only_layers") else "decoder_sparse_step"
         why, allowed = "some layers would have no experts", "a model with experts in every layer"
         yield problem(key, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
-
-
-def _key_of_experts(config: Mapping[str, Json]) -> str:
-    """The hub's folders have the first name; transformers writes the other one since release 5."""
-    return "num_local_experts" if "num_local_experts" in config else "num_experts"
-
-
-def _integer(value: Json) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
