@@ -65,10 +65,8 @@ def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
         yield problem("num_experts_per_tok", why, allowed, ModelReason.BAD_CONFIG)
     for key in ("hidden_size", "moe_intermediate_size"):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
-            why = "the matrices of experts are multiplied in groups"
-            yield problem(
-                key, why, f"a multiple of {ALIGNED}", ModelReason.UNSUPPORTED_ARCHITECTURE
-            )
+            why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"
+            yield problem(key, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
     if config.get("hidden_act", _ACTIVATION) != _ACTIVATION:
         why = "experts are computed with another activation"
         yield problem("hidden_act", why, _ACTIVATION, ModelReason.UNSUPPORTED_ARCHITECTURE)
