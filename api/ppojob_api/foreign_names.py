@@ -199,7 +199,7 @@ pad_to_length pad_to_length_bucket | not needed | rows are packed and nothing is
 rollout_n | not needed | samplesPerPrompt
 model_engine turbo_config megatron veomni torchtitan | not yet | other trainers than FSDP2
 actor.engine ref.engine critic.engine | not yet | other trainers than FSDP2
-moe_aux_loss_coeff moe_z_loss_coeff | not yet | mixtures of experts
+moe_aux_loss_coeff moe_z_loss_coeff | not yet | losses of routers
 fp8_recipe override_transformer_config.fp8 | not yet | float8
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
 megatron.tensor_model_parallel_size | spec.roles.actorRollout.parallelism.tensor

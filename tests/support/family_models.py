@@ -4,6 +4,7 @@ Sizes are those of whoever makes it. What a family can have and its defaults hav
 are shorter than the rows of tests.
 """
 
+from tiny_models import MIXTURE
 from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
     SmolLM3ForCausalLM,
 )
 
@@ -25,6 +27,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
     "mistral": (MistralForCausalLM, {"sliding_window": WINDOW}),
     "phi3": (Phi3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "smollm3": (SmolLM3ForCausalLM, {"no_rope_layers": [0, 1, 0], "pad_token_id": 0}),

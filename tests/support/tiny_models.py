@@ -1,8 +1,8 @@
 """Tiny models and tokenizers in Hugging Face form, made in milliseconds.
 
 Run for a model as a process that starts jobs wants it, without loading torch itself:
-`python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `talker` or
-`searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
+`talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import sys
@@ -18,6 +18,7 @@ from transformers import (
     LlamaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3MoeForCausalLM,
 )
 
 SIZES = {
@@ -38,6 +39,13 @@ TWO_LAYERS = {
     "initializer_range": 0.3,
 }
 """Of a model whose numbers are compared: large enough weights for attention to matter."""
+MIXTURE = {
+    "moe_intermediate_size": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+"""Of a mixture of experts, beside other sizes."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
 CALLS = [
@@ -93,7 +101,11 @@ def save_tokenizer(
 
 
 def save_policy(
-    folder: Path, dropout: float, names: Sequence[str] = NAMES, *, key_heads: int = 1
+    folder: Path,
+    dropout: float,
+    names: Sequence[str] = NAMES,
+    model_class: type[PreTrainedModel] = LlamaForCausalLM,
+    **changes: object,
 ) -> None:
     """Write a model that a tiny job trains, with its tokenizer.
 
@@ -101,20 +113,19 @@ def save_policy(
     state would be noticed. Heads of size 32: vLLM on the CPU wants multiples of that.
     """
     save_tokenizer(folder, names=names)
-    save_model(
-        folder,
-        vocab_size=len(names),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        attention_dropout=dropout,
-        bos_token_id=None,
-        eos_token_id=NAMES.index("<|im_end|>"),
-        pad_token_id=NAMES.index("<|pad|>"),
-    )
+    sizes = {
+        "vocab_size": len(names),
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "attention_dropout": dropout,
+        "bos_token_id": None,
+        "eos_token_id": NAMES.index("<|im_end|>"),
+        "pad_token_id": NAMES.index("<|pad|>"),
+    }
+    save_model(folder, model_class, **{**sizes, **changes})
 
 
 def save_classifier(policy: Path, folder: Path) -> None:
@@ -158,7 +169,10 @@ def main() -> None:
     if kind == "policy":
         save_policy(Path(first), float(second))
     elif kind == "pair":
-        save_policy(Path(first), float(second), key_heads=2)
+        save_policy(Path(first), float(second), num_key_value_heads=2)
+    elif kind == "mixture":
+        drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
+        save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
     elif kind == "searcher":

@@ -22,7 +22,15 @@ from typing import get_args
 
 import torch
 from family_models import FAMILY_MODELS
-from tiny_models import NAMES, TEMPLATE, TWO_LAYERS, make_model, save_model, save_tokenizer
+from tiny_models import (
+    MIXTURE,
+    NAMES,
+    TEMPLATE,
+    TWO_LAYERS,
+    make_model,
+    save_model,
+    save_tokenizer,
+)
 from torch import Tensor
 from transformers import (
     Gemma2ForCausalLM,
@@ -31,6 +39,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
@@ -124,6 +133,8 @@ CASES = {
     "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
     "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
     "qwen3_recomputed": Case((0, 1, 1, 1, 0), model="qwen3_tied", recompute=True),
+    "experts": Case((0, 0, 0, 0, 1), budget=30, model="qwen3_moe"),
+    "experts_recomputed": Case((1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(
@@ -146,7 +157,7 @@ CASES = {
 FAMILIES = {
     family: Case((0, 1, 0, 1, 0), budget=40, model=family)
     for family in FAMILY_MODELS
-    if family not in ("llama", "qwen2", "qwen3")  # which are above
+    if family not in ("llama", "qwen2", "qwen3", "qwen3_moe")  # which are above
 }
 OF_FAMILIES = ("s2", "t2", "p3")
 """Where each of them is cut by shards and heads, by matrices, and by layers."""
@@ -170,8 +181,8 @@ OF_TWO_KINDS = ("2x1s2", "2x1t2", "s2t2", "2p2")
 """What each kind of ranks does by itself is seen in other layouts; here, that two go together."""
 TOGETHER = (
     *("even", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
-    *("muon", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed", "bfloat16"),
-    "a_gradient_that_is_not_finite",
+    *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
+    *("bfloat16", "a_gradient_that_is_not_finite"),
 )
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     **{family: FAMILY_MODELS[family] for family in FAMILIES},
@@ -182,6 +193,7 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
     "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
 }
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")

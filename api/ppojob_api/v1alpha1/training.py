@@ -40,7 +40,7 @@ class LoraSpec(Section):
 
     target_modules: Annotated[Items[Name], Field(min_length=1, max_length=64)] | None = None
     """Linear layers that get an adapter, such as [q_proj, v_proj]; absent, or [all-linear]: all of
-    the decoder layers, neither head nor embedding. verl: target_modules, all-linear."""
+    the decoder layers, neither head nor embedding; experts get none. verl: target_modules."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that updates drop. PEFT and verl: 0. TRL: lora_dropout, 0.05."""

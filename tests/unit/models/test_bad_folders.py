@@ -10,7 +10,8 @@ import pytest
 from golden_lines import read_lines
 from refused_jobs import edit
 from safetensors.numpy import load_file, save_file
-from tiny_models import save_policy
+from tiny_models import MIXTURE, save_policy
+from transformers import Qwen3MoeForCausalLM
 
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
@@ -32,6 +33,16 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(**changes: object) -> Spoil:
     return lambda folder: edit(folder / "config.json", changes)
+
+
+def mixture(**changes: object) -> Spoil:
+    """A mixture of experts in place of the model."""
+
+    def spoil(folder: Path) -> None:
+        save_policy(folder, 0.0, model_class=Qwen3MoeForCausalLM, **MIXTURE)
+        edit(folder / "config.json", changes)
+
+    return spoil
 
 
 def write(name: str, content: bytes) -> Spoil:
@@ -108,6 +119,15 @@ CASES: dict[str, Spoil] = {
     ),
     "angles by the longest row": config(
         rope_parameters={"full_attention": {"rope_type": "dynamic", "factor": 2.0}}
+    ),
+    "no experts": mixture(num_local_experts=None, moe_intermediate_size="wide"),
+    "more experts for a token than there are": mixture(num_experts_per_tok=7),
+    "widths of experts": mixture(hidden_size=60, moe_intermediate_size=12),
+    "activation of experts": mixture(hidden_act="gelu"),
+    "layers without experts": mixture(mlp_only_layers=[1]),
+    "layers without experts in turn": mixture(decoder_sparse_step=2),
+    "windows of a mixture": mixture(
+        use_sliding_window=True, sliding_window=32, max_window_layers=28
     ),
     "pickle only": without_weights("pytorch_model.bin", "optimizer.pt"),
     "no weights": without_weights(),

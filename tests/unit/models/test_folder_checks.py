@@ -1,6 +1,7 @@
 """What the checks of a model's folder know, held against transformers and safetensors."""
 
 import contextlib
+import json
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from family_models import FAMILY_MODELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_jobs import edit
+from safetensors.torch import load_file, save_file
 from tiny_models import make_model
 from transformers import (
     LlamaForCausalLM,
@@ -30,6 +32,7 @@ from ppojob_trainer.models.architectures import read_sizes
 from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
+from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -160,6 +163,24 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 8192}
 )
 def test_a_model_is_as_long_as_vllm_lets_it_be(rope, tokens):
     assert context_tokens({"max_position_embeddings": 32_768, **rope}) == tokens
+
+
+def test_an_expert_that_is_not_there_is_named(tmp_path):
+    MODELS["qwen3_moe"]().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lacking = "model.layers.1.mlp.experts.4.up_proj.weight"
+    del weights[lacking]
+    save_file(weights, tmp_path / "model.safetensors")
+    (problem,) = check_model_folder(tmp_path, trust_remote_code=False).errors
+    assert (problem.got, problem.reason_code) == (f"no {lacking}", ModelReason.TENSOR_MISSING)
+
+
+def test_the_hub_has_another_name_for_the_number_of_experts(tmp_path):
+    MODELS["qwen3_moe"]().save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["num_experts"] = written.pop("num_local_experts")
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert found(tmp_path, POLICY) == []
 
 
 @pytest.mark.processes

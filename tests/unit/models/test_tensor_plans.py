@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 from family_models import FAMILY_MODELS
-from tiny_models import SIZES, make_model
-from transformers import LlamaForSequenceClassification, LlamaForTokenClassification
+from tiny_models import MIXTURE, SIZES, make_model
+from transformers import (
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    Qwen3MoeForCausalLM,
+)
 
 from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.models.architectures import check_layouts
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.tensor_plans import (
     COLUMNS,
@@ -22,6 +27,7 @@ from ppojob_trainer.models.tensor_plans import (
     styles_of,
 )
 
+EXPERTS = {"model_type": "qwen3_moe", **MIXTURE}
 THEIRS = {
     "colwise": ROWS,  # of torch's transposed matrices
     "rowwise": COLUMNS,
@@ -29,7 +35,7 @@ THEIRS = {
 }
 
 
-CUT = [family for family in FAMILIES if not FAMILIES[family].uncut]
+CUT = [name for name, one in FAMILIES.items() if not (one.uncut or one.is_mixture)]
 
 
 @pytest.mark.parametrize("family", CUT)
@@ -55,6 +61,15 @@ def test_every_weight_has_a_style(model_class) -> None:
     assert styles_of(model).keys() == owners
 
 
+def test_every_weight_of_a_mixture_has_a_style() -> None:
+    model = make_model(Qwen3MoeForCausalLM, **MIXTURE)
+    split_experts(model)
+    owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+    styles = styles_of(model)
+    assert styles.keys() == owners | {"model.layers.0.mlp.experts"}
+    assert all(styles[f"model.layers.0.mlp.experts.{n}.gate_proj"] == ROWS for n in range(6))
+
+
 @pytest.mark.parametrize(
     ("ranks", "changes", "allowed"),
     [
@@ -63,6 +78,7 @@ def test_every_weight_has_a_style(model_class) -> None:
         (4, {"num_attention_heads": 2}, "one of 1, 2"),
         (4, {"num_attention_heads": 12, "num_key_value_heads": 3}, "one of 1, 3, 6, 12"),
         (4, {"intermediate_size": 18}, "one of 1, 2"),
+        (4, {**EXPERTS, "moe_intermediate_size": 18}, "one of 1, 2"),
     ],
 )
 def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, changes, allowed) -> None:
@@ -102,6 +118,7 @@ def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refu
         (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "a divisor of 3"),
         (2, {"intermediate_size": 23}, "a divisor of 1"),
         (2, {"model_type": "phi3"}, "a divisor of 1"),
+        (2, {**EXPERTS, "moe_intermediate_size": 24}, "a divisor of 1"),  # of 8 features
     ],
 )
 def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, allowed) -> None:

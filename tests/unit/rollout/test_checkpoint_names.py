@@ -5,6 +5,7 @@ from tiny_models import TWO_LAYERS
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
 
@@ -18,6 +19,7 @@ def test_names_are_those_that_the_trainer_sends(family, tied) -> None:
     config = kind.config_class(**{**SIZES, **options, "tie_word_embeddings": tied})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    split_experts(model)
     assert checkpoint_names(config) == {name for name, _ in named_full_tensors(model)}
 
 

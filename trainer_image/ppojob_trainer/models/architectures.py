@@ -15,6 +15,13 @@ from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.mixtures import (
+    ALIGNED,
+    MATRICES,
+    expert_tensors,
+    key_of_experts,
+    required_sizes,
+)
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 EMBEDDING: Final = "model.embed_tokens.weight"
@@ -39,10 +46,11 @@ class Sizes:
     Attributes:
         vocabulary: rows of the embedding.
         hidden: width of the residual stream.
-        inner: width within a feed-forward block.
+        inner: width within a feed-forward block, or within each expert of it.
         key_heads: key and value heads.
         is_tied: whether the embedding is the output layer too.
         biased: linear layers of a block that add a bias.
+        experts: experts of each layer of a mixture; 0 of other models.
     """
 
     model_type: str
@@ -55,6 +63,7 @@ class Sizes:
     head_size: int
     is_tied: bool
     biased: frozenset[str]
+    experts: int = 0
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
@@ -63,7 +72,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     family, problems = FAMILIES[model_type], []
     config = {**family.defaults, **config}
     required: dict[str, int] = {}
-    for key, most in _REQUIRED.items():
+    for key, most in (_REQUIRED | required_sizes(config)).items():
         value = _count(config.get(key))
         if value is None or value > most:
             got = ABSENT if config.get(key) is None else shown(config[key])
@@ -82,13 +91,14 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         model_type=model_type,
         vocabulary=required["vocab_size"],
         hidden=hidden,
-        inner=required["intermediate_size"],
+        inner=required.get("moe_intermediate_size", required["intermediate_size"]),
         layers=required["num_hidden_layers"],
         heads=heads,
         key_heads=_count(config.get("num_key_value_heads")) or heads,
         head_size=_count(config.get("head_dim")) or hidden // heads,
         is_tied=config.get("tie_word_embeddings") is True,
         biased=frozenset(biased.union(family.always_biased)),
+        experts=required.get(key_of_experts(config), 0),
     )
 
 
@@ -102,7 +112,10 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
 
 
 def linear_layers(sizes: Sizes) -> dict[str, Shape]:
-    """Linear layers of each block by their names in it, with the shapes of their weights."""
+    """Linear layers of each block by their names in it, with the shapes of their weights.
+
+    Neither routers nor experts are among them.
+    """
     hidden, inner = sizes.hidden, sizes.inner
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
     if FAMILIES[sizes.model_type].is_fused:
@@ -112,11 +125,15 @@ def linear_layers(sizes: Sizes) -> dict[str, Shape]:
             "mlp.gate_up_proj": (2 * inner, hidden),
             "mlp.down_proj": (hidden, inner),
         }
-    return {
+    attention: dict[str, Shape] = {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
         "self_attn.o_proj": (hidden, query),
+    }
+    if sizes.experts:
+        return attention
+    return attention | {
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
@@ -131,6 +148,8 @@ def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.weight", shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
+    if sizes.experts:
+        yield from expert_tensors(sizes.experts, hidden=sizes.hidden, inner=sizes.inner)
     if family.head_norm != "none":
         each = family.head_norm == "each head"
         yield "self_attn.q_norm.weight", (sizes.head_size * (1 if each else sizes.heads),)
@@ -170,6 +189,8 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         )
         if uncut := FAMILIES[sizes.model_type].uncut:
             why, most = f"{uncut} in {folder}, a model of {sizes.model_type}", 1
+        if sizes.experts:
+            most = gcd(most, sizes.inner // ALIGNED)
         if most % layout.tensor:
             yield Problem(
                 f"spec.roles.{host}.parallelism.tensor",
@@ -242,10 +263,13 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
+            is_expert = sizes.experts > 0 and target in MATRICES
             yield Problem(
                 f"{where}.targetModules[{index}]",
                 shown(target),
-                f"no linear layer of the model is called so{meant}",
+                "experts of a mixture take no adapters"
+                if is_expert
+                else f"no linear layer of the model is called so{meant}",
                 f"{', '.join(sorted(names))}; without the field all of them",
                 ReasonCode.NOT_ONE_OF,
             )

@@ -13,8 +13,11 @@ from typing import Final, Literal
 from ppojob_trainer.json_value import Json
 
 _QUERIES: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_ATTENTION: Final = {"attention_bias": (*_QUERIES, "self_attn.o_proj")}
-_FEED_FORWARD: Final = {"mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
+_Biases = Mapping[str, tuple[str, ...]]
+_ATTENTION: Final[_Biases] = {"attention_bias": (*_QUERIES, "self_attn.o_proj")}
+_FEED_FORWARD: Final[_Biases] = {
+    "mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+}
 _FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
 TOKENS: Final = "ForTokenClassification"
 TEXTS: Final = "ForSequenceClassification"
@@ -39,6 +42,7 @@ class Family:
         centred_norms: whether norms multiply by 1 + weight.
         head_norm: what queries and keys are normalised over, if at all.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
+        is_mixture: whether feed-forward blocks are mixtures of experts.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
             classes, which it changes for the whole process, and so for the trainer.
         logit_divisor: key of what the output layer's products are divided by, if anything.
@@ -51,7 +55,7 @@ class Family:
     only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     has_windows: bool = False
     ropes: tuple[str | None, ...] = _FIXED_ROPES
-    biases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _ATTENTION)
+    biases: _Biases = field(default_factory=lambda: _ATTENTION)
     always_biased: tuple[str, ...] = ()
     is_fused: bool = False
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -59,6 +63,7 @@ class Family:
     centred_norms: bool = False
     head_norm: Literal["none", "each head", "all heads"] = "none"
     uncut: str = ""
+    is_mixture: bool = False
     is_in_vllm: bool = True
     logit_divisor: str = ""
     logit_cap: str = ""
@@ -85,7 +90,7 @@ _GEMMA2: Final = Family(
     logit_cap="final_logit_softcapping",
 )
 FAMILIES: Final[Mapping[str, Family]] = {
-    "llama": Family("Llama, SmolLM2", biases=_ATTENTION | _FEED_FORWARD),
+    "llama": Family("Llama, SmolLM2", biases={**_ATTENTION, **_FEED_FORWARD}),
     "qwen2": Family(
         "Qwen2, Qwen2.5",
         defaults={"num_key_value_heads": 32},
@@ -96,6 +101,17 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Qwen3",
         defaults={"head_dim": 128, "num_key_value_heads": 32},
         head_norm="each head",
+    ),
+    "qwen3_moe": Family(
+        "Qwen3 mixtures of experts",
+        defaults={"num_key_value_heads": 4},
+        only={
+            "hidden_act": ("silu",),
+            "mlp_only_layers": ([], None),
+            "decoder_sparse_step": (1,),
+        },
+        head_norm="each head",
+        is_mixture=True,
     ),
     "mistral": Family(
         "Mistral",
@@ -116,14 +132,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "smollm3": Family(
         "SmolLM3",
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
-        biases=_ATTENTION | _FEED_FORWARD,
+        biases={**_ATTENTION, **_FEED_FORWARD},
         is_in_vllm=False,
     ),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True),
     "granite": Family(
         "Granite 3, 4 dense",
-        biases=_ATTENTION | _FEED_FORWARD,
+        biases={**_ATTENTION, **_FEED_FORWARD},
         logit_divisor="logits_scaling",
         classifiers=(),
     ),

@@ -24,6 +24,7 @@ from ppojob_trainer.models.architectures import (
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, Family
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
+from ppojob_trainer.models.mixtures import check_mixture
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
 
@@ -185,6 +186,8 @@ def check_config(
     if family is not None:
         yield from _check_made(family, config, path, kind)
         yield from _check_family(family, config, path)
+        if family.is_mixture:
+            yield from check_mixture(config, path)
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -282,5 +285,7 @@ def _has_windows(config: Mapping[str, Json]) -> bool:
         return "sliding_attention" in kinds
     if config.get("use_sliding_window") is not True or config.get("sliding_window") is None:
         return False
+    if FAMILIES[str(config["model_type"])].is_mixture:  # whose layers are all alike
+        return True
     first, layers = config.get("max_window_layers", 28), config.get("num_hidden_layers")
     return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)

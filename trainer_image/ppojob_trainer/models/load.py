@@ -22,6 +22,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change, changed_document
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_config
 from ppojob_trainer.models.kinds import (
@@ -304,6 +305,7 @@ def _load_whole(
     )
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
+    split_experts(model)
     if lora is not None:
         add_adapters(model, lora)
     model.to(world.device)
@@ -328,6 +330,7 @@ def _load_sharded(
     """
     with torch.device("meta"):
         model = auto_class.from_config(**options)
+    split_experts(model)
     if lora is not None:
         add_adapters(model, lora)
     keep_stage(model, PipelineRanks.of(world))

@@ -125,9 +125,7 @@ def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> d
     policy = parameters.get(spec.model.path, 0)
     actor, critic, lora = spec.roles.actor_rollout, spec.critic, spec.model.lora
 
-    def part(
-        dtype: str, count: int, offload: Collection[str], moments: int | None = None
-    ) -> Held:
+    def part(dtype: str, count: int, offload: Collection[str], moments: int | None = None) -> Held:
         size = _WEIGHT_BYTES[dtype] * count // ranks
         return _model(size, offload if leaves else (), moments)
 

@@ -15,6 +15,7 @@ from ppojob_trainer.parallel.tensor_styles import (
     BeforeRows,
     Columns,
     Style,
+    Summands,
     TensorLayer,
     Vocabulary,
 )
@@ -27,18 +28,32 @@ BEFORE_ROWS: Final = Style(BeforeRows)
 IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
 """Weights that all heads share, of which each rank has some."""
 
+COLUMNS_ALONE: Final = Style(TensorLayer, {"weight": "columns"})
+"""Of matrices whose outputs are summed by the module that multiplies them."""
+SUMMANDS: Final = Style(Summands)
+
 _PLAN: Final = {
     "model.embed_tokens": VOCABULARY,
     "model.layers.*.self_attn.q_proj": ROWS,
     "model.layers.*.self_attn.k_proj": ROWS,
     "model.layers.*.self_attn.v_proj": ROWS,
     "model.layers.*.self_attn.o_proj": COLUMNS,
-    "model.layers.*.mlp.gate_proj": ROWS,
-    "model.layers.*.mlp.up_proj": ROWS,
-    "model.layers.*.mlp.down_proj": COLUMNS,
     "model.norm": WHOLE,
     "lm_head": ROWS,  # never called: log-probabilities are made of its parts, see `fused_logprobs`
     "score": WHOLE,
+}
+_FEED_FORWARD: Final = {
+    "model.layers.*.mlp.gate_proj": ROWS,
+    "model.layers.*.mlp.up_proj": ROWS,
+    "model.layers.*.mlp.down_proj": COLUMNS,
+}
+_MIXTURE: Final = {
+    # Whole on every rank, which has a summand of what each choice of experts is worth.
+    "model.layers.*.mlp.gate": Style(TensorLayer, {"weight": "summands"}),
+    "model.layers.*.mlp.experts": SUMMANDS,
+    "model.layers.*.mlp.experts.*.gate_proj": ROWS,
+    "model.layers.*.mlp.experts.*.up_proj": ROWS,
+    "model.layers.*.mlp.experts.*.down_proj": COLUMNS_ALONE,
 }
 _HEAD_NORMS: Final = {
     "model.layers.*.self_attn.q_norm": IN_EACH_HEAD,
@@ -47,19 +62,21 @@ _HEAD_NORMS: Final = {
 
 
 def plan_of(family: Family) -> dict[str, Style]:
-    """The styles of a family's modules that have parameters of their own."""
+    """The styles of a family's modules that have parameters of their own, or are summed as one."""
     assert not family.uncut, "such a layout is refused"
-    plan = _PLAN | {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
+    plan = _PLAN | (_MIXTURE if family.is_mixture else _FEED_FORWARD)
+    plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
     plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
     return plan if family.head_norm == "none" else plan | _HEAD_NORMS
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:
-    """The style of each module of a model of transformers that has parameters of its own."""
+    """The style of each module of a model that has parameters of its own, or is in its plan."""
     config: Any = model.config
     plan = plan_of(FAMILIES[config.model_type])
     found = {}
     for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            found[name] = plan[re.sub(r"\.\d+\.", ".*.", name)]
+        place = re.sub(r"\.\d+\.", ".*.", name)
+        if place in plan or any(True for _ in module.parameters(recurse=False)):
+            found[name] = plan[place]
     return found

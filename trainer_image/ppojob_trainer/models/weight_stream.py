@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.load import refuse_config
 from ppojob_trainer.models.weight_files import read_weights
@@ -34,6 +35,7 @@ def stored_weights(
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    split_experts(model)
     files = read_weights(Path(folder)).files
     for name, parameter in model.named_parameters():
         if name not in files:

@@ -97,6 +97,16 @@ class Columns(TensorLayer):
         return output if bias is None else output + bias.to(output.dtype)
 
 
+class Summands(TensorLayer):
+    """A module whose own layers leave each rank a summand of what it says."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """All ranks give it the same."""
+        summand = super(TensorLayer, self).forward(*inputs)
+        output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        return output
+
+
 class Vocabulary(TensorLayer):
     """An embedding that is cut by rows: each rank knows some tokens, and says 0 of the others."""
 

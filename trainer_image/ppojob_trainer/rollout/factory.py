@@ -100,6 +100,7 @@ def build_engine(
         )
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from ppojob_trainer.models.experts import split_experts
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
     config = AutoConfig.from_pretrained(model_folder, trust_remote_code=trust_remote_code)
@@ -110,6 +111,7 @@ def build_engine(
         attn_implementation="sdpa",
         trust_remote_code=trust_remote_code,
     )
+    split_experts(model)
     engine = HuggingFaceEngine(
         model.to(device), max_model_tokens=max_model_tokens, max_sequences=rollout.max_sequences
     )

@@ -8,11 +8,13 @@ the same requests in the same order make the same schedule everywhere, and each 
 tokens from the same logits, which are gathered. So nobody tells anybody what to do, and the answers
 are on all of them.
 
-Four things about vLLM on the CPU cost time to find, and each has its line and its test here:
+Five things about vLLM on the CPU cost time to find, and each has its line and its test here:
 
 - Linear layers are re-packed when they are loaded, so new weights go in layer by layer through
   vLLM's reload, and a tied `lm_head`, which no checkpoint names, keeps its old packing unless it is
   packed again.
+- Experts of a mixture are packed when they are loaded first, and read as packed when they were
+  loaded again and are not.
 - A seeded request whose prompt is prefilled in chunks crashes (a CPU generator has no offset), so
   prompts are never chunked.
 - The default block of 128 tokens is longer than many prompts, and only whole blocks are shared.
@@ -28,7 +30,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -212,6 +214,8 @@ class VllmEngine:
         try:
             with process_state_kept(own_environment="VLLM_"), torch.no_grad():
                 self._wake("weights")
+                if self._on_cpu:
+                    self._engine.apply_model(_forget_packed_experts)
                 self._engine.collective_rpc(
                     "reload_weights", kwargs={"weights_iterator": self._checked(tensors)}
                 )
@@ -431,6 +435,17 @@ def _sampling(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
         if sampling.stop_texts
         else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _forget_packed_experts(model: nn.Module) -> None:
+    """Let a reload pack experts, as vLLM does for those without a kernel yet.
+
+    Into the memory of packed weights (CPU only) it would write plain ones, which are then misread.
+    """
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
 
 
 def _repack_tied_heads(model: nn.Module) -> None:

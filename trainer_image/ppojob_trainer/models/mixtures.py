@@ -1,0 +1,64 @@
+"""Models whose feed-forward blocks are mixtures of experts: their tensors, and what is refused.
+
+Each token goes to the few experts that a router finds most probable, and gets the sum of what they
+say, weighted by those probabilities (Shazeer et al. 2017, arXiv:1701.06538). Loads no torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.problems import ModelReason
+
+ALIGNED: Final = 8
+"""What widths are multiples of: PyTorch's grouped products take rows of whole 16 bytes."""
+
+MATRICES: Final = ("gate_proj", "up_proj", "down_proj")
+"""Of an expert, by their names in files: it says `down(silu(gate x) * up x)`."""
+
+_MAX_EXPERTS: Final = 10_000
+_MAX_WIDTH: Final = 2**31 - 1
+
+
+def key_of_experts(config: Mapping[str, Json]) -> str:
+    """Where config.json says how many experts each layer of a mixture has.
+
+    The hub's folders have the first name; transformers writes the other one since release 5.
+    """
+    return "num_local_experts" if "num_local_experts" in config else "num_experts"
+
+
+def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
+    """Sizes that a mixture's config.json says besides those of all models, and the most of each."""
+    if not FAMILIES[str(config["model_type"])].is_mixture:
+        return {}
+    return {key_of_experts(config): _MAX_EXPERTS, "moe_intermediate_size": _MAX_WIDTH}
+
+
+def expert_tensors(experts: int, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names in a layer, and shapes, of the tensors of a mixture: the router's and each expert's."""
+    yield "mlp.gate.weight", (experts, hidden)
+    for expert in range(experts):
+        for matrix in MATRICES:
+            shape = (hidden, inner) if matrix == "down_proj" else (inner, hidden)
+            yield f"mlp.experts.{expert}.{matrix}.weight", shape
+
+
+def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+    """What is wrong with a mixture's sizes beside each other."""
+
+    def problem(key: str, why: str, allowed: str, reason: ModelReason) -> Problem:
+        got = ABSENT if config.get(key) is None else shown(config[key])
+        return Problem(f"{path}:{key}", got, why, allowed, reason)
+
+    experts, chosen = config.get(key_of_experts(config)), config.get("num_experts_per_tok")
+    if isinstance(experts, int) and not (isinstance(chosen, int) and 0 < chosen <= experts):
+        why, allowed = "each token goes to so many experts", f"an integer from 1 to {experts}"
+        yield problem("num_experts_per_tok", why, allowed, ModelReason.BAD_CONFIG)
+    for key in ("hidden_size", "moe_intermediate_size"):
+        if isinstance(width := config.get(key), int) and width % ALIGNED:
+            why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"
+            yield problem(key, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
