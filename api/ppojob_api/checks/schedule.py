@@ -39,7 +39,7 @@ def moments_of_sgd(job: PPOJob) -> Iterator[Problem]:
     for section, optimizer in optimizers.items():
         for name in ("betas", "epsilon") if optimizer and optimizer.type == "sgd" else ():
             value = getattr(optimizer, name)
-            if value != type(optimizer).model_fields[name].default:
+            if value != OptimizerSpec.model_fields[name].default:
                 where, allowed = f"spec.{section}.{name}", "remove it, or type: adamw or muon"
                 why = "it has no effect with type: sgd"
                 yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)

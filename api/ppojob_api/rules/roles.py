@@ -141,7 +141,7 @@ ROLE_RULES = (
         spec | roles.reference.offload | NoEffect
             with model.lora the reference is the policy without its adapters, and lies where that
             does; remove it, or roles.actorRollout.offload
-        when: has(self.model.lora) && has(self.roles.reference)
+        when: has(self.model.lora) && !has(self.reference) && has(self.roles.reference)
             && self.roles.reference.colocateWith != 'none'
         must: self.$FIELD.size() == 0
 

@@ -14,7 +14,7 @@ LOGPROBS = PolicyHead(LogprobSettings())
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", FAMILY_MODELS)
+@pytest.mark.parametrize("family", sorted(FAMILY_MODELS.keys() - {"qwen3_moe"}))  # none in float64
 def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tied, share):
     model, rows = make_model(family, tied=tied, dtype=torch.float64), make_rows()
     with torch.no_grad():  # nothing is 0 or 1 throughout
