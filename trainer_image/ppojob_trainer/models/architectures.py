@@ -69,7 +69,8 @@ class Sizes:
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     """Read the sizes of a model of `FAMILIES`, as transformers fills them in."""
     model_type = str(config["model_type"])
-    family, problems = FAMILIES[model_type], []
+    family = FAMILIES[model_type]
+    problems = []
     config = {**family.defaults, **config}
     required: dict[str, int] = {}
     for key, most in (_REQUIRED | required_sizes(config)).items():

@@ -376,7 +376,7 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
     The meta device has no values.
     """
-    base = model.base_model
+    base: Any = model.base_model
     base.rotary_emb = type(base.rotary_emb)(config=model.config).to(device)
     scale = getattr(base.embed_tokens, "scalar_embed_scale", None)
     if scale is not None:
