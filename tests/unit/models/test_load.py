@@ -4,8 +4,9 @@ import pytest
 import torch
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
-from tiny_models import save_model
+from tiny_models import MIXTURE, save_model
 from torch import Tensor
+from transformers import Qwen3MoeForCausalLM
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.load import load_model
@@ -51,6 +52,14 @@ def other_angles(folder: Path) -> None:
     save_model(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0})
 
 
+def one_expert_less(folder: Path) -> None:
+    save_model(folder, Qwen3MoeForCausalLM, **MIXTURE)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.layers.0.mlp.experts.4.up_proj.weight"]
+    save_file(weights, path, {"format": "pt"})
+
+
 def no_weights(folder: Path) -> None:
     save_model(folder, tie_word_embeddings=True)
     (folder / "model.safetensors").unlink()
@@ -70,6 +79,7 @@ def never_written(folder: Path) -> None:
         ),
         (other_angles, r'config.json:rope_parameters: got "dynamic": '),
         (no_weights, "the model cannot be loaded"),
+        (one_expert_less, "the model cannot be loaded"),
         (other_shape, r"down_proj.weight has shape \(16, 24\): .*\(16, 25\);"),
         (no_numbers, rf"spec.model.path: got 18 values that are NaN .* in {QUERY}, {NORM} of "),
         (never_written, rf"^spec.model.path: got nothing but zeros in {QUERY}, {NORM} of "),

@@ -295,14 +295,17 @@ def _load_whole(
     auto_class: Any, folder: Path, world: World, lora: LoraSpec | None, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
     """As `_load_sharded`, for a world of one."""
-    model, info = auto_class.from_pretrained(
-        folder,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        local_files_only=True,
-        **options,
-    )
+    try:
+        model, info = auto_class.from_pretrained(
+            folder,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            local_files_only=True,
+            **options,
+        )
+    except RuntimeError as error:  # experts that cannot be stacked, for not all of them are there
+        raise ValueError(str(error)) from error
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
     split_experts(model)
