@@ -245,6 +245,7 @@ def test_facts_count_in_the_digest_and_not_in_the_trajectory() -> None:
         ({"optimizer": {"learningRate": 2.0e-6}}, False),
         ({"algorithm": algorithm("rloo")}, False),
         ({"roles": {"actorRollout": {"threadsPerRank": 2}}}, False),
+        ({"roles": {"actorRollout": {"offload": ["weights", "optimizer"]}}}, True),
         ({"rollout": {"repetitionPenalty": 1.1}}, False),
         ({"steps": {"total": 20, "validateEvery": 5}}, True),
     ],
