@@ -149,7 +149,7 @@ def save_teacher(policy: Path, folder: Path) -> None:
     torch.manual_seed(2)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight[:1])
+        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight[:1].clone())
     model.save_pretrained(folder)
 
 
