@@ -62,7 +62,7 @@ def test_a_killed_job_learns_the_teacher_as_an_undisturbed_one(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     start(job, whole).succeed()
     found = divergences(whole)
-    assert found[-1] < found[0] / 4
+    assert found[-1] < found[0] / 10
     last = run_folders.metrics(whole)[-1]
     assert not [name for name in last if name.startswith("critic/")]
     assert not list((whole / "logs").glob("*reward*"))

@@ -160,7 +160,8 @@ def save_teacher(policy: Path, folder: Path) -> None:
     torch.manual_seed(2)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight[:1])
+        embedding = model.model.embed_tokens.weight
+        embedding.copy_(embedding[1].clone())  # that of padding is zero
     model.save_pretrained(folder)
 
 
