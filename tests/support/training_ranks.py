@@ -94,7 +94,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 
 ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
-MUON = OptimizerSpec(type="muon", learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
+MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
 
 
