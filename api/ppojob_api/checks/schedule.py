@@ -7,6 +7,7 @@ from typing import Final
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.rules.run import VALIDATION_METRICS
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec
 
 # How many samples of a prompt a metric of a validation is taken of.
 _SAMPLES_OF_METRIC: Final = re.compile(r".+@([1-9][0-9]*)(?:/mean|/std)?")
