@@ -144,8 +144,8 @@ class StepsAhead:
     def _begin(self, step: int, version: int, drawn: Sequence[Drawn], timer: StepTimer) -> None:
         """Have the engines begin with a step and those behind it, with the weights of a version.
 
-        Where the rows of the step are on the disk, those behind it are not, so that they are drawn
-        as they were; of one step ahead none is.
+        Rows that are on the disk are drawn again where others are drawn beside them: how far those
+        come in a phase depends on their company.
         """
         stages, (batch, greedy) = self.one_round.stages, drawn[0]
         if self.ahead == 1 and stages.tape.is_replayed(batch, step):
