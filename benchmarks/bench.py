@@ -168,7 +168,15 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
         Benchmark(
             "one_step_off",
             (script("one_step_off"),),
-            (Claim("a step drawn ahead over its longer half", "over_longer", 1.1, "x"),),
+            (
+                Claim("a step drawn ahead over its longer half", "over_longer", 1.1, "x"),
+                Claim(
+                    "engine steps for long-tailed lengths, four steps ahead over one",
+                    "far_over_one",
+                    0.4,
+                    "x",
+                ),
+            ),
         ),
         long_tail(),
         step_speed(run),

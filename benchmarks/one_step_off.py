@@ -1,6 +1,6 @@
 """Whether the rows of the next step are drawn while this one trains: a step over its longer half.
 
-    python benchmarks/one_step_off.py [--generate 3.0] [--train 3.0] [--steps 8]
+    python benchmarks/one_step_off.py [--generate 3.0] [--train 3.0] [--steps 8] [--ahead 4]
 
 Two tiny jobs with engines in a pod of their own, in which both halves of a step sleep: users of
 conversations while rows are drawn, reward functions while rows are scored. One draws and trains by
@@ -9,7 +9,11 @@ the rest of its steps. The last line is a JSON object of figures, medians over t
 first and the last:
 
 - `over_longer`: a step that draws ahead, over the larger of drawing and the rest;
-- `over_sum`: the same over a step of the job that does one behind the other.
+- `over_sum`: the same over a step of the job that does one behind the other;
+- `engine_steps_one_ahead`, `engine_steps_far_ahead`: of two more jobs, in which nothing sleeps and
+  rows are of very different lengths: steps that the engine makes for a step of the job, one step
+  ahead and `--ahead`. They are counted, so no clock has a part in them;
+- `far_over_one`: the second over the first.
 """
 
 import argparse
@@ -17,7 +21,10 @@ import json
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+
+import pyarrow.parquet as pq
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -41,6 +48,8 @@ def late(data_source, solution_str, ground_truth, extra_info):
     return len(solution_str) / 10
 """
 ROWS = 8
+LONG_TAILED = {"maxPromptTokens": 32, "maxResponseTokens": 224}
+"""Three tokens of about a hundred end a response: few get far beyond the mean of 30."""
 
 
 def make_folder(folder: Path, generate: float, train: float) -> None:
@@ -83,16 +92,46 @@ def measured(folder: Path, staleness: int, steps: int) -> list[dict[str, float]]
     return run_folders.metrics(tiny_jobs.run_alone(job))[1:-1]
 
 
+def engine_steps(folder: Path, ahead: int, steps: int) -> list[int]:
+    """Steps of the engine in each phase whose weights no other phase has; the last are left out."""
+    place = folder / f"ahead-{ahead}"
+    place.mkdir()
+    spec = tiny_jobs.make_manifest(folder)["spec"]
+    stops = [tiny_models.NAMES.index(sign) for sign in ".,"]
+    job = tiny_jobs.write_manifest(
+        place,
+        folder,
+        algorithm={"type": "grpo", "promptsPerStep": ROWS, "samplesPerPrompt": 2},
+        data={"train": spec["data"]["train"], **LONG_TAILED},
+        optimizer={"learningRate": 1e-30},  # lengths stay as they are
+        rollout={**spec["rollout"], "stopTokenIds": stops, "maxStaleness": ahead},
+        roles={"rollout": {}},
+        steps={"total": steps + 2 * ahead},
+        checkpoint={"every": None, "export": False},
+    )
+    drawn = Counter[int]()
+    for path in (tiny_jobs.run_alone(job) / "rollouts").glob("*/*.parquet"):
+        for row in pq.read_table(path, columns=["segments"]).to_pylist():
+            for one in row["segments"]:
+                drawn[one["version"]] = max(drawn[one["version"]], one["tokens"])
+    return [drawn[version] for version in range(1, steps + 1)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--generate", type=float, default=3.0, help="seconds")
     parser.add_argument("--train", type=float, default=3.0, help="seconds")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--ahead", type=int, default=4)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         make_folder(place, arguments.generate, arguments.train)
         by_turns, ahead = (measured(place, one, arguments.steps) for one in (0, 1))
+        one_ahead, far_ahead = (
+            statistics.fmean(engine_steps(place, one, arguments.steps))
+            for one in (1, arguments.ahead)
+        )
     step = statistics.median(line["timing_s/step"] for line in ahead)
     drawing = statistics.median(line["timing_s/gen"] for line in by_turns)
     whole = statistics.median(line["timing_s/step"] for line in by_turns)
@@ -103,6 +142,9 @@ def main() -> None:
         "waited_for_rows_seconds": statistics.median(line["timing_s/gen"] for line in ahead),
         "over_longer": step / max(drawing, whole - drawing),
         "over_sum": step / whole,
+        "engine_steps_one_ahead": one_ahead,
+        "engine_steps_far_ahead": far_ahead,
+        "far_over_one": far_ahead / one_ahead,
     }
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 

@@ -240,9 +240,10 @@ disable_log_stats skip_tokenizer_init scheduling_policy | not needed | the engin
 moe_load_balance_metrics_interval | not needed | there is no such metric
 use_legacy_worker_impl | not needed | there is one trainer
 rollout.mode | not needed | the engine is in the rank that drives it
-total_rollout_steps | not yet | streaming
-async_training.staleness_threshold | spec.rollout.maxStaleness | 1 is one step off-policy
-async_training partial_rollout trigger_parameter_sync_step require_batches | not yet | streaming
+total_rollout_steps | not yet | there in prompts of the whole run; spec.steps.total counts steps
+async_training.staleness_threshold | spec.rollout.maxStaleness | in versions; there a share
+partial_rollout | not needed | long rows go on with newer weights where maxStaleness is above 1
+async_training trigger_parameter_sync_step require_batches | not yet
 rollout.agent | spec.agent
 rollout.trace | not needed | the rows of every step are kept in the run folder
 checkpoint_engine rollout.prometheus disaggregation quantization | not yet
@@ -305,7 +306,7 @@ balance_batch | not needed | work is always balanced
 critic_warmup | spec.critic.warmupSteps | one less than in verl
 resume_from_path | not needed | a run goes on in its folder, and a new one begins with an export
 default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
-use_v1 v1 | not yet | streaming; one step off-policy is spec.rollout.maxStaleness
+use_v1 v1 | not yet | other trainers; spec.rollout.maxStaleness has engines draw ahead
 ray_kwargs | not needed | there is no Ray
 hydra defaults | not needed | there is no Hydra
 skip.rollout.enable | spec.rollout.replay
@@ -496,7 +497,7 @@ dynamic_filtering_reward_range | spec.algorithm.dynamicSampling.meanAbove \
 spec.algorithm.dynamicSampling.meanBelow
 enable_vllm_is_correction | not yet | correction of the rollout's policy
 async_train | spec.rollout.maxStaleness | where true is 1
-async_queue_size | spec.rollout.maxStaleness | 1 alone
+async_queue_size | spec.rollout.maxStaleness | in steps
 bf16 | spec.training.autocast | where true is bfloat16
 zero_stage zpg | not needed | models are sharded by FSDP2 over all ranks of their role
 packing_samples | not needed | rows are packed and nothing is padded

@@ -1,4 +1,4 @@
-"""One step off-policy: which weights draw which rows, and that no kill changes one of them."""
+"""Rows drawn steps ahead: which weights draw which tokens, and that no kill changes one of them."""
 
 import subprocess
 import sys
@@ -9,6 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import run_folders
 import tiny_jobs
+import tiny_models
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -34,6 +37,18 @@ JOB = {
     "roles": {"rollout": {}},
 }
 """With greedy responses beside those that are trained on, and a reference."""
+
+FAR = {
+    **JOB,
+    "rollout": {
+        **AHEAD,
+        "maxStaleness": 3,
+        "stopTokenIds": [tiny_models.NAMES.index(sign) for sign in ".,:;!?+-*/"],
+    },
+    "steps": {"total": 7, "validateEvery": 2},
+    "checkpoint": {"every": 2, "keepLast": 10},
+}
+"""Three steps ahead, with rows of one token to eight, some of them by weights of three versions."""
 
 OF_A_STEP, VALIDATION = 12, 8
 """Calls of the reward function."""
@@ -232,3 +247,146 @@ def test_another_number_of_ranks_goes_on_with_the_same_rows(start, tiny_job, out
     assert drawn(output, 3) == drawn(whole, 3), "those of the checkpoint"
     ours, theirs = ([row["response_ids"] for row in rows(run, 4)] for run in (output, whole))
     assert ours == theirs, "drawn by its weights"
+
+
+@pytest.fixture(scope="module")
+def far(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
+    """The run folder of the job that draws three steps ahead, which nobody disturbs."""
+    place = tmp_path_factory.mktemp("far")
+    return tiny_jobs.run_alone(tiny_jobs.write_manifest(place, tiny_folder, **FAR))
+
+
+def spans(output: Path, step: int, purpose: str = "rollouts") -> list[list[tuple[int, int]]]:
+    """(rows,) versions of the weights that drew each row, and how many tokens each."""
+    segments = [row["segments"] for row in rows(output, step, purpose)]
+    return [[(one["version"], one["tokens"]) for one in of_row] for of_row in segments]
+
+
+def test_rows_far_ahead_go_on_with_newer_weights(far: Path):
+    lines = run_folders.metrics(far)[1:]
+    assert not run_folders.unnamed(lines)
+    for step, line in enumerate(lines, start=1):
+        of_rows = spans(far, step)
+        for row in of_rows + spans(far, step, "greedy"):
+            versions = list(dict.fromkeys(version for version, _ in row))
+            assert versions == list(range(max(0, step - 4), versions[-1] + 1))
+            assert versions[-1] <= max(0, step - 2)
+        drawn_by = [version for row in of_rows for version, tokens in row for _ in range(tokens)]
+        ages = [step - 1 - version for version in drawn_by]
+        assert line["async/staleness_max"] == max(ages) <= 3
+        assert line["async/staleness_mean"] == pytest.approx(sum(ages) / len(ages))
+        several = sum(len({version for version, _ in row}) > 1 for row in of_rows)
+        assert line["async/partial_rows"] == several / len(of_rows)
+    assert any(line["async/partial_rows"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_each_token_was_drawn_by_the_weights_that_are_named(far, tiny_folder, tmp_path, version):
+    """The log-probabilities of a segment are those of its version, behind all tokens before it."""
+    command = ["export", far, "--checkpoint", f"step-{version:06d}", "--output", tmp_path / "model"]
+    subprocess.run([sys.executable, "-m", "ppojob_cli", *command], check=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder / "model")
+    continued = 0
+    for step in range(version + 2, 8):
+        for row in rows(far, step):
+            prompt = tokenizer.encode(row["prompt"], add_special_tokens=False)
+            assert len(prompt) == row["prompt_tokens"]
+            ids = torch.tensor([prompt + row["response_ids"]])
+            with torch.inference_mode():
+                found = torch.log_softmax(model(ids).logits[0].float(), dim=-1)
+            start = 0
+            for segment in row["segments"]:
+                own = range(start, start + segment["tokens"])
+                start += segment["tokens"]
+                expected = [found[len(prompt) + at - 1, row["response_ids"][at]] for at in own]
+                told = row["rollout_logprobs"][own.start : own.stop]
+                is_ours = segment["version"] == version
+                assert (told == pytest.approx([float(x) for x in expected], abs=1e-4)) == is_ours
+                continued += is_ours and own.start > 0
+    assert continued, "some rows went on with these weights"
+
+
+def test_the_rows_of_several_versions_are_trained_on_as_any(far, tiny_folder, start, tmp_path):
+    """The synchronous job, given these rows, ends with these weights and says the same."""
+    changes = {**FAR, "rollout": {**FAR["rollout"], "maxStaleness": 0}, "roles": {}}
+    job = tiny_jobs.write_manifest(tmp_path, tiny_folder, **changes)
+    start(job, tmp_path / "run", options=("--replay", str(far))).succeed()
+    replayed, told = run_folders.result(tmp_path / "run"), run_folders.result(far)
+    for line in told["metrics"]:
+        for name in [name for name in line if name.startswith("async/")]:
+            del line[name]
+    assert replayed == told
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        (
+            "rpc.generate.answer.before@2=kill",
+            "rpc.generate.answer.after@4=kill",
+            "rpc.bring_weights.answer.after@2=kill",
+            "rpc.hand_over.answer.before@3=kill",
+            "rpc.update.answer.before@9=kill",
+            "rpc.restore.answer.before@2=kill",
+            "rows.under_way.rename.before@1=kill",
+        ),
+        (
+            "controller.step.begin@3=kill",
+            "controller.step.computed@2=kill",
+            "controller.step.journaled@4=kill",
+            "checkpoint.seal.rename.before@1=kill",
+            "rpc.save_shards.answer.after@3=kill",
+            "rows.under_way.rename.after@2=kill",
+        ),
+    ],
+    ids=["the engines and the policy", "the controller"],
+)
+def test_killed_anywhere_with_rows_under_way(start, tiny_job, output, once, far, points):
+    start(tiny_job(**FAR), output, **job_points.armed(once, *points)).succeed(1_500)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(output) == run_folders.result(far)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "controller.step.computed@2=kill_group",  # before there is a checkpoint
+        "rpc.update.answer.after@14=kill_group",  # a step behind one
+        "controller.step.begin@5=kill_group",  # right behind one
+        "controller.step.journaled@7=kill_group",  # behind the last step
+    ],
+)
+def test_everything_killed_with_rows_under_way(point, run_through, tiny_job, output, far):
+    """What was drawn beside the rows ahead of the checkpoint is in it; the rest is drawn again."""
+    run_through(tiny_job(**FAR), output, point)
+    assert run_folders.result(output) == run_folders.result(far)
+
+
+def test_other_engines_go_on_with_the_rows_under_way(start, tiny_job, output, once, far):
+    armed = job_points.armed(once, "controller.step.begin@5=kill_group")
+    assert start(tiny_job(**FAR), output, **armed).wait() == 3
+    changes = {**FAR, "roles": {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}}}
+    start(tiny_job(**changes), output).succeed()
+    assert drawn(output, 5) == drawn(far, 5), "those of the checkpoint"
+    for step in (6, 7):
+        ours, theirs = (
+            [row["response_ids"][: row["segments"][0]["tokens"]] for row in rows(run, step)]
+            for run in (output, far)
+        )
+        assert ours == theirs, "what was under way"
+
+
+@pytest.mark.vllm
+def test_vllm_goes_on_with_rows_under_way(start, tiny_job, output, once, tmp_path, tiny_folder):
+    """Its own engine, in which a phase is ended by aborts; killed behind a checkpoint."""
+    rollout = {**FAR["rollout"], "engine": "vllm", "kvCacheGib": 0.1}
+    changes = {**FAR, "rollout": rollout, "steps": {"total": 5, "validateFirst": False}}
+    place = tmp_path / "whole"
+    place.mkdir()
+    whole = tiny_jobs.run_alone(tiny_jobs.write_manifest(place, tiny_folder, **changes))
+    assert any(line["async/partial_rows"] > 0 for line in run_folders.metrics(whole))
+    armed = job_points.armed(once, "rpc.generate.answer.before@4=kill")
+    start(tiny_job(**changes), output, **armed).succeed(900)
+    assert job_points.fired(once)
+    assert run_folders.result(output) == run_folders.result(whole)

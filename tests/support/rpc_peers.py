@@ -86,8 +86,8 @@ def role_of(serve: Callable[..., Peer]) -> Callable[..., RoleGroup]:
         peers = tuple(serve(routes, role, attempt) for routes in ranks)
         ready = PodStatus(role, 0, attempt, "ready")
         supervisor = serve([Route(STATUS, lambda _: ready)], role, None)
-        is_stateful = role == "actorRollout"
-        return RoleGroup(role, (supervisor,), peers, is_stateful, False, attempt=attempt)
+        has_state = role == "actorRollout"
+        return RoleGroup(role, (supervisor,), peers, has_state, False, attempt, has_state)
 
     return make
 

@@ -225,9 +225,11 @@ SAMPLING_RULES = rules(
     when: has(self.rollout.maxModelTokens)
     must: self.data.maxPromptTokens + self.data.maxResponseTokens <= self.rollout.maxModelTokens
 
-    spec.rollout | maxStaleness | NotInThisVersion
-        rows drawn by weights of several versions: not in this version; 0 or 1
-    must: self.maxStaleness <= 1
+    spec | rollout.maxStaleness | NotInThisVersion
+        turns of a conversation that are drawn by weights of several versions, with calls of tools
+        between: not in this version; 0 or 1, or remove agent
+    when: has(self.agent)
+    must: self.rollout.maxStaleness <= 1
 
     spec | rollout.maxStaleness | NotInThisVersion
         algorithm.dynamicSampling knows behind the scores of a step which prompts come next, so

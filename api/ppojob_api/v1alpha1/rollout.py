@@ -115,10 +115,11 @@ class RolloutSpec(Section):
     validation: ValidationSamplingSpec = ValidationSamplingSpec()
     """Sampling of held-out prompts."""
 
-    max_staleness: Annotated[int, Field(ge=0, le=65_536)] = 0
-    """Versions by which weights that draw rows may be older than those that train on them. 1: one
+    max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
+    """Versions by which weights that draw tokens may be older than those that train on them. 1: one
     step off-policy: engines in pods of roles.rollout draw the next step while this one trains; each
-    step but the first is then trained on rows one version old. AReaL: max_head_offpolicyness."""
+    step but the first is then trained on rows one version old. More: so many steps are drawn side
+    by side, and long rows go on with newer weights. AReaL: max_head_offpolicyness."""
 
     replay: Path | None = None
     """Folder of a run whose rows and scores are trained on again, step by step; nothing is

@@ -13,7 +13,8 @@ seeds = st.integers(0, 2**31 - 1)
 
 @given(rows, seeds, st.booleans(), st.data())
 def test_a_resumed_order_equals_an_undisturbed_one(num_rows, seed, shuffle, data) -> None:
-    sizes = data.draw(st.lists(st.integers(1, num_rows), min_size=1, max_size=12))
+    size, count = data.draw(st.integers(1, num_rows)), data.draw(st.integers(1, 12))
+    sizes = [size] * count
     undisturbed = PromptOrder(num_rows, seed, shuffle=shuffle)
     states, expected = [undisturbed.state_dict()], []
     for size in sizes:
@@ -23,7 +24,7 @@ def test_a_resumed_order_equals_an_undisturbed_one(num_rows, seed, shuffle, data
         resumed = PromptOrder(num_rows, seed, shuffle=shuffle)
         resumed.load_state_dict(state)
         if stop < len(sizes):
-            assert undisturbed.batch_behind(state, sizes[stop]) == expected[stop]
+            assert undisturbed.batches_behind(state, size, count - stop) == expected[stop:]
             assert undisturbed.state_dict() == states[-1], "nothing was drawn"
         assert [resumed.next_batch(size) for size in sizes[stop:]] == expected[stop:]
 

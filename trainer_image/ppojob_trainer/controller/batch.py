@@ -55,6 +55,7 @@ class Batch:
         extras: (rows,) the scorers' further variables, JSON objects.
         figures: (rows,) turns and calls of each row, JSON; none where rows have one turn.
         tool_seconds: (rows,) that calls took; none where the rows come from the disk.
+        versions: (rows,) tokens by the version of the weights that drew them.
         origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
     """
 
@@ -69,6 +70,7 @@ class Batch:
     extras: list[bytes] = field(default_factory=list)
     figures: list[bytes] = field(default_factory=list)
     tool_seconds: list[float] = field(default_factory=list)
+    versions: list[dict[int, int]] = field(default_factory=list)
     origins: list[Origin] | None = None
 
     @property
@@ -218,6 +220,7 @@ class Batch:
         self.truncated = [truncated for answer in answers for truncated in answer.truncated]
         self.figures = [figures for answer in answers for figures in answer.figures]
         self.tool_seconds = [seconds for answer in answers for seconds in answer.tool_seconds]
+        self.versions = [versions for answer in answers for versions in answer.versions]
 
     def take_scores(self, scores: list[RowScore]) -> None:
         """Keep scores that arrived in any order."""

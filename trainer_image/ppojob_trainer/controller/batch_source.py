@@ -1,8 +1,8 @@
 """Where the rows of a step come from: one round of generation, now or ahead; dynamic sampling.
 
-One step off-policy: while a step trains, engines in pods of their own draw the rows of the next
-one, with the weights that this step begins with. So from the second step on rows are drawn by
-weights one version older than those that train on them, whatever takes how long.
+Steps ahead: while a step trains, engines in pods of their own draw the rows of the next one, with
+the weights that this step begins with, and begin with those of the steps behind it. So rows are
+drawn by weights some versions older than those that train on them, whatever takes how long.
 
 Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): prompts whose responses all score the same
 have no advantage, so they teach nothing and give way to further prompts. Prompts are drawn,
@@ -30,11 +30,13 @@ from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch, Origin, dropped_rows
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.rollout_stages import Drawn, RolloutStages
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import OrderState, PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.errors import JobFailed
+from ppojob_trainer.metrics.step_metrics import staleness_metrics
 from ppojob_trainer.metrics.timer import StepTimer
 
 _log = logging.getLogger(__name__)
@@ -75,8 +77,8 @@ class OneRound:
         self.stages.generate(batch, step, greedy, timer)
         return Rows(batch, greedy)
 
-    def batches(self, prompts: list[PromptRow]) -> tuple[Batch, Batch | None]:
-        """What is drawn for the prompts of a step; greedy rows where somebody reads them."""
+    def batches(self, prompts: list[PromptRow]) -> Drawn:
+        """What is drawn for the prompts of a step."""
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners)
         has_greedy = self.algorithm.estimator.has_greedy
@@ -84,68 +86,99 @@ class OneRound:
 
 
 @dataclass(frozen=True)
-class OneStepOff:
-    """Has the rows of a step drawn while the step before it trains.
+class StepsAhead:
+    """Has rows of the steps behind it drawn while a step trains.
+
+    The engines draw in phases, one a step: the rows of the next step to their end, and those of the
+    steps behind it as far as they come. Between two phases they take the newest weights. All of it
+    is a function of weights, order of prompts and seed, since phases end by what was drawn.
 
     The first step of a run has its rows drawn at once, and so has one behind a checkpoint without
     rows: that of a run which ended there. The last step has none drawn.
 
     Attributes:
+        ahead: steps whose rows may be under way behind the one that trains; by so many versions
+            the weights that draw a token are older than those that train on it, at most.
         order: of the prompts, from which those of a step are drawn once it begins.
     """
 
     one_round: OneRound
     engines: StandaloneEngines
+    ahead: int
     total_steps: int
     dataset: PromptDataset
     order: PromptOrder
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Wait for the rows of a step, and have those of the next one begun."""
+        """Wait for the rows of a step, and have those of the next one begun.
+
+        Raises:
+            JobFailed: a token is of older weights than the job allows.
+        """
         stages = self.one_round.stages
         with timer("data"):
             prompts = draw(self.one_round.algorithm.prompts_per_step)
-        batch, greedy = self.one_round.batches(prompts)
-        is_begun = step > stages.tape.began + 1
-        stages.generate(batch, step, greedy, timer, is_begun=is_begun)
-        if step < self.total_steps:
-            self._begin(step + 1, timer)
-        is_old = is_begun or stages.tape.is_ahead(batch, step)
-        return Rows(batch, greedy, metrics={"async/staleness_mean": float(is_old)})
+            batch, greedy = self.one_round.batches(prompts)
+            following = self._following(step + 1, self.order.state_dict())
+        is_first = step == stages.tape.began + 1
+        beside = following[: self.ahead - 1]
+        if is_first and self._is_lost(batch, step):
+            self._begin(step, step - 1, [(batch, greedy), *beside], timer)
+        is_begun = not is_first
+        stages.generate(batch, step, greedy, timer, ahead=beside, is_begun=is_begun)
+        if following:
+            self._begin(step + 1, step - 1, following, timer)
+        metrics = staleness_metrics(batch.versions, step - 1)
+        if (oldest := metrics["async/staleness_max"]) > self.ahead:
+            raise JobFailed(
+                f"step {step}: got tokens drawn by weights {oldest:g} versions older: "
+                f"spec.rollout.maxStaleness allows {self.ahead}"
+            )
+        return Rows(batch, greedy, metrics=metrics)
 
-    def _begin(self, step: int, timer: StepTimer) -> None:
-        """Have the engines begin with a step, with the weights that the step before begins with."""
-        stages = self.one_round.stages
-        with timer("data"):
-            batch, greedy = self._following(self.order.state_dict())
-        if stages.tape.is_replayed(batch, step):
+    def _is_lost(self, batch: Batch, step: int) -> bool:
+        """Whether the rows of a step are there, and not what was drawn in their company."""
+        tape = self.one_round.stages.tape
+        return self.ahead > 1 and tape.is_replayed(batch, step) and not tape.is_ahead(batch, step)
+
+    def _begin(self, step: int, version: int, drawn: Sequence[Drawn], timer: StepTimer) -> None:
+        """Have the engines begin with a step and those behind it, with the weights of a version.
+
+        Rows that are on the disk are drawn again where others are drawn beside them: how far those
+        come in a phase depends on their company.
+        """
+        stages, (batch, greedy) = self.one_round.stages, drawn[0]
+        if self.ahead == 1 and stages.tape.is_replayed(batch, step):
             return
         with timer("update_weights"):
-            self.engines.prepare(step - 2)
+            self.engines.prepare(version)
         with timer("gen"):
-            self.engines.begin(*stages.generation(batch, step, greedy))
+            self.engines.begin(*stages.generation(batch, step, greedy, drawn[1:]))
 
-    def _following(self, state: OrderState) -> tuple[Batch, Batch | None]:
-        """What the step draws that begins at a place in the order of prompts."""
-        count = self.one_round.algorithm.prompts_per_step
-        return self.one_round.batches(self.dataset.rows(self.order.batch_behind(state, count)))
+    def _following(self, step: int, state: OrderState) -> list[Drawn]:
+        """What is drawn for a step that begins at a place in the order of prompts, and behind."""
+        steps = min(self.ahead, self.total_steps - step + 1)
+        size = self.one_round.algorithm.prompts_per_step
+        batches = self.order.batches_behind(state, size, steps)
+        return [self.one_round.batches(self.dataset.rows(rows)) for rows in batches]
 
     def save(self, progress: Progress, folder: str, act: str) -> list[FileEntry]:
         """Write the rows of the step behind a state into its checkpoint, once they are drawn.
 
         The folder is that of the checkpoint, relative to the run folder; `act` is the name of the
-        attempt to make it.
+        attempt to make it. What is under way of later steps, engines write as their state.
 
         Raises:
             RoleLost, StorageError: as whatever else is written.
         """
         stages, step = self.one_round.stages, progress.step + 1
-        if step > self.total_steps:
+        state: OrderState = {"epoch": progress.data.epoch, "cursor": progress.data.cursor}
+        following = self._following(step, state)
+        if not following:
             return []
-        batch, greedy = self._following(
-            {"epoch": progress.data.epoch, "cursor": progress.data.cursor}
-        )
-        stages.generate(batch, step, greedy, is_begun=step > stages.tape.began + 1)
+        batch, greedy = following[0]
+        is_begun = step > stages.tape.began + 1
+        stages.generate(batch, step, greedy, ahead=following[1:], is_begun=is_begun)
         files = []
         for rows in [batch] if greedy is None else [batch, greedy]:
             path, count = f"{AHEAD_FOLDER}/{rows.purpose}", rows.num_rows
@@ -213,7 +246,7 @@ class DynamicSampling:
         return batch, dropped
 
 
-BatchSource: TypeAlias = OneRound | OneStepOff | DynamicSampling
+BatchSource: TypeAlias = OneRound | StepsAhead | DynamicSampling
 
 
 def batch_source(
@@ -229,8 +262,9 @@ def batch_source(
     if algorithm.dynamic_sampling is not None:
         drops = spec.drops_responses
         return DynamicSampling(stages, algorithm, algorithm.dynamic_sampling, drops)
-    if spec.rollout.max_staleness and isinstance(stages.engines, StandaloneEngines):
-        return OneStepOff(one_round, stages.engines, total_steps, dataset, order)
+    ahead = spec.rollout.max_staleness
+    if ahead and isinstance(stages.engines, StandaloneEngines):
+        return StepsAhead(one_round, stages.engines, ahead, total_steps, dataset, order)
     return one_round
 
 

@@ -28,7 +28,7 @@ from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.controller.row_tape import RowTape
+from ppojob_trainer.controller.row_tape import AHEAD_FOLDER, RowTape
 from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
 from ppojob_trainer.rpc.messages.saving import Restore, SavedFile
@@ -225,7 +225,7 @@ class Recovery:
             files=[
                 SavedFile(entry.path, entry.size_bytes, entry.sha256)
                 for entry in (checkpoint.manifest.files if checkpoint else ())
-                if entry.role not in ("controller", "rollout")  # rows, which are no model's
+                if entry.role != "controller" and not entry.path.startswith(f"{AHEAD_FOLDER}/")
             ],
             total_updates=self.total_updates,
         )

@@ -45,6 +45,7 @@ class RoleGroup:
         is_stateful: whether its loss costs the steps since the last checkpoint.
         has_channels: whether its ranks exchange rows with those of other roles.
         attempt: the attempt that the controller speaks to; 0 before the first.
+        is_saved: whether a checkpoint holds state of its ranks.
     """
 
     name: str
@@ -53,10 +54,15 @@ class RoleGroup:
     is_stateful: bool
     has_channels: bool
     attempt: int = 0
+    is_saved: bool = False
 
 
-def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: bool) -> RoleGroup:
-    """The group of a role in pods of its own; engines that draw ahead have weights all alone."""
+def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int) -> RoleGroup:
+    """The group of a role in pods of its own.
+
+    Engines that draw `ahead` of the training have weights all alone, and rows of several steps
+    where these are more than one.
+    """
     supervisors, ranks = [], []
     for pod in topology.pods:
         address = host(pod.host)
@@ -70,8 +76,9 @@ def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: boo
         name=topology.role,
         supervisors=tuple(supervisors),
         ranks=tuple(ranks),
-        is_stateful=topology.role in _SAVED_ROLES or (topology.role == "rollout" and ahead),
+        is_stateful=topology.role in _SAVED_ROLES or (topology.role == "rollout" and ahead > 0),
         has_channels=topology.role in _ROLES_WITH_ROWS,
+        is_saved=topology.role in _SAVED_ROLES or (topology.role == "rollout" and ahead > 1),
     )
 
 
@@ -104,7 +111,7 @@ class Roles:
     @property
     def saved(self) -> list[RoleGroup]:
         """The roles whose state a checkpoint holds."""
-        return [group for group in self.groups if group.name in _SAVED_ROLES]
+        return [group for group in self.groups if group.is_saved]
 
     def group(self, name: str) -> RoleGroup:
         """One role by its name."""

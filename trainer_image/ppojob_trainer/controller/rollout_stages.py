@@ -4,7 +4,7 @@ The controller says who does what; responses stay on the ranks that own them, an
 scores come here. What the tape has of a batch is taken from there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -22,6 +22,9 @@ from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, LoadRow
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
+
+Drawn = tuple[Batch, Batch | None]
+"""What is drawn for the prompts of a step; greedy rows where somebody reads them."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,13 @@ class RolloutStages:
         greedy: Batch | None = None,
         timer: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         *,
+        ahead: Sequence[Drawn] = (),
         is_begun: bool = False,
     ) -> None:
         """Have the rows generated, for their owners; fills in lengths.
 
-        `greedy` are greedy responses to the same prompts, which the engine makes at the same time.
+        `greedy` are greedy responses to the same prompts, which the engine makes at the same time;
+        `ahead` is what it draws beside them of the steps behind, as far as it comes.
         `is_begun`: engines in pods of their own were told to `begin` with them.
         """
         together = [batch] if greedy is None else [batch, greedy]
@@ -78,7 +83,7 @@ class RolloutStages:
                 self.engines.prepare(step if batch.purpose == "validation" else step - 1)
         with timer("gen"):
             answers = self.roles.ask(
-                self.engines.group, GENERATE, *self.generation(batch, step, greedy)
+                self.engines.group, GENERATE, *self.generation(batch, step, greedy, ahead)
             )
             batch.take_lengths(answers)
             if greedy is not None:
@@ -96,10 +101,26 @@ class RolloutStages:
         return True
 
     def generation(
-        self, batch: Batch, step: int, greedy: Batch | None
+        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[Drawn] = ()
     ) -> tuple[list[Generate], RequestId]:
-        """What the engines are asked to have rows generated: the requests, and their name."""
-        requests = [
+        """What the engines are asked to have rows generated: the requests, and their name.
+
+        `ahead` is of the steps behind this one, in order.
+        """
+        requests = self._requests(batch, step, greedy)
+        later = [
+            self._requests(one, behind, of_greedy)
+            for behind, (one, of_greedy) in enumerate(ahead, step + 1)
+        ]
+        if later:
+            requests = [
+                msgspec.structs.replace(request, ahead=list(of_rank))
+                for request, *of_rank in zip(requests, *later, strict=True)
+            ]
+        return requests, RequestId(0, step, f"{batch.label}/generate")
+
+    def _requests(self, batch: Batch, step: int, greedy: Batch | None) -> list[Generate]:
+        return [
             Generate(
                 purpose=batch.purpose,
                 step=step,
@@ -113,7 +134,6 @@ class RolloutStages:
             )
             for (first, last), kept in self.engines.runs(len(batch.prompts))
         ]
-        return requests, RequestId(0, step, f"{batch.label}/generate")
 
     def _conversations(self) -> Conversations | None:
         if not self.has_turns:

@@ -279,6 +279,7 @@ class RowTape:
             raise DamagedCheckpoint(folder.name, f"cannot be read: {error}") from error
         batch.lengths, batch.truncated = found.lengths, found.truncated
         batch.figures = found.figures if any(found.figures) else []
+        batch.versions = found.versions
         batch.take_scores(
             [
                 RowScore(row, score, values)

@@ -19,7 +19,7 @@ from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.controller.batch_source import BatchSource, OneStepOff, batch_source
+from ppojob_trainer.controller.batch_source import BatchSource, StepsAhead, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
@@ -106,7 +106,7 @@ def build_loop(
         reporter.training.checkpoint(step)
 
     checkpoints = _checkpoints(spec, roles, store, journal, records, tell_saved)
-    if isinstance(source, OneStepOff):
+    if isinstance(source, StepsAhead):
         checkpoints.write_ahead = source.save
     return Loop(
         spec=spec,
@@ -371,9 +371,9 @@ def _roles(
     keys = read_key_ring(environment.keys, environment.role)
     caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
     stack.callback(caller.close)
-    is_ahead = spec.rollout.max_staleness > 0 and spec.steps.trains
+    ahead = spec.rollout.max_staleness if spec.steps.trains else 0
     groups = tuple(
-        role_group(topology, environment.host, ahead=is_ahead)
+        role_group(topology, environment.host, ahead=ahead)
         for topology in environment.config.topology.with_own_pods
         if topology.role != "controller"
     )

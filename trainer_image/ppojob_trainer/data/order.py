@@ -219,13 +219,13 @@ class PromptOrder:
         order = epoch_order(self._num_rows, self._seed, self._epoch)
         return [int(row) for row in order[begin : self._cursor]]
 
-    def batch_behind(self, state: OrderState, size: int) -> list[int]:
-        """What `next_batch` would draw at another place; nothing is drawn."""
+    def batches_behind(self, state: OrderState, size: int, count: int) -> list[list[int]]:
+        """What `next_batch` would draw so many times from another place; nothing is drawn."""
         here = self.state_dict()
         self.load_state_dict(state)
-        rows = self.next_batch(size)
+        batches = [self.next_batch(size) for _ in range(count)]
         self.load_state_dict(here)
-        return rows
+        return batches
 
     def state_dict(self) -> OrderState:
         """The place that the next batch begins at, as JSON."""

@@ -172,7 +172,10 @@ rollout_corr/rollout_rs_<mode>_seq_masked_fraction | share | responses that lose
     mode
 training/zero_signal_groups | share | prompts whose samples all have the same advantage, 0
 async/staleness_mean | versions | by which weights that drew the rows are older than those that
-    train on them, with rollout.maxStaleness
+    train on them, with rollout.maxStaleness; a mean over tokens
+async/staleness_max | versions | likewise of the token whose weights are oldest; at most
+    rollout.maxStaleness
+async/partial_rows | share | rows whose tokens were drawn by weights of several versions
 train/num_gen_batches | rounds | generation rounds of a step with dynamic sampling
 training/filter_groups/evicted_samples | prompts | prompts left out, their responses alike in
     dynamicSampling.metric

@@ -5,6 +5,7 @@ Means are exact sums divided once, so they do not depend on the order of rows, n
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -43,6 +44,25 @@ class Spread(msgspec.Struct, frozen=True, array_like=True):
     def named(self, prefix: str) -> dict[str, float]:
         """As metrics ``<prefix>/mean``, ``/max`` and ``/min``."""
         return {f"{prefix}/mean": self.mean, f"{prefix}/max": self.max, f"{prefix}/min": self.min}
+
+
+def staleness_metrics(versions: Sequence[Mapping[int, int]], trained: int) -> dict[str, float]:
+    """By how many versions weights that drew tokens are older than those that train on them.
+
+    Args:
+        versions: (rows,) tokens of each row by the version of the weights that drew them.
+        trained: version of the weights that train on them.
+    """
+    tokens = Counter[int]()
+    for row in versions:
+        tokens.update({trained - version: count for version, count in row.items()})
+    total = sum(tokens.values())
+    mean = sum(age * count for age, count in tokens.items()) / total if total else 0.0
+    return {
+        "async/staleness_mean": mean,
+        "async/staleness_max": float(max(tokens, default=0)),
+        "async/partial_rows": sum(len(row) > 1 for row in versions) / max(1, len(versions)),
+    }
 
 
 class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,7 +6,7 @@ partial rollouts drive the same methods themselves.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -255,8 +255,15 @@ def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None
         raise
 
 
-def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
-    """Draw all of `requests`, of distinct ids, and return them in their order: one phase.
+def generate(
+    engine: RolloutEngine,
+    requests: Sequence[Request],
+    is_enough: Callable[[int, Mapping[str, Finished]], bool] = lambda *_: False,
+) -> list[Finished]:
+    """Draw `requests`, of distinct ids, and return them in their order: one phase.
+
+    `is_enough` is asked behind each step of the engine with the number of steps and with what has
+    ended, by id; once it says so the others are aborted.
 
     Raises:
         RolloutError: If the engine is busy or loses a request.
@@ -266,9 +273,14 @@ def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finishe
     with generation_phase(engine) as submit:
         for request in requests:
             submit(request)
+        steps = 0
         while engine.has_work():
             for response in engine.step():
                 finished[response.request_id] = response
+            steps += 1
+            if is_enough(steps, finished):
+                for request in requests:
+                    engine.abort(request.request_id)
     lost = [request.request_id for request in requests if request.request_id not in finished]
     if lost:
         raise lost_requests(lost)

@@ -5,6 +5,7 @@ rollout engine nor reward function: token ids, what the sampler drew them with, 
 and every score.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,9 @@ their parts. `reward` is the score with its penalties (length, KL), `advantage` 
 trained tokens."""
 
 _VALUE_TYPES: Final = {"number": pa.float64(), "text": pa.string()}
-_VERDICT: Final = ("row", "score", "response_tokens", "truncated", "figures", "reward_values")
+_VERDICT: Final = (
+    *("row", "score", "response_tokens", "truncated", "figures", "reward_values", "segments"),
+)
 _TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments")
 
 
@@ -83,7 +86,7 @@ class Verdicts:
     """What the loop has to know of rows that are read back, in row order; (rows,) each.
 
     `lengths` are of responses, `values` and `figures` are JSON; the latter are empty for rows of
-    one turn.
+    one turn; `versions` are tokens by the version of the weights that drew them.
     """
 
     lengths: list[int]
@@ -91,6 +94,7 @@ class Verdicts:
     scores: list[float]
     values: list[bytes]
     figures: list[bytes]
+    versions: list[dict[int, int]]
 
 
 def write_part(folder: Path, part: int, table: pa.Table) -> Path:
@@ -163,7 +167,16 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
         scores=scores,
         values=[text.encode() for text in columns["reward_values"]],
         figures=[(text or "").encode() for text in columns.get("figures", [""] * len(scores))],
+        versions=[_versions(spans) for spans in columns.get("segments", [[]] * len(scores))],
     )
+
+
+def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    found = Counter[int]()
+    for segment in segments:
+        if segment["version"] is not None:
+            found[segment["version"]] += segment["tokens"]
+    return dict(found)
 
 
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:

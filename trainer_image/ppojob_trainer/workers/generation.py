@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """A row that is asked for."""
 
     batch: Generate
@@ -77,6 +78,7 @@ class _Row:
 
     @property
     def name(self) -> str:
+        """Tells it apart from the others of its step."""
         prefix = f"{GREEDY}/" if self.batch.purpose == GREEDY else ""
         position, sample = divmod(self.number, self.batch.samples)
         return f"{prefix}{position}/{sample}"
@@ -102,7 +104,7 @@ class Generation:
 
     def run(self, batches: list[Generate]) -> list[MadeRows]:
         """One generation phase: the rows of each batch that this rank keeps."""
-        rows = [row for batch in batches for row in self._rows(batch)]
+        rows = [row for batch in batches for row in self.rows(batch)]
         turns = self.turns
         drawn = iter(self._conversations(rows, turns) if turns else self._single_turns(rows))
         made = []
@@ -112,14 +114,14 @@ class Generation:
             made.append(of_engine.within(batch.kept))
         return made
 
-    def _single_turns(self, rows: list[_Row]) -> list[Trajectory]:
+    def _single_turns(self, rows: list[Row]) -> list[Trajectory]:
         requests = [
             Request(row.name, tuple(row.prompt.tokens), row.sampling, row.seed_of(0))
             for row in rows
         ]
         return [Trajectory.of(response) for response in generate(self.engine, requests)]
 
-    def _conversations(self, rows: list[_Row], turns: Turns) -> list[Trajectory]:
+    def _conversations(self, rows: list[Row], turns: Turns) -> list[Trajectory]:
         conversations = next(
             (row.batch.conversations for row in rows if row.batch.conversations),
             Conversations([], rewinds=0),
@@ -155,7 +157,8 @@ class Generation:
         Driver(self.engine, tools, turns.delay, turns.fails).run(episodes)
         return [episode.trajectory for episode in episodes]
 
-    def _rows(self, batch: Generate) -> Iterator[_Row]:
+    def rows(self, batch: Generate) -> Iterator[Row]:
+        """The rows that a request has the engine of this rank draw, in order."""
         names = {prompt.agent for prompt in batch.prompts}
         sampling = {name: self._sampling(batch.purpose, name) for name in names}
         purpose: Purpose = "train" if batch.purpose == TRAIN else "validation"
@@ -168,7 +171,7 @@ class Generation:
                     return sample_seed(self.spec.seed, batch.step, prompt, drawn, purpose, turn)
 
                 number = position * batch.samples + sample
-                yield _Row(batch, number, prompt, sampling[prompt.agent], seed_of)
+                yield Row(batch, number, prompt, sampling[prompt.agent], seed_of)
 
     def _sampling(self, purpose: str, name: str) -> SamplingParams:
         rollout = self.spec.rollout
@@ -219,10 +222,20 @@ def generated(made: list[MadeRows]) -> Generated:
             [row.finish_reason == "length" for row in rows],
             figures=[row.figures for row in rows if row.figures],
             tool_seconds=[row.tool_seconds for row in rows if row.figures],
+            versions=[_versions(row) for row in rows],
         )
         for rows in (batch.trajectories for batch in made)
     )
     return msgspec.structs.replace(first, greedy=greedy[0] if greedy else None)
+
+
+def _versions(row: Trajectory) -> dict[int, int]:
+    """How many tokens of a row the weights of each version have drawn."""
+    found = Counter[int]()
+    for segment in row.segments:
+        if segment.policy_version is not None:
+            found[segment.policy_version] += len(segment.tokens)
+    return dict(found)
 
 
 @contextmanager

@@ -1,24 +1,29 @@
 """The rank of the role `rollout`: an engine in pods of its own, and nothing that is trained.
 
 Its weights come from the policy's ranks before each generation phase that needs newer ones, its
-rows go to them behind it: until then they are kept as they were drawn.
+rows go to them behind it: until then they are kept as they were drawn. Where it draws several steps
+ahead, rows that are under way are state, which checkpoints hold.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
+from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.parallel.tensor_stream import receive_tensors
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
+from ppojob_trainer.rpc.messages.saving import Restore, Saved, SavedFile, SaveShards
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.generation import (
+    TRAIN,
     Generation,
     batches_of,
     generated,
@@ -27,14 +32,17 @@ from ppojob_trainer.workers.generation import (
 from ppojob_trainer.workers.handover import MadeRows, give_rows
 from ppojob_trainer.workers.rank_start import OWNER, open_channels, open_role_world
 from ppojob_trainer.workers.row_channels import RowChannels
+from ppojob_trainer.workers.rows_under_way import RowsUnderWay
 
 
 @dataclass
 class RolloutWorker:
     """Answers the stages of the role `rollout`; its channels go to the policy's ranks."""
 
+    run_folder: Path  # what paths in requests are relative to
     generation: Generation
     channels: RowChannels
+    under_way: RowsUnderWay | None  # those of a job that draws several steps ahead
     _made: dict[tuple[int, str, int], MadeRows] = field(default_factory=dict)
     """By step, purpose and generation round: those of this step and the last, as of answers."""
 
@@ -46,6 +54,8 @@ class RolloutWorker:
             Route(methods.BRING_WEIGHTS, self._take_weights),
             Route(methods.GENERATE, self._generate),
             Route(methods.HAND_OVER, self._hand_over),
+            Route(methods.RESTORE, self._restore),
+            Route(methods.SAVE_SHARDS, self._save_shards),
         ]
 
     def _take_weights(self, request: BringWeights) -> Nothing:
@@ -70,7 +80,10 @@ class RolloutWorker:
 
     def _generate(self, request: Generate) -> Generated:
         batches = batches_of(request)
-        made = self.generation.run(batches)
+        if self.under_way is not None and request.purpose == TRAIN:
+            made = self.under_way.draw(request)
+        else:
+            made = self.generation.run(batches)
         self._made = {k: kept for k, kept in self._made.items() if k[0] >= request.step - 1}
         for batch, rows in zip(batches, made, strict=True):
             self._made[batch.step, batch.purpose, batch.round] = rows
@@ -83,6 +96,21 @@ class RolloutWorker:
         give_rows(self.channels.link(request.role), request, made)
         return Nothing()
 
+    def _restore(self, request: Restore) -> Nothing:
+        assert self.under_way is not None, "no other job asks engines for it"
+        own = [file.path for file in request.files if file.path.startswith("rollout/")]
+        self.under_way.restore(self.run_folder / (request.folder or "") / path for path in own)
+        return Nothing()
+
+    def _save_shards(self, request: SaveShards) -> Saved:
+        """Write the rows that are under way; of ranks that share an engine the first has them."""
+        rank = self.channels.world.rank
+        if self.under_way is None or rank % self.generation.spec.rollout.parallelism.tensor:
+            return Saved([])
+        folder = self.run_folder / request.folder
+        path = self.under_way.save(folder, rank)
+        return Saved([SavedFile(path, *sha256_of(folder / path))])
+
 
 @contextmanager
 def open_rollout_worker(
@@ -93,4 +121,10 @@ def open_rollout_worker(
         open_role_world(environment, rank) as world,
         open_generation(environment, world, keys) as generation,
     ):
-        yield RolloutWorker(generation, open_channels(environment, world))
+        is_far_ahead = environment.config.spec.rollout.max_staleness > 1
+        yield RolloutWorker(
+            environment.run_folder,
+            generation,
+            open_channels(environment, world),
+            RowsUnderWay(generation) if is_far_ahead else None,
+        )

@@ -64,6 +64,7 @@ class Generate(msgspec.Struct, frozen=True):
             generate the same, and each keeps a part.
         greedy: whether each prompt has a greedy response too, a batch `greedy` of its own.
         conversations: absent where each row is one response.
+        ahead: of the steps behind it, whose rows are drawn beside these as far as they come.
     """
 
     purpose: str
@@ -75,6 +76,7 @@ class Generate(msgspec.Struct, frozen=True):
     round: int = 0
     greedy: bool = False
     conversations: Conversations | None = None
+    ahead: list["Generate"] = []
 
 
 class Generated(msgspec.Struct, frozen=True):
@@ -85,6 +87,7 @@ class Generated(msgspec.Struct, frozen=True):
         greedy: the same of greedy responses, where they were asked for.
         figures: (rows,) JSON of each row's figures, where rows have several turns.
         tool_seconds: (rows,) that the calls of each row took, likewise.
+        versions: (rows,) tokens of each row by the version of the weights that drew them.
     """
 
     lengths: list[int]
@@ -92,6 +95,7 @@ class Generated(msgspec.Struct, frozen=True):
     greedy: "Generated | None" = None
     figures: list[bytes] = []
     tool_seconds: list[float] = []
+    versions: list[dict[int, int]] = []
 
 
 class LoadRows(msgspec.Struct, frozen=True):

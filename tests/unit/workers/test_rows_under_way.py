@@ -1,0 +1,164 @@
+"""Rows of several steps side by side: nothing is lost, doubled or too old, whatever is killed."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.controller.batch import shares
+from ppojob_trainer.rollout.protocol import Finished, Request
+from ppojob_trainer.rollout.trajectory import Trajectory
+from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens
+from ppojob_trainer.workers.generation import Generation
+from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+
+PROMPTS, SAMPLES, LIMIT = 2, 2, 24
+MARK = 1_000
+"""A prompt is one token, `MARK` and its number; a response counts from 0."""
+
+
+class CountingEngine:
+    """Draws a token a step for as many rows as fit: the place of each in its row.
+
+    `length` says how long the row of a prompt and a request is.
+    """
+
+    def __init__(self, length, room: int) -> None:
+        self.policy_version = 0
+        self._length, self._room = length, room
+        self._rows: dict[str, tuple[Request, list[int]]] = {}
+        self._aborted: list[Finished] = []
+
+    def submit(self, request: Request) -> None:
+        assert request.request_id not in self._rows
+        self._rows[request.request_id] = request, []
+
+    def step(self) -> list[Finished]:
+        ended, self._aborted = self._aborted, []
+        for request, drawn in list(self._rows.values())[: self._room]:
+            number, *before = request.prompt
+            drawn.append(len(before) + len(drawn))
+            if drawn[-1] + 1 == self._length(number - MARK, request.request_id):
+                ended.append(self._ended(request.request_id, "stop"))
+        return ended
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self._rows:
+            self._aborted.append(self._ended(request_id, "abort"))
+
+    def has_work(self) -> bool:
+        return bool(self._rows or self._aborted)
+
+    def reset_cache(self) -> None:
+        assert not self.has_work()
+
+    def _ended(self, request_id: str, reason: str) -> Finished:
+        tokens = tuple(self._rows.pop(request_id)[1])
+        logprobs = tuple(-1.0 for _ in tokens)
+        return Finished(request_id, tokens, logprobs, reason, self.policy_version)
+
+
+def request_of(step: int, ahead: int, total: int, run: tuple[int, int]) -> Generate:
+    """The rows of a step of a run of the prompts of its batch, and those of the steps behind."""
+
+    def alone(step: int) -> Generate:
+        numbers = [step * PROMPTS + position for position in range(*run)]
+        prompts = [PromptTokens(number, [MARK + number]) for number in numbers]
+        return Generate("train", step, run[0], prompts, SAMPLES, run)
+
+    later = range(step + 1, min(step + ahead, total + 1))
+    return msgspec.structs.replace(alone(step), ahead=[alone(behind) for behind in later])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job: how far it draws ahead, how long the rows are, and how many an engine has room for."""
+
+    ahead: int
+    lengths: list[list[int]]  # (steps, rows)
+    room: int
+
+    def drawn(self, restarts: list[int], folder: Path) -> list[list[Trajectory]]:
+        """(steps, rows) of the job.
+
+        Before each step engines are lost and so many others begin where those left off; 0: they
+        live.
+        """
+        living, found = self._engines(restarts[0] or 1), []
+        total = len(self.lengths)
+        for step in range(1, total + 1):
+            if restarts[step - 1]:
+                living = self._engines(restarts[step - 1])
+                for one in living:
+                    one.restore(folder.glob(f"{step - 1}/rollout/*/*"))
+            found.append([])
+            for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
+                one.generation.engine.policy_version = max(0, step - 2)
+                (made,) = one.draw(request_of(step, self.ahead, total, run))
+                found[-1] += made.trajectories
+            for rank, one in enumerate(living):
+                one.save(folder / str(step), rank)
+        return found
+
+    def _engines(self, number: int) -> list[RowsUnderWay]:
+        def length(prompt: int, request_id: str) -> int:
+            row = prompt % PROMPTS * SAMPLES + int(request_id.rpartition("/")[2]) % SAMPLES
+            return self.lengths[prompt // PROMPTS - 1][row]
+
+        spec = SimpleNamespace(
+            seed=1,
+            rollout=RolloutSpec(max_staleness=self.ahead),
+            data=SimpleNamespace(max_response_tokens=LIMIT),
+        )
+        chat = SimpleNamespace(eos_token_ids=())
+        made = [
+            Generation(spec, CountingEngine(length, self.room), chat, None, None)
+            for _ in range(number)
+        ]
+        return [RowsUnderWay(one) for one in made]
+
+
+ROWS = st.lists(st.integers(1, LIMIT), min_size=PROMPTS * SAMPLES, max_size=PROMPTS * SAMPLES)
+CASES = st.builds(
+    Case, st.integers(2, 5), st.lists(ROWS, min_size=1, max_size=8), st.sampled_from([1, 3, 100])
+)
+
+
+@given(CASES, st.data())
+def test_each_row_is_drawn_once_to_its_end_by_weights_that_are_new_enough(case, data) -> None:
+    """Whenever engines are lost, and whatever their number is then."""
+    steps = len(case.lengths)
+    restarts = data.draw(st.lists(st.integers(0, 2), min_size=steps, max_size=steps))
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = case.drawn(restarts, Path(folder))
+    for step, (rows, lengths) in enumerate(zip(drawn, case.lengths, strict=True), start=1):
+        assert [row.tokens for row in rows] == [list(range(length)) for length in lengths]
+        assert {row.finish_reason for row in rows} == {"stop"}
+        for row in rows:
+            versions = [segment.policy_version for segment in row.segments]
+            assert versions == sorted(versions)
+            assert 0 <= step - 1 - versions[-1] <= step - 1 - versions[0] <= case.ahead
+
+
+@given(CASES, st.data())
+def test_engines_that_were_lost_change_nothing(case, data) -> None:
+    steps, number = len(case.lengths), data.draw(st.integers(1, 2))
+    lost = data.draw(st.lists(st.booleans(), min_size=steps, max_size=steps))
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        undisturbed = case.drawn([number] + [0] * (steps - 1), Path(one))
+        restarts = [number if is_lost else 0 for is_lost in lost]
+        assert case.drawn([number, *restarts[1:]], Path(other)) == undisturbed
+
+
+def test_a_long_row_costs_a_phase_its_share(tmp_path: Path) -> None:
+    """One row of 24 among rows of 2: three steps ahead a phase draws 8 of it, not 24."""
+    case = Case(3, [[2, 2, 2, 24]] * 8, 100)
+    first, *_, last = case.drawn([1] + [0] * 7, tmp_path)
+    assert [len(segment.tokens) for segment in first[-1].segments] == [24]
+    spans = [(segment.policy_version, len(segment.tokens)) for segment in last[-1].segments]
+    assert spans == [(4, 8), (5, 8), (6, 8)]

@@ -1,0 +1,126 @@
+"""Rows of several steps that an engine draws side by side: a long one holds up no step but its own.
+
+A phase draws the rows of one step to their end, and those of the steps behind it as far as they
+come meanwhile. What is not drawn to its end goes on in the next phase, with the weights that the
+engine has then, as the next segment of its row. Between two phases the engine is idle, so weights,
+validations and checkpoints come as they do elsewhere.
+
+A phase ends by what was drawn, never by time: once the rows of its step have ended, and the engine
+has made so many steps as are the share of a phase of the longest of them. So each phase does about
+as much, also where the rows of its step ended in one before.
+"""
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ppojob_trainer import durable
+from ppojob_trainer.rollout.protocol import Finished, Request, generate
+from ppojob_trainer.rollout.trajectory import Trajectory
+from ppojob_trainer.rpc.messages.rollout import Generate
+from ppojob_trainer.workers.generation import Generation, Row, batches_of
+from ppojob_trainer.workers.handover import MadeRows
+
+UNDER_WAY_POINT: Final = durable.point("rows.under_way", *durable.FILE_ACTS)
+RowKey = tuple[int, str, int]
+"""Step and purpose of its batch, and its number there."""
+_NOTHING: Final = Trajectory((), "abort")
+_DECODER: Final = msgspec.msgpack.Decoder(list[tuple[RowKey, Trajectory]])
+
+
+@dataclass
+class RowsUnderWay:
+    """Rows that were begun, by what was drawn of them; whoever asks for rows says which."""
+
+    generation: Generation
+    _drawn: dict[RowKey, Trajectory] = field(default_factory=dict)
+
+    def draw(self, request: Generate) -> list[MadeRows]:
+        """One phase: the rows of each batch of the request's step that this rank keeps.
+
+        Those of the batches ahead of it stay here, as far as they were drawn.
+        """
+        own = batches_of(request)
+        rows = {
+            _key(row): row
+            for batch in [*own, *(one for later in request.ahead for one in batches_of(later))]
+            for row in self.generation.rows(batch)
+        }
+        self._drawn = {key: self._drawn.get(key, _NOTHING) for key in rows}
+        wanted = {key for key in rows if key[0] == request.step}
+        self._phase(rows, wanted)
+        made = []
+        for batch in own:
+            drawn = [self._drawn[_key(row)] for row in self.generation.rows(batch)]
+            whole = MadeRows(batch.first, batch.prompts, batch.samples, drawn)
+            made.append(whole.within(batch.kept))
+        self._drawn = {key: row for key, row in self._drawn.items() if key not in wanted}
+        return made
+
+    def _phase(self, rows: dict[RowKey, Row], wanted: Set[RowKey]) -> None:
+        """Draw `wanted` to their end, and the others in their company; all in order of steps."""
+        phases = self.generation.spec.rollout.max_staleness
+        before = {_name(key): len(drawn.tokens) for key, drawn in self._drawn.items()}
+        asked = {
+            _name(key): key for key, drawn in self._drawn.items() if drawn.finish_reason == "abort"
+        }
+
+        def is_enough(steps: int, ended: Mapping[str, Finished]) -> bool:
+            if any(key in wanted and name not in ended for name, key in asked.items()):
+                return False
+            lengths = [
+                before[name] + (len(ended[name].tokens) if name in ended else 0)
+                for name in map(_name, wanted)
+            ]
+            return steps * phases >= max(lengths, default=0)
+
+        requests = [_continued(name, rows[key], self._drawn[key]) for name, key in asked.items()]
+        for response in generate(self.generation.engine, requests, is_enough):
+            key = asked[response.request_id]
+            self._drawn[key] = _with_segment(self._drawn[key], response)
+
+    def save(self, folder: Path, rank: int) -> str:
+        """Write the rows; answers the path of the file below the folder.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        path = f"rollout/rank-{rank:05d}/under_way.msgpack"
+        durable.make_folder((folder / path).parent, parents=True, exist_ok=True)
+        content = msgspec.msgpack.encode(list(self._drawn.items()))
+        durable.write_file(folder / path, content, UNDER_WAY_POINT)
+        return path
+
+    def restore(self, files: Iterable[Path]) -> None:
+        """Take up the rows that ranks have written, in whichever number; none without files.
+
+        A rank goes on with those that it is asked for, and forgets the others.
+        """
+        self._drawn = dict(row for file in files for row in _DECODER.decode(file.read_bytes()))
+
+
+def _key(row: Row) -> RowKey:
+    return row.batch.step, row.batch.purpose, row.number
+
+
+def _name(key: RowKey) -> str:
+    return "/".join(map(str, key))
+
+
+def _continued(name: str, row: Row, drawn: Trajectory) -> Request:
+    """What the engine is asked for: the rest of a row, by a random stream of its own."""
+    before = drawn.tokens
+    return Request(
+        name,
+        (*row.prompt.tokens, *before),
+        replace(row.sampling, max_tokens=row.sampling.max_tokens - len(before)),
+        row.seed_of(len(drawn.segments)),
+    )
+
+
+def _with_segment(drawn: Trajectory, response: Finished) -> Trajectory:
+    own = Trajectory.of(response)
+    return replace(own, segments=(*drawn.segments, *own.segments))
