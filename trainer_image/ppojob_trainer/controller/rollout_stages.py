@@ -114,7 +114,7 @@ class RolloutStages:
         ]
         if later:
             requests = [
-                msgspec.structs.replace(request, ahead=list(of_rank))
+                msgspec.structs.replace(request, ahead=of_rank)
                 for request, *of_rank in zip(requests, *later, strict=True)
             ]
         return requests, RequestId(0, step, f"{batch.label}/generate")
