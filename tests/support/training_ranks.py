@@ -199,7 +199,6 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
 CRITIC_LORA = LoraSpec(rank=3)
 VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
-DIED = "a rank was ended by a signal in the world"
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
 
@@ -721,13 +720,9 @@ def write_foreign(results: Path, root: Path, world: World) -> None:
     write_tensors(path, run_foreign_checkpoints(root, world))
 
 
-def run_world(layout: str, root: Path, *, again: bool = False, may_die: bool = True) -> None:
-    """Run all ranks of a layout, each a fork; where any fails, say what the first one met.
-
-    Once in some hundred worlds a rank crashes in PyTorch's functional all-gather. A job starts
-    such a rank again; so does this, once, and says so.
-    """
-    (root / layout).mkdir(exist_ok=again or not may_die)
+def run_world(layout: str, root: Path, *, again: bool = False) -> None:
+    """Run all ranks of a layout, each a fork; where any fails, say what the first one met."""
+    (root / layout).mkdir(exist_ok=again)
     with socket.create_server(("127.0.1.1", 0)) as server:
         port = server.getsockname()[1]
     forks = multiprocessing.get_context("fork")
@@ -747,12 +742,7 @@ def run_world(layout: str, root: Path, *, again: bool = False, may_die: bool = T
     for process in ranks.values():
         process.join()
     codes = [process.exitcode or 0 for process in ranks.values()]
-    if may_die and min(codes) < 0:
-        print(f"{DIED} {layout}: exit codes {codes}", file=sys.stderr, flush=True)
-        for path in (root / layout).glob("failure-*"):
-            path.unlink()
-        run_world(layout, root, again=again, may_die=False)
-    elif any(codes):
+    if any(codes):
         told = sorted((root / layout).glob("failure-*"), key=lambda path: path.stat().st_mtime_ns)
         first = told[0].read_text() if told else layout
         sys.exit(f"{first}\nexit codes of ranks {list(ranks)}: {codes}")

@@ -136,7 +136,7 @@ MISTAKES = {
          "by_row = bounded(rows.means(log_ratio))"),
     ),
     ("fused_logprobs", "logprobs"): (
-        ("temperature ignored", "z.div_(temperature)", "z"),
+        ("temperature ignored", "else z.div_(settings.temperature)", "else z"),
         ("entropy without probabilities", "z.mul_(weights).sum", "z.sum"),
         ("squares: of what is left of z", "q / s.square()", "q / s"),
     ),

@@ -108,6 +108,7 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
         f"spec.custom_reward_function.reward_kwargs: {arguments}",
         "spec.distillation: {teacher_model: {model_path: /m}}",
         "spec.global_profiler: {steps: [1]}",
+        "spec.transfer_queue: {enable: true}",
     )
     section = "spec.algorithm.filter_groups"
     sampling = "write spec.algorithm.dynamicSampling"
@@ -120,7 +121,8 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
         # What such a section holds is its author's, or not verl's key for a field of ours.
         "spec.custom_reward_function.reward_kwargs": "write spec.rewards[].arguments",
         "spec.distillation.teacher_model.model_path": "write spec.reference.path",
-        "spec.global_profiler": "remove it",
+        "spec.global_profiler.steps": "write spec.profile.steps",
+        "spec.transfer_queue": "remove it",
     }
 
 
