@@ -157,8 +157,9 @@ def _line(text: str) -> Line:
 
 def _each(text: str) -> Iterator[str]:
     """`a.{b,c}` as `a.b` and `a.c`."""
-    above, _, inner = text.rstrip("}").partition("{")
-    yield from (f"{above}{name}" for name in inner.split(","))
+    above, _, rest = text.partition("{")
+    inner, _, below = rest.partition("}")
+    yield from (f"{above}{name}{below}" for name in inner.split(","))
 
 
 def _keys() -> Iterator[Key]:

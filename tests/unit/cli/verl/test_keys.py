@@ -376,6 +376,8 @@ def test_what_a_key_becomes(given_keys: str, fields: dict[str, Any]) -> None:
 FATES = [
     ("trainer.balance_batch=false", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.WRITTEN),
+    ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2", Fate.UNNEEDED),
+    ("critic.megatron.pipeline_model_parallel_size=2", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=false", Fate.SAME),
     ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", Fate.WRITTEN),
