@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import training_cases
 import training_ranks
+import training_scenarios
 from torch import Tensor
-from training_ranks import (
+from training_cases import (
     CASES,
     LAYOUTS,
     VOCABULARY,
@@ -45,12 +47,12 @@ EXACT = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the worlds left behind."""
     root: Path = tmp_path_factory.mktemp("worlds")
-    training_ranks.save_models(root)
+    training_cases.save_models(root)
     (root / "1").mkdir()
     for name in SAVED:
-        saved = training_ranks.run_checkpoint(root, World.alone(), name)
+        saved = training_scenarios.run_checkpoint(root, World.alone(), name)
         write_tensors(root / "1" / f"checkpoint-{name}-0.safetensors", saved)
-    training_ranks.run_export(root, World.alone())
+    training_scenarios.run_export(root, World.alone())
     program = [sys.executable, training_ranks.__file__, str(root), *WORLDS]
     done = subprocess.run(program, capture_output=True, text=True, timeout=2_000)
     assert done.returncode == 0, done.stderr[-4_000:]
@@ -72,7 +74,7 @@ def alone(folder: Path, name: str) -> dict[str, Tensor]:
 
 @functools.cache
 def scored_alone(folder: Path) -> list[list[float]]:
-    return training_ranks.scores_alone(folder, max(dims.size for dims in LAYOUTS.values()))
+    return training_scenarios.scores_alone(folder, max(dims.size for dims in LAYOUTS.values()))
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -136,7 +138,7 @@ def test_heads_and_tokens_change_places_and_gradients_go_back(folder, layout):
 
 @pytest.mark.parametrize(("layout", "share"), [("s2", 0.55), ("s4", 0.3)])
 def test_ranks_that_share_tokens_share_what_is_kept_of_them(folder, layout, share):
-    (whole,) = training_ranks.run_memory(folder, World.alone()).values()
+    (whole,) = training_scenarios.run_memory(folder, World.alone()).values()
     for rank in range(LAYOUTS[layout].size):
         assert results(folder, layout, "memory", rank)["kept"] < share * whole
 
@@ -147,7 +149,7 @@ def test_what_leaves_the_device_comes_back_to_the_bit(folder, layout, name):
     for rank in range(LAYOUTS[layout].size):
         if layout == "1":
             case = {"offloaded": "dropout_recomputed"}.get(name, "adapters_recomputed")
-            found = training_ranks.run_offloaded(folder, World.alone(), case)
+            found = training_scenarios.run_offloaded(folder, World.alone(), case)
         else:
             found = results(folder, layout, name, rank)
         assert found["offloaded/held"] == 0 < found["plain/held"]
@@ -198,9 +200,9 @@ def test_a_restored_world_goes_on_bit_for_bit(folder, layout, name):
 @pytest.mark.parametrize("name", SAVED)
 def test_every_layout_takes_up_the_checkpoints_of_every_other(folder, layout, name):
     checkpoint, case = folder / f"checkpoint-of-{layout}-{name}", CASES[name]
-    engine = training_ranks.restored_engine(checkpoint, folder, World.alone(), case)
+    engine = training_scenarios.restored_engine(checkpoint, folder, World.alone(), case)
     expected = under(results(folder, layout, f"checkpoint-{name}"), "checkpoint/")
-    assert_equal(training_ranks.state_of(engine), expected)
+    assert_equal(training_scenarios.state_of(engine), expected)
     for reader in WORLDS:
         found = results(folder, reader, "foreign_checkpoints", LAYOUTS[reader].size - 1)
         assert_equal(under(found, f"checkpoint-of-{layout}-{name}/"), expected)
@@ -211,7 +213,7 @@ def test_ranks_write_their_parts_only(folder):
     sizes = {
         layout: [
             entry.size_bytes
-            for entry in training_ranks.entries_of(
+            for entry in training_scenarios.entries_of(
                 folder / f"checkpoint-of-{layout}-even", "optimizer"
             )
         ]
@@ -274,10 +276,10 @@ def test_a_new_value_head_is_the_same_under_any_layout(folder, layout):
         assert_equal(under(results(folder, layout, name, 1), "model/"), expected)
 
 
-@pytest.mark.parametrize("lora", [None, training_ranks.CRITIC_LORA])
+@pytest.mark.parametrize("lora", [None, training_cases.CRITIC_LORA])
 @pytest.mark.parametrize("layout", WORLDS)
 def test_a_critic_is_updated_as_by_one_rank(folder, layout, lora):
-    expected = training_ranks.run_value_model(folder, World.alone(), lora)
+    expected = training_scenarios.run_value_model(folder, World.alone(), lora)
     found = results(folder, layout, "value_model_of_adapters" if lora else "value_model", 1)
     torch.testing.assert_close(found["norms"], expected["norms"], rtol=1e-5, atol=0)
     torch.testing.assert_close(found["values"], expected["values"], rtol=0, atol=1e-4)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import training_ranks
+import training_cases
 
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.world import World
@@ -35,13 +35,13 @@ def is_equal() -> Callable[..., bool]:
 @pytest.fixture
 def make_learner(tmp_path: Path) -> Callable[..., Learner]:
     """A rank that trains the tiny policy, or adapters of it, by itself."""
-    training_ranks.save_models(tmp_path)
+    training_cases.save_models(tmp_path)
     world = World.alone()
-    case = training_ranks.CASES["even"]
+    case = training_cases.CASES["even"]
     return lambda lora=None: Learner(
         role="actorRollout",
         world=world,
         seed=7,
         load=lambda: load_model(tmp_path / "tied", lora=lora, seed=7),
-        train=lambda model, _: training_ranks.make_engine(model, case, world),
+        train=lambda model, _: training_cases.make_engine(model, case, world),
     )

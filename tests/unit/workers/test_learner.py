@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import training_ranks
+import training_cases
 from lone_role import grpo_spec
 from safetensors.torch import load_file
 from tiny_models import save_model
-from training_ranks import CASES, make_engine, objective, rows_of_step, run_case
+from training_cases import CASES, make_engine, objective, rows_of_step, run_case
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
@@ -57,7 +57,7 @@ def test_a_checkpoint_brings_everything_back(make_learner, copies, is_equal, tmp
 def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
     copies, is_equal, tmp_path
 ):
-    training_ranks.save_models(tmp_path)
+    training_cases.save_models(tmp_path)
     world, folder = World.alone(), tmp_path / "tied"
 
     def made() -> Learner:
@@ -65,12 +65,12 @@ def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
             "critic",
             world,
             0,
-            lambda: load_value_model(folder, lora=training_ranks.CRITIC_LORA),
-            lambda model, _: training_ranks.value_engine(model, world),
+            lambda: load_value_model(folder, lora=training_cases.CRITIC_LORA),
+            lambda model, _: training_cases.value_engine(model, world),
         )
 
     def update(learner: Learner) -> dict[str, torch.Tensor]:
-        learner.engine.update(training_ranks.valued_rows(), training_ranks.VALUE_GOAL)
+        learner.engine.update(training_cases.valued_rows(), training_cases.VALUE_GOAL)
         return copies(trained_tensors(learner.model))
 
     learner, second = restored(made()), made()
@@ -131,7 +131,7 @@ def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path):
 
 
 def test_what_adapters_drop_is_drawn_again_where_a_layer_is_computed_again(is_equal, tmp_path):
-    training_ranks.save_models(tmp_path)
+    training_cases.save_models(tmp_path)
     lora = LoraSpec(rank=3, dropout=0.3)
     plain = replace(CASES["adapters"], owners=(0,) * 5)
     cases = replace(plain, lora=lora), replace(plain, lora=lora, recompute=True), plain

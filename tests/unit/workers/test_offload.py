@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_jobs
-import training_ranks
+import training_cases
 from lone_role import pod_of
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import PreTrainedModel
@@ -144,11 +144,11 @@ def test_models_are_on_the_device_in_their_turns_alone(open_worker, tmp_path: Pa
 @pytest.mark.parametrize(("offload", "kept"), [((), 3), (("activations",), 0)])
 def test_inputs_of_layers_wait_for_their_backward_pass_in_host_memory(tmp_path, offload, kept):
     """Of three layers; the head is where the forward pass ends."""
-    training_ranks.save_models(tmp_path)
-    case, world = training_ranks.CASES["recomputed"].alone, World.alone()
-    model = training_ranks.load(case, tmp_path, world)
+    training_cases.save_models(tmp_path)
+    case, world = training_cases.CASES["recomputed"].alone, World.alone()
+    model = training_cases.load(case, tmp_path, world)
     recomputed = replace(case, recompute=True)
-    engine = training_ranks.make_engine(model, recomputed, world, offload)
+    engine = training_cases.make_engine(model, recomputed, world, offload)
     inputs: list[StorageWeakRef] = []
     for layer in model.model.layers:
         layer.register_forward_pre_hook(
@@ -158,7 +158,7 @@ def test_inputs_of_layers_wait_for_their_backward_pass_in_host_memory(tmp_path, 
 
     def head(*args):
         alive.append(sum(not one.expired() for one in inputs))
-        return training_ranks.HEAD(*args)
+        return training_cases.HEAD(*args)
 
-    engine.update(training_ranks.rows_of_step(), training_ranks.objective(), lambda _: head)
+    engine.update(training_cases.rows_of_step(), training_cases.objective(), lambda _: head)
     assert alive == [kept]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from lone_role import grpo_spec
-from training_ranks import objective, rows_of_step
+from training_cases import objective, rows_of_step
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_trainer.errors import DamagedCheckpoint

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from lone_role import grpo_spec, rows_alone
-from training_ranks import GROUPS, SAMPLES, rows_of_step
+from training_cases import GROUPS, SAMPLES, rows_of_step
 
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.rows.batch_index import BatchIndex

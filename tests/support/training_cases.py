@@ -1,0 +1,313 @@
+"""Updates that are computed by one rank and by several: models, rows, settings and layouts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from family_models import FAMILY_MODELS
+from tiny_models import (
+    MIXTURE,
+    NAMES,
+    TEMPLATE,
+    TWO_LAYERS,
+    make_model,
+    save_model,
+    save_tokenizer,
+)
+from torch import Tensor
+from transformers import (
+    Gemma2ForCausalLM,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+)
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
+from ppojob_api.v1alpha1.roles import Offloaded
+from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.distillation_objective import DistillationObjective
+from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead, ValueHead
+from ppojob_trainer.engine.objective import Aggregation
+from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.train_engine import HeadOf, TrainEngine
+from ppojob_trainer.engine.value_objective import ValueObjective
+from ppojob_trainer.metrics.pass_statistics import step_statistics
+from ppojob_trainer.models.families import FAMILIES as TABLE
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.state_dict import (
+    named_full_tensors,
+)
+from ppojob_trainer.parallel.boxes import whole
+from ppojob_trainer.parallel.collectives import (
+    shared_within,
+)
+from ppojob_trainer.parallel.dims import ParallelDims
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rows.experience import Experience
+
+SIZES = {**TWO_LAYERS, "num_hidden_layers": 3}  # two stages of a pipeline have not the same
+VOCABULARY = 97  # not a multiple of any number of ranks
+GROUPS, SAMPLES = 5, 3
+WHOLE_BUDGET = 10_000
+HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
+
+
+ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
+MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
+SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of computing the same two updates."""
+
+    owners: tuple[int, ...]  # the coordinate of each group, of as many as there are
+    budget: int = WHOLE_BUDGET  # tokens of a micro-batch
+    model: str = "tied"
+    autocast: str = "none"
+    recompute: bool = False
+    broken: bool = False
+    lora: LoraSpec | None = None
+    full_kl: bool = False
+    teacher: Divergence | None = None  # the loss, instead of that of the policy
+    optimizer: OptimizerSpec = ADAMW
+    long: int | None = None  # tokens of the first response; None for as few as the others have
+
+    @property
+    def alone(self) -> "Case":
+        """The same on one rank, as plainly as can be."""
+        plain = {"budget": WHOLE_BUDGET, "recompute": False}
+        return replace(self, owners=(0,) * GROUPS, **plain)
+
+
+CASES = {
+    "even": Case((0, 1, 0, 1, 0)),
+    "spread": Case((0, 3, 1, 2, 3), budget=30),
+    "even_untied": Case((0, 1, 0, 1, 0), model="untied"),
+    "small_micro_batches": Case((0, 0, 0, 0, 1), budget=25),
+    "other_micro_batches": Case((1, 0, 0, 1, 1), budget=45, model="untied"),
+    "a_rank_without_rows": Case((1, 1, 1, 1, 1), budget=40),
+    "recomputed": Case((0, 1, 0, 1, 1), budget=40, recompute=True),
+    "biases": Case((0, 1, 0, 1, 0), model="biased"),
+    "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
+    "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
+    "qwen3_recomputed": Case((0, 1, 1, 1, 0), model="qwen3_tied", recompute=True),
+    "experts": Case((0, 0, 0, 0, 1), budget=30, model="qwen3_moe"),
+    "experts_recomputed": Case((1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True),
+    "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
+    "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
+    "adapters_recomputed": Case(
+        (1, 1, 1, 1, 1),
+        model="untied",
+        recompute=True,
+        lora=LoraSpec(rank=2, target_modules=("q_proj", "down_proj")),  # fewer rows than ranks
+    ),
+    "muon": Case((0, 1, 0, 1, 0), budget=40, model="biased", optimizer=MUON),
+    "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=MUON, lora=LoraSpec(rank=3)),
+    "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
+    "long_rows": Case((0, 1, 0, 1, 1), long=1200),
+    "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
+    "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
+    "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
+    "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
+    "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
+    "a_gradient_that_is_not_finite": Case((0, 1, 0, 1, 0), broken=True),
+}
+FAMILIES = {
+    family: Case((0, 1, 0, 1, 0), budget=40, model=family)
+    for family in FAMILY_MODELS
+    if family not in ("llama", "qwen2", "qwen3", "qwen3_moe")  # which are above
+}
+OF_FAMILIES = ("s2", "t2", "p3")
+"""Where each of them is cut by shards and heads, by matrices, and by layers."""
+CASES |= FAMILIES
+LAYOUTS = {
+    "1": ParallelDims(),
+    "2": ParallelDims(shard=2),
+    "3": ParallelDims(shard=3),
+    "2x1": ParallelDims(replicate=2),
+    "2x2": ParallelDims(replicate=2, shard=2),
+    "s2": ParallelDims(sequence=2),
+    "s4": ParallelDims(sequence=4),
+    "2x1s2": ParallelDims(replicate=2, sequence=2),
+    "t2": ParallelDims(tensor=2),
+    "2x1t2": ParallelDims(replicate=2, tensor=2),
+    "s2t2": ParallelDims(sequence=2, tensor=2),
+    "p3": ParallelDims(pipeline=3),
+    "2p2": ParallelDims(pipeline=2, shard=2),
+}
+OF_TWO_KINDS = ("2x1s2", "2x1t2", "s2t2", "2p2")
+"""What each kind of ranks does by itself is seen in other layouts; here, that two go together."""
+TOGETHER = (
+    *("even", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
+    *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
+    *("bfloat16", "a_gradient_that_is_not_finite"),
+)
+MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
+    **{family: FAMILY_MODELS[family] for family in FAMILIES},
+    "gemma2": (Gemma2ForCausalLM, {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True}),
+    "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
+    "untied": (LlamaForCausalLM, {}),
+    "biased": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
+    "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
+    "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
+}
+DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
+CRITIC_LORA = LoraSpec(rank=3)
+VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
+NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+
+
+def cases_of(layout: str) -> dict[str, Case]:
+    """The cases that are run with a layout, by name."""
+    names = TOGETHER if layout in OF_TWO_KINDS else tuple(CASES)
+    return {name: CASES[name] for name in names if name not in FAMILIES or _holds(layout, name)}
+
+
+def _holds(layout: str, family: str) -> bool:
+    return layout in OF_FAMILIES and not (LAYOUTS[layout].tensor > 1 and TABLE[family].uncut)
+
+
+def save_models(folder: Path) -> None:
+    for name, (model_class, options) in MODELS.items():
+        untied = {"tie_word_embeddings": False}
+        sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
+        model = make_model(model_class, seed=3, **sizes)
+        with torch.no_grad():  # nothing is 0 or 1 throughout
+            for weight in model.parameters():
+                if weight.ndim == 1:
+                    weight.add_(0.3 * torch.randn(weight.shape))
+        model.save_pretrained(folder / name)
+    bad = make_model(seed=3, **SIZES, vocab_size=VOCABULARY)
+    with torch.no_grad():
+        bad.model.embed_tokens.weight[-40:] = 0.0
+        bad.model.norm.weight[0] = torch.nan
+    bad.save_pretrained(folder / "bad")
+    classifier = {"vocab_size": len(NAMES), "num_labels": 1, "pad_token_id": 0}
+    save_model(folder / "judge", LlamaForSequenceClassification, **SIZES, **classifier)
+    save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
+
+
+def rows_of_step(*, broken: bool = False, long: int | None = None) -> Experience:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 10, (GROUPS * SAMPLES,), generator=generator)
+    if long is not None:
+        lengths[0] = long
+    tokens = int(lengths.sum())
+    advantages = torch.randn(tokens, generator=generator)
+    if broken:
+        advantages[0] = torch.nan
+    prompts = [
+        torch.randint(VOCABULARY, (length,), generator=generator) for length in (3, 7, 1, 5, 2)
+    ]
+    return Experience(
+        prompts=prompts,
+        row_groups=torch.arange(GROUPS).repeat_interleave(SAMPLES),
+        response_tokens=torch.randint(VOCABULARY, (tokens,), generator=generator),
+        lengths=lengths,
+        mask=torch.rand(tokens, generator=generator) < 0.8,
+        rollout_logprobs=torch.zeros(tokens),
+        advantages=advantages,
+    )
+
+
+def rows_of_rank(owners: Sequence[int], rank: int, dims: ParallelDims) -> Tensor:
+    """Rows of the rank's data-parallel coordinate, those owners counted around."""
+    mine, size = dims.data_coordinate(rank), dims.data_size
+    return torch.tensor(
+        [row for row in range(GROUPS * SAMPLES) if owners[row // SAMPLES] % size == mine],
+        dtype=torch.int64,
+    )
+
+
+def name_of(dims: ParallelDims) -> str:
+    return next(name for name, layout in LAYOUTS.items() if layout == dims)
+
+
+def make_engine(
+    model: PreTrainedModel, case: Case, world: World, offload: Sequence[Offloaded] = ()
+) -> TrainEngine:
+    training = TrainingSpec(
+        autocast=case.autocast,
+        micro_batch_tokens=case.budget,
+        activation_checkpointing=case.recompute,
+    )
+    return TrainEngine(model, HEAD, training, case.optimizer, 10, world, offload)
+
+
+def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
+    return load_model(folder / case.model, world=world, lora=case.lora, seed=3)
+
+
+def objective(*, full_kl: bool = False) -> PolicyObjective:
+    kl = KlSpec(in_="loss", estimator="full", coefficient=0.3) if full_kl else KlSpec()
+    return PolicyObjective.of(
+        AlgorithmSpec(type="grpo", prompts_per_step=GROUPS, samples_per_prompt=SAMPLES, kl=kl)
+    )
+
+
+def head_with_kl(
+    engine: TrainEngine, folder: Path, world: World, divergence: Divergence = REVERSE_KL
+) -> HeadOf:
+    """The KL, or another divergence, to another model."""
+    name = "untied" if divergence != REVERSE_KL else "tied"
+    reference = ForwardEngine(load_model(folder / name, world=world), HEAD, engine._training, world)
+    return lambda rows: HeadWithKl(HEAD, reference.last_states(rows), divergence)
+
+
+def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
+    """Log-probabilities of the rank's rows, the first gradient, the weights after two updates."""
+    model = load(case, folder, world)
+    engine = make_engine(model, case, world)
+    everything = rows_of_step(broken=case.broken, long=case.long)
+    rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
+    results = {"logprobs": engine.predict(rows)[0]}
+    head_of = head_with_kl(engine, folder, world) if case.full_kl else None
+    goal: PolicyObjective | DistillationObjective = objective(full_kl=case.full_kl)
+    if case.teacher is not None:
+        head_of = head_with_kl(engine, folder, world, case.teacher)
+        goal = DistillationObjective(Aggregation("token_mean"))
+    torch.manual_seed(world.dims.data_coordinate(world.rank))
+    engine.update(rows, goal, head_of)
+    trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    gradients = {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
+    results |= of_all_stages(world, gradients)
+    stats = step_statistics([engine.update(rows, goal, head_of)])
+    results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
+    results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
+    return results
+
+
+def of_all_stages(world: World, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by name; what two stages have is the same."""
+    if world.dims.pipeline == 1:
+        return own
+    (first, *others), _ = shared_within(world, [own])
+    for stage in others:
+        for name in first.keys() & stage.keys():
+            torch.testing.assert_close(first[name], stage[name], rtol=0, atol=0, equal_nan=True)
+        first |= stage
+    return first
+
+
+def valued_rows() -> Experience:
+    """The rows of the step with values of 0, and returns."""
+    rows = rows_of_step()
+    rows.values, rows.returns = torch.zeros(rows.num_tokens), rows.advantages
+    return rows
+
+
+def value_engine(model: PreTrainedModel, world: World) -> TrainEngine:
+    training = TrainingSpec(autocast="none", micro_batch_tokens=30)
+    optimizer = OptimizerSpec(learning_rate=1e-2)
+    return TrainEngine(model, ValueHead(), training, optimizer, 10, world)
