@@ -143,10 +143,10 @@ LAYOUTS = {
     "p3": ParallelDims(pipeline=3),
     "2p2": ParallelDims(pipeline=2, shard=2),
 }
-OF_TWO_KINDS = ("2x1s2", "2x1t2", "s2t2", "2p2")
-"""What each kind of ranks does by itself is seen in other layouts; here, that two go together."""
-TOGETHER = (
-    *("even", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
+OF_ONE_KIND = ("1", "2", "s2", "t2", "p3")
+"""Here each kind of ranks is seen on all cases."""
+ELSEWHERE = (
+    *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
     *("bfloat16", "a_gradient_that_is_not_finite"),
 )
@@ -170,7 +170,7 @@ NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}
 
 def cases_of(layout: str) -> dict[str, Case]:
     """The cases that are run with a layout, by name."""
-    names = TOGETHER if layout in OF_TWO_KINDS else tuple(CASES)
+    names = tuple(CASES) if layout in OF_ONE_KIND else ELSEWHERE
     return {name: CASES[name] for name in names if name not in FAMILIES or _holds(layout, name)}
 
 
