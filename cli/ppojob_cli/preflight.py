@@ -221,7 +221,8 @@ def _check_reference(
 
 def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:
     """Judge the folder of a model that reads the policy's rows, and so as many tokens."""
-    report = check_model_folder(folder, kind, trust_remote_code=spec.model.trust_remote_code)
+    trusted, overrides = spec.model.trust_remote_code, config_changes(folder, spec.model)
+    report = check_model_folder(folder, kind, trust_remote_code=trusted, overrides=overrides)
     found.add(report.errors, report.warnings)
     longest, limit = spec.rollout.max_model_tokens, report.context_tokens
     if longest is not None and limit is not None and limit < longest:

@@ -20,7 +20,8 @@ def test_stages_of_four_models_give_the_numbers_of_one_rank(finished, even_folde
         "rewardModel": {"path": str(even_folder / "classifier"), "dtype": "float32"},
     }
     roles = {"actorRollout": SHARDED, "reference": {"colocateWith": "none", **WITH_SEQUENCES}}
-    one, stages = finished("one", **job), finished("stages", **job, roles=roles)
+    traces = {"steps": [2], "ranks": [0, 1, 2, 3]}
+    one, stages = finished("one", **job), finished("stages", **job, roles=roles, profile=traces)
     run_folders.assert_close(stages, one)
     first, second = (run_folders.metrics(output)[-1] for output in (one, stages))
     for name in ("actor/grad_norm", "critic/grad_norm"):

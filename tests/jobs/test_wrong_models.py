@@ -13,6 +13,8 @@ import pytest
 from golden_lines import read_lines
 from refused_jobs import RefusedJob, check, edit
 from safetensors.numpy import load_file, save_file
+from tiny_models import save_policy
+from transformers import Olmo3ForCausalLM
 
 from ppojob_trainer.data import template_renderer
 
@@ -156,6 +158,10 @@ CASES: dict[str, Spoil] = {
     "stop tokens in place of an end token": beside(without_end),
     "no pad token, and nothing to pad": beside(without_pad),
     "no chat template": template(None),
+    "positions of layers of several kinds": lambda wrong: [
+        save_policy(wrong.model, 0.0, model_class=Olmo3ForCausalLM),
+        wrong.set("spec.model.ropeScaling", {"type": "yarn", "factor": 2.0}),
+    ],
     "template missing": lambda wrong: wrong.set("spec.model.chatTemplate", "/no/such.jinja"),
     "template is no Jinja": template("{% for m in messages %}\n{{ m.content }"),
     "template raises": template("{{ raise_exception('no users') }}"),

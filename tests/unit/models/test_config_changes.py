@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from refused_jobs import edit
 from tiny_models import save_model
 from transformers import AutoModelForCausalLM
 
 from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
 from ppojob_trainer.models.load import load_model, load_value_model
@@ -127,3 +129,21 @@ def test_positions_that_are_refused_can_be_changed(folder: Path):
     angles, _ = yarn()
     rotary = load_model(folder, overrides=config_changes(folder, model)).base_model.rotary_emb
     assert rotary.inv_freq.tolist() == pytest.approx(angles, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILY_MODELS)
+def test_a_family_takes_what_is_changed_or_refuses_it_by_name(family: str, tmp_path: Path):
+    model_class, options = FAMILY_MODELS[family]
+    save_model(tmp_path / "model", model_class, **options)
+    model = spec(tmp_path / "model", ropeScaling=YARN, attentionDropout=0.25)
+    overrides = config_changes(model.path, model)
+    report = check_model_folder(Path(model.path), trust_remote_code=False, overrides=overrides)
+    is_refused = family in ("phi3", "olmo3", "gemma3_text")
+    refused = {"spec.model.ropeScaling.type"} if is_refused else set()
+    assert {problem.where for problem in report.errors} == refused
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"spec\.model\.ropeScaling\.type"):
+            load_model(model.path, overrides=overrides)
+    else:
+        rotary = load_model(model.path, overrides=overrides).base_model.rotary_emb
+        assert rotary.attention_scaling == pytest.approx(yarn()[1])

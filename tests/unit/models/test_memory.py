@@ -130,6 +130,24 @@ def test_models_that_leave_a_gpu_are_there_in_their_turns(tmp_path):
         assert max(sum(there.values()) for there in turns.values()) == whole
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"type": "distillation", "distillation": {"divergence": "jsd"}},
+        {"type": "grpo", "kl": {"in": "loss", "estimator": "full"}},
+    ],
+)
+def test_a_reference_that_an_update_compares_with_is_there_in_its_turn(tmp_path, algorithm):
+    roles = {"actorRollout": {"gpusPerReplica": 1}, "reference": {"offload": ["weights"]}}
+    algorithm |= {"promptsPerStep": 4, "samplesPerPrompt": 2}
+    changes = {"reference": {"path": "/teacher"}, "roles": roles}
+    config = config_of(tmp_path, algorithm=algorithm, **changes)
+    parameters = {config.spec.model.path: POLICY, "/teacher": CRITIC}
+    turns = held_in_turns(config, "actorRollout", parameters)
+    assert turns["policy"] == {"policy": 16 * POLICY, "reference": 4 * CRITIC}
+    assert "reference" not in turns["rollout engine"]
+
+
 def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
     pods = {"ranksPerReplica": 4, "parallelism": {"dataShard": 2}}
     roles = {"actorRollout": pods, "critic": {"colocateWith": "none", **pods}}

@@ -3,12 +3,14 @@
 Trainer, engine and export read it through these functions, so that all compute with one model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 _NEW, _OLD = "rope_parameters", "rope_scaling"
@@ -45,6 +47,27 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     if model.attention_dropout is not None:
         changes["attention_dropout"] = model.attention_dropout
     return changes
+
+
+def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> Iterator[Problem]:
+    """What a job changes, and no model of the family of a config.json takes."""
+    family, rope = FAMILIES.get(str(config.get("model_type"))), changes.get(_NEW)
+    if family is None or not isinstance(rope, dict):
+        return
+    why, allowed = "", "remove ropeScaling"
+    if family.has_ropes_by_layer:
+        why = "each kind of layers has positions of its own"
+        allowed = "remove ropeScaling, or write into config.json which layers have it"
+    elif rope["rope_type"] not in family.ropes:
+        why = f"positions are {' or '.join(filter(None, family.ropes))}"
+    if why:
+        yield Problem(
+            "spec.model.ropeScaling.type",
+            shown(rope["rope_type"]),
+            f"{why} in a model of {config['model_type']}: not in this version",
+            allowed,
+            ReasonCode.NOT_IN_THIS_VERSION,
+        )
 
 
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:

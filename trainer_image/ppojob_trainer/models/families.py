@@ -34,6 +34,7 @@ class Family:
         only: the values of keys that are computed here; of an absent key the first is meant.
         has_windows: whether layers may see a window of the row alone, in transformers and in vLLM.
         ropes: the types of rotary positions that are.
+        has_ropes_by_layer: whether each kind of layer has rotary positions of its own.
         biases: linear layers of a block that have biases where config.json says true to a key.
         always_biased: those that have one in any case.
         is_fused: whether query, key and value are of one matrix, and gate and up of another.
@@ -55,6 +56,7 @@ class Family:
     only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     has_windows: bool = False
     ropes: tuple[str | None, ...] = _FIXED_ROPES
+    has_ropes_by_layer: bool = False
     biases: _Biases = field(default_factory=lambda: _ATTENTION)
     always_biased: tuple[str, ...] = ()
     is_fused: bool = False
@@ -136,7 +138,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         is_in_vllm=False,
     ),
     "olmo2": _OLMO2,
-    "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True),
+    "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True, has_ropes_by_layer=True),
     "granite": Family(
         "Granite 3, 4 dense",
         biases={**_ATTENTION, **_FEED_FORWARD},
@@ -145,7 +147,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "gemma2": _GEMMA2,
     "gemma3_text": replace(
-        _GEMMA2, models="Gemma 3 (text)", head_norm="each head", classifiers=(TEXTS,)
+        _GEMMA2,
+        models="Gemma 3 (text)",
+        has_ropes_by_layer=True,
+        head_norm="each head",
+        classifiers=(TEXTS,),
     ),
 }
 """By `model_type` of config.json."""

@@ -21,7 +21,7 @@ from ppojob_trainer.models.architectures import (
     backbone_tensors,
     read_sizes,
 )
-from ppojob_trainer.models.config_changes import changed_document
+from ppojob_trainer.models.config_changes import changed_document, check_changes
 from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, Family
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
 from ppojob_trainer.models.mixtures import check_mixture
@@ -73,8 +73,10 @@ def check_model_folder(
     weights = read_weights(folder)
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
-    config = changed_document(config, overrides or {})
-    errors = list(check_config(config, path, kind, trust_remote_code=trust_remote_code))
+    overrides = overrides or {}
+    errors = list(check_changes(config, overrides))
+    config = config if errors else changed_document(config, overrides)
+    errors += check_config(config, path, kind, trust_remote_code=trust_remote_code)
     sizes = read_sizes(config, path) if config.get("model_type") in FAMILIES else None
     if isinstance(sizes, list):
         errors += sizes

@@ -80,8 +80,11 @@ def held_in_turns(
     turns = {worker: {worker} for worker in held if not worker.endswith("adapters")}
     if "reward model" in turns:  # it scores beside the engine
         turns["reward model"].add(ENGINE)
-    if "policy" in turns and config.spec.algorithm.kl.is_full:  # its update compares with it
-        turns["policy"].add("reference")
+    algorithm = config.spec.algorithm
+    if "policy" in turns and (algorithm.compares_vocabularies or algorithm.type == "dpo"):
+        turns["policy"].add(
+            "reference"
+        )  # an update compares with it, or the loss of held-out pairs
     return {
         worker: {
             name: one.at_work if name in there else one.at_rest

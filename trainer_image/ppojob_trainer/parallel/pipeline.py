@@ -15,6 +15,7 @@ smallest of all that are not done can go on. Ranks of one stage go through the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,6 +37,19 @@ def turns(passes: int, behind: int) -> Iterator[tuple[Turn, int]]:
             yield "backward", number - behind
 
 
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Keep torch.profiler from an operation of gloo: where it ends later, the process crashes.
+
+    A send may end behind the trace that it began in (torch 2.13).
+    """
+    torch._C._autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._enable_record_function(True)
+
+
 @dataclass(slots=True)
 class _Lane:
     """The way of tensors in one direction; at most one that was sent is not taken yet.
@@ -50,10 +64,12 @@ class _Lane:
         if self._sent is not None:
             self._sent[0].wait()
         kept = tensor.contiguous()
-        self._sent = self.group.send([kept], stage, 0), kept
+        with _untraced():
+            self._sent = self.group.send([kept], stage, 0), kept
 
     def receive(self, into: Tensor, stage: int) -> Tensor:
-        self.group.recv([into], stage, 0).wait()
+        with _untraced():
+            self.group.recv([into], stage, 0).wait()
         return into
 
 
