@@ -87,7 +87,12 @@ def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
 
 def warnings(job: PPOJob) -> list[Problem]:
     """What is worth knowing of a good job before it runs."""
-    told = (schedule.rounded_updates, schedule.rounded_merges, schedule.after_the_end)
+    told = (
+        schedule.rounded_updates,
+        schedule.rounded_merges,
+        schedule.after_the_end,
+        schedule.ranks_without_work,
+    )
     return [problem for find in told for problem in find(job)]
 
 

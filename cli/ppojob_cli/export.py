@@ -1,6 +1,7 @@
 """`ppojob export`: the model of a checkpoint as a Hugging Face folder, or its adapters."""
 
 import re
+import tempfile
 from pathlib import Path
 
 import click
@@ -67,9 +68,16 @@ def _checkpoint_folder(run: Path, checkpoint: str) -> Path:
 
 
 def _check_output(output: Path, config: str) -> None:
-    """An export replaces its folder as a whole, so only one with its config may be replaced."""
+    """See that it can be written, and replaces nothing but what has the config of an export."""
     if output.exists() and any(output.iterdir()) and not (output / config).is_file():
         raise InputError(
             f"--output: got {output}: it is not empty, and has no {config}; a new folder, or an "
             "export of the same kind"
         )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        why = f"nothing can be written there ({error.strerror})"
+        raise InputError(f"--output: got {output}: {why}; a folder that can be written") from None

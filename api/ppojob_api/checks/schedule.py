@@ -6,6 +6,7 @@ from typing import Final
 
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.rules.run import VALIDATION_METRICS
+from ppojob_api.topology import build
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec
 
@@ -100,6 +101,27 @@ def after_the_end(job: PPOJob) -> Iterator[Problem]:
             why = f"the run ends before that, at step {total}"
             allowed = "at most steps.total, or remove it"
             yield Problem(where, shown(every), why, allowed, ReasonCode.OUT_OF_RANGE)
+    for index, step in enumerate(spec.profile.steps if spec.profile else ()):
+        if step > total:
+            where, why = (
+                f"spec.profile.steps[{index}]",
+                f"the run ends before that, at step {total}",
+            )
+            yield Problem(where, shown(step), why, "at most steps.total", ReasonCode.OUT_OF_RANGE)
+
+
+def ranks_without_work(job: PPOJob) -> Iterator[Problem]:
+    """Ranks to be traced that no role has; a job may run so, and traces others or nothing."""
+    topology = build(job.metadata.name, job.spec)
+    sizes = [role.world_size for role in topology.with_own_pods if role.holds_models]
+    for index, rank in enumerate(job.spec.profile.ranks if job.spec.profile else ()):
+        if sizes and rank >= max(sizes):
+            where, why = (
+                f"spec.profile.ranks[{index}]",
+                "no role has such a rank, so it traces nothing",
+            )
+            allowed = f"at most {max(sizes) - 1}"
+            yield Problem(where, shown(rank), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def steps_of_run(spec: PPOJobSpec, rows: int) -> int:

@@ -141,6 +141,12 @@ def distillation(verl: Verl, job: Draft) -> None:
         _teacher_pods(verl, job)
         return
     job.set("spec.algorithm.type", "distillation", on)
+    if "spec.data.validation" in job.fields and not {"spec.rewards", "spec.rewardModel"} & {
+        *job.fields
+    }:
+        del job.fields["spec.data.validation"]
+        why = "nothing is scored beside a teacher unless spec.rewards names a function"
+        job.leave_out(why, "data.val_files", changes_numbers=False)
     field = "spec.algorithm.distillation.divergence"
     if verl[gradient]:
         job.set(field, "sampled_reverse_kl", gradient)

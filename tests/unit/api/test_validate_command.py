@@ -79,11 +79,22 @@ class TestValidate:
 
     def test_a_shorter_run_is_no_problem(self) -> None:
         changes = ["--set", "spec.steps.total=2", "--set", "spec.checkpoint.every=10"]
+        changes += ["--set", "spec.profile.steps=[2, 3]"]
         result = judge(["one.yaml", *changes])
         assert result.exit_code == 0
-        late = ("spec.steps.validateEvery", "spec.checkpoint.every")
+        late = ("spec.steps.validateEvery", "spec.checkpoint.every", "spec.profile.steps[1]")
         assert places(result.stderr) == [f"warning: {field}" for field in late]
-        assert result.stderr.count("the run ends before that, at step 2") == 2
+        assert result.stderr.count("the run ends before that, at step 2") == 3
+
+    def test_ranks_that_no_role_has_are_told(self) -> None:
+        ranks = ["--set", "spec.profile={steps: [1], ranks: [0, 7, 8]}"]
+        eight = ["--set", "spec.roles.actorRollout={gpusPerReplica: 4, replicas: 2}"]
+        eight += ["--set", "spec.algorithm.miniBatchPrompts=8"]
+        for layout, first in ((eight, 2), ([], 1)):
+            result = judge(["one.yaml", *ranks, *layout])
+            assert result.exit_code == 0
+            wanted = [f"warning: spec.profile.ranks[{index}]" for index in range(first, 3)]
+            assert places(result.stderr) == wanted
 
     def test_two_files_of_one_job(self) -> None:
         Path("again.yaml").write_text(GOOD.replace("NAME", "one"))

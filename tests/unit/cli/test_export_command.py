@@ -54,7 +54,7 @@ def refused(run: Path, output: Path, *options: str) -> str:
 
 @pytest.mark.parametrize("name", ["latest", "4"])
 def test_the_policy_of_a_checkpoint(name: str, run: Path, tmp_path: Path) -> None:
-    output = tmp_path / "export"
+    output = tmp_path / "for" / "readers" / "export"
     arguments = ["export", str(run), "--checkpoint", name, "--output", str(output)]
     for _ in range(2):  # an export may be replaced
         done = CliRunner().invoke(main, arguments)
@@ -80,6 +80,8 @@ def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path) -> None:
     assert "it is not empty, and has no config.json" in refused(run, tmp_path / "full")
     said = refused(run, run / "checkpoints", "--adapters")
     assert "it is not empty, and has no adapter_config.json" in said
+    said = refused(run, tmp_path / "full" / "thesis.tex" / "export")
+    assert "nothing can be written there (" in said
     assert (tmp_path / "full" / "thesis.tex").exists()
 
 

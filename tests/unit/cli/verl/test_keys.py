@@ -389,6 +389,7 @@ FATES = [
     ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
     ("distillation.distillation_loss.topk=3", Fate.UNNEEDED),
+    ("distillation.teacher_model.inference.name=vllm", Fate.UNNEEDED),
     ("distillation.teacher_key=a", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
     ("distillation.distillation_loss.use_policy_gradient=true", Fate.IDLE),
@@ -424,6 +425,15 @@ def test_a_key_that_nobody_knows_is_told_with_the_one_that_is_meant(
     assert keys.nearest(name) == meant
     why = converted([*BASE, f"{name}=1"]).outcomes[name].why
     assert why.endswith(f", did you mean {meant}" if meant else " here")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "fate"),
+    [([], Fate.LEFT_OUT), (["reward.custom_reward_function.path=r.py"], Fate.WRITTEN)],
+)
+def test_held_out_prompts_beside_a_teacher_are_kept_or_told(scorer: list[str], fate: Fate) -> None:
+    alone = [*TEACHING.split(), f"{LOSS}.use_task_rewards=false", "data.val_files=v.parquet"]
+    assert converted([*BASE, *alone, *scorer]).outcomes["data.val_files"].fate == fate
 
 
 @pytest.mark.parametrize(("override", "fate"), FATES)
