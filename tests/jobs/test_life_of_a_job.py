@@ -195,7 +195,8 @@ def test_traces_of_a_step_change_nothing(start, tiny_job, output, undisturbed):
     assert f"traces      {output / 'profile'}" in "\n".join(run.lines)
     assert [folder.name for folder in (output / "profile").iterdir()] == ["step-000002"]
     traces = {path.name for path in (output / "profile" / "step-000002").iterdir()}
-    assert {f"actorRollout-00000-update-{n}.json.gz" for n in (0, 1)} <= traces
-    with gzip.open(output / "profile" / "step-000002" / "actorRollout-00000-update-0.json.gz") as f:
-        names = {event["name"] for event in json.load(f)["traceEvents"]}
+    assert {f"actorRollout-00000-update-policy-{n}.json.gz" for n in (0, 1)} <= traces
+    update = output / "profile" / "step-000002" / "actorRollout-00000-update-policy-0.json.gz"
+    with gzip.open(update) as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
     assert "aten::mm" in names

@@ -17,6 +17,7 @@ import training_scenarios
 from torch import Tensor
 from training_cases import (
     CASES,
+    FAMILIES,
     LAYOUTS,
     VOCABULARY,
     cases_of,
@@ -95,7 +96,8 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
         assert (weight - weights[key]).norm() <= 1e-4 * weights[key].norm(), key
     statistics = under(expected, "stats/")
     for key, value in under(found, "stats/").items():
-        limit = 1e-5 if key == "actor/grad_norm" else 1e-4
+        # The last gradients are those behind a step of AdamW, which some families multiply.
+        limit = 1e-5 if key == "actor/grad_norm" and name not in FAMILIES else 1e-4
         torch.testing.assert_close(value, statistics[key], rtol=limit, atol=1e-6)
 
 
