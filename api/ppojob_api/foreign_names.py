@@ -325,8 +325,8 @@ distillation.enabled | spec.algorithm.type | where true is distillation
 distillation_loss | spec.algorithm.distillation | with spec.reference, the teacher
 distillation | not yet | several teachers and other losses; spec.algorithm.distillation
 teacher_model.inference distillation.num_workers | not needed | the teacher needs no engine
-teacher_model teacher_models | spec.reference
-teacher_model.model_path teacher_models.model_path | spec.reference.path
+teacher teacher_model teacher_models | spec.reference
+teacher.path teacher_model.model_path teacher_models.model_path | spec.reference.path
 distillation_loss.loss_mode | spec.algorithm.distillation.divergence
 use_policy_gradient | spec.algorithm.distillation.divergence | where true is sampled_reverse_kl
 use_task_rewards | spec.algorithm.type | where true the type of the rewards, with kl.in: loss

@@ -148,6 +148,7 @@ def test_word(field: str, word: str, ours: str) -> None:
     ("field", "answer"),
     [
         ("optimizer.lerningRate", "write spec.optimizer.learningRate"),
+        ("teacher", "write spec.reference"),
         ("optimizer.betaz", "write spec.optimizer.betas"),
         ("algorithm.kl.betas", "write spec.optimizer.betas or spec.critic.optimizer.betas"),
         ("rollout.learningRat", "fields here are"),
