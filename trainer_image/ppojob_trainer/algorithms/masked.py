@@ -45,6 +45,11 @@ def row_count(mask: Tensor, lengths: Tensor) -> Tensor:
     return segment_sum(mask.to(torch.float64), lengths).to(torch.int64)
 
 
+def rows_with_any(mask: Tensor, lengths: Tensor) -> Tensor:
+    """(n,) int64: the numbers of the rows that hold a trained token."""
+    return row_count(mask, lengths).nonzero()[:, 0]
+
+
 def row_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     """Average the trained tokens of each row: (rows,); a row without any gives 0."""
     counts = row_count(mask, lengths).clamp(min=1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.algorithms.aggregate import aggregate
 from ppojob_trainer.algorithms.masked import row_count
 from ppojob_trainer.rows.experience import Experience
@@ -35,6 +36,11 @@ class Aggregation:
 
     mode: str
     scale_tokens: float | None = None
+
+    @classmethod
+    def of(cls, spec: AlgorithmSpec, max_response_tokens: int | None) -> Aggregation:
+        """That of a job, whose longest response stands for an absent `lossScaleTokens`."""
+        return cls(spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens)
 
     def __call__(
         self,

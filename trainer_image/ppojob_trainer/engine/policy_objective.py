@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
-from ppojob_trainer.algorithms.masked import masked_sum, row_count
+from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
@@ -85,7 +85,7 @@ class PolicyObjective:
         entropy_coefficient: float | None = None,
         max_response_tokens: int | None = None,
     ) -> PolicyObjective:
-        """The objective that a job asks for, with what stands for an absent `lossScaleTokens`.
+        """The objective that a job asks for.
 
         Both coefficients are of this step, or None for those of the spec.
         """
@@ -95,9 +95,7 @@ class PolicyObjective:
         return cls(
             policy_loss=spec.policy_loss.type,
             options=spec.policy_loss.settings(),
-            aggregation=Aggregation(
-                spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens
-            ),
+            aggregation=Aggregation.of(spec, max_response_tokens),
             correction=correction,
             entropy_coefficient=(
                 spec.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
@@ -134,7 +132,7 @@ class PolicyObjective:
         if vanishes and not self.entropy_coefficient and self.kl is None:
             assert rows.advantages is not None, "advantages come before the update"
             needed = needed & (rows.advantages != 0)
-        return row_count(needed, rows.lengths).nonzero()[:, 0]
+        return rows_with_any(needed, rows.lengths)
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_trainer.algorithms.masked import masked_sum, row_count
+from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -30,13 +30,12 @@ class SftObjective:
 
     @classmethod
     def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> SftObjective:
-        """The objective that a job asks for, with what stands for an absent `lossScaleTokens`."""
-        scale = spec.loss_scale_tokens or max_response_tokens
-        return cls(Aggregation(spec.loss_aggregation, scale))
+        """The objective that a job asks for."""
+        return cls(Aggregation.of(spec, max_response_tokens))
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64: the rows that hold a trained token."""
-        return row_count(rows.mask, rows.lengths).nonzero()[:, 0]
+        return rows_with_any(rows.mask, rows.lengths)
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators

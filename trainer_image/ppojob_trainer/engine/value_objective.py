@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import CriticSpec
-from ppojob_trainer.algorithms.masked import masked_sum, row_count
+from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
 from ppojob_trainer.algorithms.value_loss import clipped_value_loss
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
@@ -31,13 +31,12 @@ class ValueObjective:
     def of(
         cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
     ) -> ValueObjective:
-        """The objective that a job asks for, with what stands for an absent `lossScaleTokens`."""
-        scale = algorithm.loss_scale_tokens or max_response_tokens
-        return cls(critic.value_clip, Aggregation(algorithm.loss_aggregation, scale))
+        """The objective that a job asks for."""
+        return cls(critic.value_clip, Aggregation.of(algorithm, max_response_tokens))
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64: the rows that hold a trained token."""
-        return row_count(rows.mask, rows.lengths).nonzero()[:, 0]
+        return rows_with_any(rows.mask, rows.lengths)
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
