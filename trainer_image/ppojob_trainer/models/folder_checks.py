@@ -73,10 +73,9 @@ def check_model_folder(
     weights = read_weights(folder)
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
-    overrides = overrides or {}
-    errors = list(check_changes(config, overrides))
-    config = config if errors else changed_document(config, overrides)
-    errors += check_config(config, path, kind, trust_remote_code=trust_remote_code)
+    config, errors = check_changed_config(
+        config, overrides or {}, path, kind, trust_remote_code=trust_remote_code
+    )
     sizes = read_sizes(config, path) if config.get("model_type") in FAMILIES else None
     if isinstance(sizes, list):
         errors += sizes
@@ -172,6 +171,24 @@ def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Pro
             "fine where they belong to something else",
             ModelReason.TENSOR_UNEXPECTED,
         )
+
+
+def check_changed_config(
+    config: dict[str, Json],
+    overrides: Mapping[str, Json],
+    path: Path,
+    kind: ModelKind,
+    *,
+    trust_remote_code: bool,
+) -> tuple[dict[str, Json], list[Problem]]:
+    """A configuration with what a job changes, and why it cannot be used; see `check_config`.
+
+    Without the changes where those are refused.
+    """
+    problems = list(check_changes(config, overrides))
+    config = config if problems else changed_document(config, overrides)
+    problems += check_config(config, path, kind, trust_remote_code=trust_remote_code)
+    return config, problems
 
 
 def check_config(

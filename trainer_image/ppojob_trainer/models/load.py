@@ -21,10 +21,10 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
-from ppojob_trainer.models.config_changes import change, changed_document, check_changes
+from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.folder_checks import check_config
+from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import (
     CRITIC,
     POLICY,
@@ -285,9 +285,9 @@ def refuse_config(
             f"{kind.where}: got {folder}: its config.json cannot be read (got {config.got}: "
             f"{config.why}); name a folder in Hugging Face form"
         )
-    problems = list(check_changes(config, overrides))
-    config = config if problems else changed_document(config, overrides)
-    problems += check_config(config, path, kind, trust_remote_code=trust_remote_code)
+    _, problems = check_changed_config(
+        config, overrides, path, kind, trust_remote_code=trust_remote_code
+    )
     if problems:
         raise ConfigError(map(str, problems))
 
