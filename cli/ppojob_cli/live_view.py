@@ -15,7 +15,7 @@ from ppojob_cli import run_state
 from ppojob_cli.figures import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
 from ppojob_cli.panel import BORDER_WIDTH, LABEL_WIDTH, labelled, panel_width, progress, titled
 from ppojob_cli.run_state import RunState, StepRecord
-from ppojob_cli.view import AskPods, Kind, View
+from ppojob_cli.view import AskPods, Kind, View, rows_line
 
 _STYLES: Final[Mapping[Kind, str]] = {"note": "yellow", "error": "red", "sample": "dim"}
 _VALUE_WIDTH: Final = 8
@@ -99,7 +99,8 @@ def _now_line(state: RunState, now: float) -> RenderableType | None:
         text.append(waited if status.since else "starting pods")
     elif status.stage:
         step = f"step {status.step}: " if status.step and status.phase == "Training" else ""
-        text.append(f"{step}{printable(status.stage)}, {duration(now - status.since)}")
+        rows = f"{rows_line(status)}, " if status.rows[1] else ""
+        text.append(f"{step}{printable(status.stage)}, {rows}{duration(now - status.since)}")
     if status.restarts:
         text.append(f"{'  ' if text else ''}restarts: {status.restarts}", style="yellow")
     return labelled("now", text) if text else None

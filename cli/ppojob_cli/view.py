@@ -25,7 +25,9 @@ from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import RunReader, RunState, StepRecord
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
 from ppojob_trainer.closeable import Closeable
+from ppojob_trainer.controller.progress import TrainingStatus
 
+_ROWS_EVERY_SECONDS = 30.0
 AskPods = Callable[[], Mapping[str, str]]
 """Asks the pods for their phases, by name; called while they start."""
 
@@ -153,6 +155,7 @@ class PlainView(View):
     """Writes lines; notes and errors go to standard error."""
 
     _turn = ""
+    _told_rows = 0.0  # when rows that are drawn were told last, or a stage began
 
     def __enter__(self) -> Self:
         """Tell in one line what earlier runs of this folder have done."""
@@ -171,6 +174,14 @@ class PlainView(View):
             self._turn = turn
             self.write([turn])
         self.show_new()
+        self._show_rows()
+
+    def _show_rows(self) -> None:
+        """Say now and then how far a long generation has come."""
+        status, now = self.state.status, self.clock()
+        if status.rows[1] and now - max(self._told_rows, status.since) >= _ROWS_EVERY_SECONDS:
+            self._told_rows = now
+            self.write([f"{printable(status.stage)}: {rows_line(status)}"])
 
     def write(self, lines: Iterable[str], kind: Kind = "") -> None:
         """See `View`."""
@@ -197,6 +208,12 @@ def turn_line(state: RunState, pods: Mapping[str, str]) -> str:
     waited_for = ", ".join(f"{pod} {pod_phase}" for pod, pod_phase in pods.items())
     told = "; ".join(part for part in (message, waited_for) if part)
     return printable(f"{phase.lower()}: {told}" if told else phase.lower())
+
+
+def rows_line(status: TrainingStatus) -> str:
+    """How many rows of the stage under way have been drawn."""
+    ended, asked = status.rows
+    return f"{ended:,} of {asked:,} rows drawn"
 
 
 def step_line(record: StepRecord, total_steps: int, remaining: float | None) -> str:

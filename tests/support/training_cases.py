@@ -174,6 +174,12 @@ def cases_of(layout: str) -> dict[str, Case]:
     return {name: CASES[name] for name in names if name not in FAMILIES or _holds(layout, name)}
 
 
+def readers_of(name: str) -> tuple[str, ...]:
+    """Layouts that take up every layout's checkpoint of a case."""
+    worlds = tuple(layout for layout in LAYOUTS if layout != "1")
+    return tuple(world for world in worlds if name == "even" or world in OF_ONE_KIND)
+
+
 def _holds(layout: str, family: str) -> bool:
     return layout in OF_FAMILIES and not (LAYOUTS[layout].tensor > 1 and TABLE[family].uncut)
 

@@ -21,6 +21,7 @@ from training_cases import (
     name_of,
     objective,
     of_all_stages,
+    readers_of,
     rows_of_rank,
     rows_of_step,
     value_engine,
@@ -159,9 +160,10 @@ def run_foreign_checkpoints(folder: Path, world: World) -> dict[str, Tensor]:
     """Restore what every layout has saved."""
     found = {}
     for checkpoint in sorted(folder.glob("checkpoint-of-*")):
-        case = CASES[checkpoint.name.rpartition("-")[2]]
-        state = state_of(restored_engine(checkpoint, folder, world, case))
-        found |= {f"{checkpoint.name}/{name}": tensor for name, tensor in state.items()}
+        saved = checkpoint.name.rpartition("-")[2]
+        if name_of(world.dims) in readers_of(saved):
+            state = state_of(restored_engine(checkpoint, folder, world, CASES[saved]))
+            found |= {f"{checkpoint.name}/{name}": tensor for name, tensor in state.items()}
     return found
 
 

@@ -209,7 +209,10 @@ def test_log_probabilities_of_later_turns_are_those_of_a_forward_over_the_whole_
 
 def test_rows_without_calls_are_those_of_a_single_turn() -> None:
     episodes, alone = rows(form=Silent), rows(form=Silent)
-    Driver(engine(), Workers(), 8).run(episodes)
+    told: list[int] = []
+    Driver(engine(), Workers(), 8, tell=told.append).run(episodes)
+    assert told == sorted(told)
+    assert told[-1] == len(episodes)
     for one in alone:
         Driver(engine(), Workers(), math.inf).run([one])
     assert [e.trajectory.tokens for e in episodes] == [e.trajectory.tokens for e in alone]

@@ -65,6 +65,19 @@ class TestPlain:
         ]
         assert err == ""
 
+    def test_rows_of_a_long_generation(self, run, capsys) -> None:
+        looks = ((1_020.0, 5), (1_035.0, 9), (1_050.0, 1_200), (1_066.0, 1_900))
+        times = iter([time for time, _ in looks])
+        view = PlainView("addition", run.folder, clock=lambda: next(times))
+        for _, ended in looks:
+            run.status(step=3, stage="gen", rows=(ended, 2_048))
+            view.refresh(pods)
+        assert capsys.readouterr().out.splitlines() == [
+            "training",
+            "gen: 9 of 2,048 rows drawn",
+            "gen: 1,900 of 2,048 rows drawn",
+        ]
+
     def test_a_job_that_only_generates(self, run, capsys) -> None:
         run.status(stage="testing")
         with PlainView("addition", run.folder, work="Generating") as view:
@@ -266,6 +279,10 @@ STATES = {
     ),
     "training": (state("Training", 13, 20, "update_actor", 1_190.0, steps=13), {}),
     "long": (state("Training", 3_001, 100_000, "gen", 1_190.0, steps=3_001), {}),
+    "drawing": (
+        RunState(TrainingStatus("Training", 3, 20, "gen", 1_190.0, rows=(1_900, 2_048))),
+        {},
+    ),
     "recovering": (
         state("Recovering", 13, 20, "gen", 1_190.0, "reward: \x1b[2Jlost\nmore", 2, steps=13),
         PODS,
@@ -303,6 +320,7 @@ def test_a_frame_fits(name: str, width: int, encoding: str) -> None:
         ("starting", ["addition-reward-0      starting"]),
         ("recovering", ["reward: \\x1b[2Jlost", "restarts: 2"]),
         ("first validation", ["and 3 more"]),
+        ("drawing", ["step 3: gen, 1,900 of 2,048 rows drawn, 4.0 s"]),
         (
             "training",
             [

@@ -21,6 +21,7 @@ from training_cases import (
     LAYOUTS,
     VOCABULARY,
     cases_of,
+    readers_of,
     rows_of_rank,
     rows_of_step,
     run_case,
@@ -200,12 +201,12 @@ def test_a_restored_world_goes_on_bit_for_bit(folder, layout, name):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SAVED)
-def test_every_layout_takes_up_the_checkpoints_of_every_other(folder, layout, name):
+def test_layouts_take_up_the_checkpoints_of_every_other(folder, layout, name):
     checkpoint, case = folder / f"checkpoint-of-{layout}-{name}", CASES[name]
     engine = training_scenarios.restored_engine(checkpoint, folder, World.alone(), case)
     expected = under(results(folder, layout, f"checkpoint-{name}"), "checkpoint/")
     assert_equal(training_scenarios.state_of(engine), expected)
-    for reader in WORLDS:
+    for reader in readers_of(name):
         found = results(folder, reader, "foreign_checkpoints", LAYOUTS[reader].size - 1)
         assert_equal(under(found, f"checkpoint-of-{layout}-{name}/"), expected)
 

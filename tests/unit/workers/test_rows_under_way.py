@@ -14,7 +14,7 @@ from ppojob_trainer.controller.batch import shares
 from ppojob_trainer.rollout.protocol import Finished, Request
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens
-from ppojob_trainer.workers.generation import Generation
+from ppojob_trainer.workers.generation import Drawing, Generation
 from ppojob_trainer.workers.rows_under_way import RowsUnderWay
 
 PROMPTS, SAMPLES, LIMIT = 2, 2, 24
@@ -100,6 +100,7 @@ class Case:
             for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
                 one.generation.engine.policy_version = max(0, step - 2)
                 (made,) = one.draw(request_of(step, self.ahead, total, run))
+                assert one.generation.drawing == Drawing(), "the phase is over"
                 found[-1] += made.trajectories
             for rank, one in enumerate(living):
                 one.save(folder / str(step), rank)

@@ -52,12 +52,14 @@ class Driver:
         delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
             no row runs.
         fails: whether a failed call fails the job.
+        tell: called behind each step of the engine with the number of rows that have ended.
     """
 
     engine: RolloutEngine
     tools: RemoteTools
     delay: float
     fails: bool = False
+    tell: Callable[[int], None] = lambda _: None
     _episodes: Sequence[Episode] = ()
     _clock: int = 0
     _running: dict[str, int] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Driver:
                     self._continue_due(submit)
                     if self.engine.has_work():
                         self._step()
+                        self.tell(len(episodes) - len(self._running) - len(self._waiting))
                     elif self._running:
                         raise lost_requests(list(self._running))
             finally:

@@ -188,6 +188,7 @@ class TrainingStatus(msgspec.Struct, frozen=True):
         message: one line for a person, or empty.
         restarts: how often a role was started again.
         notices: lines that a person should see whatever comes after them.
+        rows: of the stage that have been drawn, of how many; 0 of 0 where none are counted.
     """
 
     phase: str
@@ -198,6 +199,7 @@ class TrainingStatus(msgspec.Struct, frozen=True):
     message: str = ""
     restarts: int = 0
     notices: tuple[str, ...] = ()
+    rows: tuple[int, int] = (0, 0)
 
 
 class Reporter:
@@ -214,11 +216,19 @@ class Reporter:
 
     def report(self, **changes: object) -> None:
         """Change some fields and publish; a disk that refuses is no reason to stop training."""
-        self.status = msgspec.structs.replace(self.status, since=time.time(), **changes)
-        with contextlib.suppress(OSError):
-            self._aside.write_bytes(msgspec.json.encode(self.status))
-            os.replace(self._aside, self._path)
+        changes = {"since": time.time(), "rows": (0, 0), **changes}
+        self._publish(msgspec.structs.replace(self.status, **changes))
         self.training.change_phase(self.status.phase, self.status.total_steps)
+
+    def drawn(self, ended: int, asked: int) -> None:
+        """So many rows of the stage under way have been drawn, of so many."""
+        self._publish(msgspec.structs.replace(self.status, rows=(ended, asked)))
+
+    def _publish(self, status: TrainingStatus) -> None:
+        self.status = status
+        with contextlib.suppress(OSError):
+            self._aside.write_bytes(msgspec.json.encode(status))
+            os.replace(self._aside, self._path)
 
     def notice(self, line: str) -> None:
         """Tell a line that stays: in the log, and once on the user's screen."""

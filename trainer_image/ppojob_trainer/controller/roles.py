@@ -283,18 +283,19 @@ class Roles:
         requests: Sequence[msgspec.Struct],
         request_id: RequestId,
         ranks: Sequence[int] | None = None,
+        meanwhile: Watch = None,
     ) -> list[Answer]:
         """Have some ranks of a role do one piece of work, and wait for all of them.
 
         Each of `ranks`, by default the first ones, gets one request; `attempt` and `rewinds` of the
-        id are filled in here.
+        id are filled in here. `meanwhile` is called again and again.
 
         Raises:
             RoleLost: a rank was lost meanwhile, does not answer in time, or was told otherwise.
             JobFailed: the work itself failed, as it would again.
             Fenced: another controller has taken over.
         """
-        return self.collect(self.begin(group, method, requests, request_id, ranks))
+        return self.collect(self.begin(group, method, requests, request_id, ranks), meanwhile)
 
     def begin(
         self,
@@ -312,10 +313,16 @@ class Roles:
         peers = [group.ranks[rank] for rank in (range(len(requests)) if ranks is None else ranks)]
         return self.caller.start(self._calls(group, method, peers, requests, request_id))
 
-    def collect(self, begun: Pending[Answer]) -> list[Answer]:
+    def collect(self, begun: Pending[Answer], meanwhile: Watch = None) -> list[Answer]:
         """Wait for work that was begun; raises as `ask`."""
+
+        def watch() -> None:
+            self.watch()
+            if meanwhile is not None:
+                meanwhile()
+
         try:
-            return self.caller.wait(begun, self.watch)
+            return self.caller.wait(begun, watch)
         except CallTimeout as silence:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:

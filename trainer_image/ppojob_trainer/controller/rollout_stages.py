@@ -15,6 +15,7 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
+from ppojob_trainer.controller.rows_drawn import RowsDrawnQuestion
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
@@ -37,6 +38,7 @@ class RolloutStages:
         has_turns: whether rows have several turns.
         tools: makes the calls of rows; None where there are no tools.
         retriever: answers calls of `search`; None where the tools do that.
+        tell_drawn: hears now and then how many rows have been drawn, of how many.
     """
 
     roles: Roles
@@ -48,6 +50,7 @@ class RolloutStages:
     has_turns: bool = False
     tools: RoleGroup | None = None
     retriever: RoleGroup | None = None
+    tell_drawn: Callable[[int, int], None] = lambda *_: None
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
         """Generate, score and keep responses to all held-out prompts, with a step's weights."""
@@ -81,15 +84,19 @@ class RolloutStages:
         if not is_begun:
             with timer("update_weights"):
                 self.engines.prepare(step if batch.purpose == "validation" else step - 1)
-        with timer("gen"):
-            answers = self.roles.ask(
-                self.engines.group, GENERATE, *self.generation(batch, step, greedy, ahead)
-            )
+        with timer("gen"), self._drawn.asked() as ask_drawn:
+            asked = self.generation(batch, step, greedy, ahead)
+            answers = self.roles.ask(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)
             batch.take_lengths(answers)
             if greedy is not None:
                 of_greedy = [answer.greedy for answer in answers]
                 greedy.take_lengths([answer for answer in of_greedy if answer is not None])
             self.engines.deliver(together, step)
+
+    @property
+    def _drawn(self) -> RowsDrawnQuestion:
+        one_of_each = self.engines.group.ranks[:: self.engines.tensor]
+        return RowsDrawnQuestion(self.roles.caller, one_of_each, self.tell_drawn)
 
     def _are_there(self, batches: list[Batch], step: int) -> bool:
         """Whether rows need not be drawn; then they are with their owners, and known here."""

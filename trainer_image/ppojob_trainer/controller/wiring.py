@@ -90,7 +90,7 @@ def build_loop(
     hosts = _hosts(config, roles)
     tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
     channels = RoleChannels(roles, hosts["actorRollout"], config.uid)
-    stages = _rollout_stages(spec, roles, hosts, channels, tape, began)
+    stages = _rollout_stages(spec, roles, hosts, channels, tape, began, reporter.drawn)
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
@@ -152,6 +152,7 @@ def _rollout_stages(
     channels: RoleChannels,
     tape: RowTape,
     began: float,
+    tell_drawn: Callable[[int, int], None],
 ) -> RolloutStages:
     actor, model = hosts["actorRollout"], None
     if "rewardModel" in hosts and spec.reward_model is not None:  # not where nobody scores
@@ -170,6 +171,7 @@ def _rollout_stages(
         has_turns=spec.agent is not None,
         tools=hosts.get("tools"),
         retriever=hosts.get("retriever"),
+        tell_drawn=tell_drawn,
     )
 
 

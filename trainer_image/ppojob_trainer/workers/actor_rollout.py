@@ -101,6 +101,7 @@ class ActorRolloutWorker:
             *(self.reward_model.routes() if self.reward_model else ()),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
+            Route(methods.ROWS_DRAWN, self.generation.drawing.tell),
             Route(methods.LOAD_ROWS, self._load_rows),
             Route(methods.DEMONSTRATE, self._demonstrate),
             Route(methods.MEASURE_LOSS, self._measure_loss),

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rollout.factory import NoEngine, build_engine
 from ppojob_trainer.rollout.protocol import (
+    Finished,
     Request,
     RolloutEngine,
     SamplingParams,
@@ -36,8 +37,15 @@ from ppojob_trainer.rollout.sampling import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, Generated, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import (
+    Conversations,
+    Generate,
+    Generated,
+    PromptTokens,
+    RowsDrawn,
+)
 from ppojob_trainer.rpc.messages.rows import BatchName
+from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.tools.schemas import tool_schemas
 from ppojob_trainer.workers.handover import MadeRows
 
@@ -90,6 +98,27 @@ class Row:
         return f"{step}, prompt {self.prompt.prompt}, sample {self.number % self.batch.samples}"
 
 
+@dataclass
+class Drawing:
+    """How many rows of a generation phase have ended; questions are answered beside it."""
+
+    asked: int = 0
+    ended: int = 0
+
+    @contextmanager
+    def of(self, rows: int) -> Iterator[None]:
+        """A phase of so many rows."""
+        self.asked = rows
+        try:
+            yield
+        finally:
+            self.asked = self.ended = 0
+
+    def tell(self, _: Nothing) -> RowsDrawn:
+        """Answers the controller."""
+        return RowsDrawn(self.ended, self.asked)
+
+
 @dataclass(frozen=True)
 class Generation:
     """Makes rows."""
@@ -101,12 +130,14 @@ class Generation:
     world: World  # this rank's; it knows who shares its engine
     # of rows that are conversations; None where each row is one response
     turns: Turns | None = None
+    drawing: Drawing = field(default_factory=Drawing)
 
     def run(self, batches: list[Generate]) -> list[MadeRows]:
         """One generation phase: the rows of each batch that this rank keeps."""
         rows = [row for batch in batches for row in self.rows(batch)]
         turns = self.turns
-        drawn = iter(self._conversations(rows, turns) if turns else self._single_turns(rows))
+        with self.drawing.of(len(rows)):
+            drawn = iter(self._conversations(rows, turns) if turns else self._single_turns(rows))
         made = []
         for batch in batches:
             own = list(itertools.islice(drawn, len(batch.prompts) * batch.samples))
@@ -119,7 +150,12 @@ class Generation:
             Request(row.name, tuple(row.prompt.tokens), row.sampling, row.seed_of(0))
             for row in rows
         ]
-        return [Trajectory.of(response) for response in generate(self.engine, requests)]
+
+        def count(_: int, ended: Mapping[str, Finished]) -> bool:
+            self.drawing.ended = len(ended)
+            return False
+
+        return [Trajectory.of(response) for response in generate(self.engine, requests, count)]
 
     def _conversations(self, rows: list[Row], turns: Turns) -> list[Trajectory]:
         conversations = next(
@@ -154,7 +190,11 @@ class Generation:
                     row.place,
                 )
             )
-        Driver(self.engine, tools, turns.delay, turns.fails).run(episodes)
+
+        def count(ended: int) -> None:
+            self.drawing.ended = ended
+
+        Driver(self.engine, tools, turns.delay, turns.fails, count).run(episodes)
         return [episode.trajectory for episode in episodes]
 
     def rows(self, batch: Generate) -> Iterator[Row]:

@@ -53,6 +53,7 @@ class RolloutWorker:
             Route(methods.BARRIER, lambda _: Nothing()),
             Route(methods.BRING_WEIGHTS, self._take_weights),
             Route(methods.GENERATE, self._generate),
+            Route(methods.ROWS_DRAWN, self.generation.drawing.tell),
             Route(methods.HAND_OVER, self._hand_over),
             Route(methods.RESTORE, self._restore),
             Route(methods.SAVE_SHARDS, self._save_shards),

@@ -51,7 +51,8 @@ class RowsUnderWay:
         }
         self._drawn = {key: self._drawn.get(key, _NOTHING) for key in rows}
         wanted = {key for key in rows if key[0] == request.step}
-        self._phase(rows, wanted)
+        with self.generation.drawing.of(len(wanted)):
+            self._phase(rows, wanted)
         made = []
         for batch in own:
             drawn = [self._drawn[_key(row)] for row in self.generation.rows(batch)]
@@ -69,7 +70,9 @@ class RowsUnderWay:
         }
 
         def is_enough(steps: int, ended: Mapping[str, Finished]) -> bool:
-            if any(key in wanted and name not in ended for name, key in asked.items()):
+            missing = sum(key in wanted and name not in ended for name, key in asked.items())
+            self.generation.drawing.ended = len(wanted) - missing
+            if missing:
                 return False
             lengths = [
                 before[name] + (len(ended[name].tokens) if name in ended else 0)

@@ -98,6 +98,13 @@ class Generated(msgspec.Struct, frozen=True):
     versions: list[dict[int, int]] = []
 
 
+class RowsDrawn(msgspec.Struct, frozen=True):
+    """How far a generation phase of an engine has come; 0 of 0 where none is under way."""
+
+    ended: int
+    asked: int
+
+
 class LoadRows(msgspec.Struct, frozen=True):
     """Take up rows that lie on the disk instead of generating them.
 

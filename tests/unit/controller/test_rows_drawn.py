@@ -1,0 +1,60 @@
+"""How many rows engines have drawn is asked beside the work, and costs it nothing."""
+
+import threading
+
+import pytest
+
+from ppojob_trainer.controller.progress import Reporter
+from ppojob_trainer.controller.rows_drawn import RowsDrawnQuestion
+from ppojob_trainer.rpc.messages.rollout import RowsDrawn
+from ppojob_trainer.rpc.methods import BARRIER, ROWS_DRAWN
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing, RequestId
+
+
+def engine(ended: int, goes_on: threading.Event) -> list[Route]:
+    """A rank that works until it is let go on, and answers questions meanwhile."""
+
+    def work(_: Nothing) -> Nothing:
+        assert goes_on.wait(20)
+        return Nothing()
+
+    return [Route(BARRIER, work), Route(ROWS_DRAWN, lambda _: RowsDrawn(ended, 8))]
+
+
+def test_rows_are_counted_while_they_are_awaited(role_of, roles_of, tmp_path):
+    enough = threading.Event()
+    group = role_of("actorRollout", engine(3, enough), engine(5, enough))
+    roles, reporter, heard = roles_of(group), Reporter(tmp_path), []
+
+    def tell(*rows: int) -> None:
+        reporter.drawn(*rows)
+        heard.append(reporter.status.rows)
+        if len(heard) == 2:
+            enough.set()
+
+    reporter.report(stage="gen")
+    began = reporter.status.since
+    question = RowsDrawnQuestion(roles.caller, group.ranks, tell, every_seconds=0.1)
+    with question.asked() as ask:
+        id_ = RequestId(0, 1, "work")
+        roles.ask(group, BARRIER, [Nothing(), Nothing()], id_, meanwhile=ask)
+    assert heard == [(8, 16), (8, 16)]
+    assert reporter.status.since == began, "the stage goes on"
+    reporter.report(stage="reward")
+    assert reporter.status.rows == (0, 0)
+
+
+@pytest.mark.parametrize("routes", [[], [Route(ROWS_DRAWN, lambda _: 1 // 0)]])
+def test_a_rank_that_cannot_tell_is_no_reason_to_end(role_of, roles_of, routes):
+    enough, heard = threading.Event(), []
+    work = engine(0, enough)[:1]
+    group = role_of("actorRollout", [*work, *routes])
+    roles = roles_of(group)
+    question = RowsDrawnQuestion(
+        roles.caller, group.ranks, lambda *rows: heard.append(rows), every_seconds=0.1
+    )
+    threading.Timer(2.0, enough.set).start()
+    with question.asked() as ask:
+        roles.ask(group, BARRIER, [Nothing()], RequestId(0, 1, "work"), meanwhile=ask)
+    assert heard == []

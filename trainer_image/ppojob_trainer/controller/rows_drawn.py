@@ -1,0 +1,51 @@
+"""How many rows engines have drawn, asked now and then while the rows are awaited."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
+from ppojob_trainer.rpc.messages.rollout import RowsDrawn
+from ppojob_trainer.rpc.methods import ROWS_DRAWN
+from ppojob_trainer.rpc.wire import Nothing
+
+
+@dataclass
+class RowsDrawnQuestion:
+    """Asks engines and tells the sum; a slow answer holds up nothing.
+
+    Attributes:
+        engines: a rank of each.
+        tell: hears how many rows have ended, of how many.
+    """
+
+    caller: Caller
+    engines: Sequence[Peer]
+    tell: Callable[[int, int], None]
+    every_seconds: float = 2.0
+    _asked: Pending[RowsDrawn] | None = field(default=None)
+    _next: float = field(default=0.0)
+
+    @contextmanager
+    def asked(self) -> Iterator[Callable[[], None]]:
+        """What it gives is to be called again and again while the block waits for rows."""
+        self._next = time.monotonic() + self.every_seconds
+        try:
+            yield self._look
+        finally:
+            if self._asked is not None:
+                self.caller.give_up(self._asked)
+                self._asked = None
+
+    def _look(self) -> None:
+        if self._asked is None:
+            if time.monotonic() >= self._next:
+                calls = [Call(rank, ROWS_DRAWN, Nothing()) for rank in self.engines]
+                self._asked = self.caller.start(calls)
+        elif self._asked.is_done:
+            done, self._asked = self._asked, None
+            self._next = time.monotonic() + self.every_seconds
+            if done.refusal is None:  # whoever refuses is told of by what watches the ranks
+                told = done.answers
+                self.tell(sum(one.ended for one in told), sum(one.asked for one in told))
