@@ -10,7 +10,7 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.architectures import Shape, linear_layers, sizes_of
+from ppojob_trainer.models.architectures import Shape, adapter_shapes, sizes_of
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import BadHeader, listed, read_header
 
@@ -57,13 +57,7 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
     yield from _settings(lora, config, where)
     if (sizes := sizes_of(model)) is None:
         return
-    needed: dict[str, Shape] = {}
-    for layer in range(sizes.layers):
-        for name, (rows, columns) in linear_layers(sizes).items():
-            if lora.adapts(name):
-                at = f"model.layers.{layer}.{name}"
-                needed[peft_name(f"{at}.lora_a")] = (lora.rank, columns)
-                needed[peft_name(f"{at}.lora_b")] = (rows, lora.rank)
+    needed = {peft_name(name): shape for name, shape in adapter_shapes(sizes, lora).items()}
     try:
         stored = read_header(folder / WEIGHTS_FILE)
     except BadHeader as bad:
