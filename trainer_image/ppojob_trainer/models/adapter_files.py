@@ -18,17 +18,18 @@ ADAPTER_FOLDER: Final = "adapter"
 """Folder of the adapters in an export, where a job has trained such."""
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
+BEGINNING: Final = "base_model.model."
+"""Of PEFT's names; what follows are the model's."""
 
 _OF_CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq")
 """Ways to begin adapters, of PEFT's `init_lora_weights`, that take something off the weights."""
-_BEGINNING: Final = "base_model.model."
 _MATRICES: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 
 
 def peft_name(name: str) -> str:
     """PEFT's name of an adapter's matrix, which is `<layer>.lora_a` or `<layer>.lora_b` here."""
     layer, _, matrix = name.rpartition(".")
-    return f"{_BEGINNING}{layer}.{_MATRICES[matrix]}"
+    return f"{BEGINNING}{layer}.{_MATRICES[matrix]}"
 
 
 def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:

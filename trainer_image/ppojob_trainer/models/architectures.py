@@ -237,6 +237,14 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             "huggingface",
             ReasonCode.CONFLICT,
         )
+    if spec.rollout.engine == "vllm" and sizes.experts and spec.adapters_of_engines is not None:
+        yield Problem(
+            "spec.rollout.adapters",
+            shown(spec.rollout.adapters),
+            "adapters beside the weights of a mixture of experts in vLLM: not in this version",
+            "merged, or engine: huggingface",
+            ReasonCode.NOT_IN_THIS_VERSION,
+        )
     if tensor == 1:
         return
     most, keys = gcd(sizes.heads, sizes.inner), sizes.key_heads
