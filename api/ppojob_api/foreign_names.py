@@ -137,6 +137,7 @@ critic.optimizer_offload | spec.roles.critic.offload | [optimizer]
 critic.enable_activation_offload | spec.roles.critic.offload | [activations]
 critic.offload_policy | spec.roles.critic.offload | [weights, optimizer]
 reward_model.param_offload | spec.roles.rewardModel.offload | [weights]
+lora.merge | spec.rollout.adapters | where true is merged, and false beside
 critic.lora_rank | spec.critic.lora.rank
 critic.lora_alpha | spec.critic.lora.alpha
 critic.target_modules | spec.critic.lora.targetModules

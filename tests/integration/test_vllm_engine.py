@@ -109,6 +109,22 @@ def test_merged_adapters_are_those_of_the_trainer(facts: Facts, dtype: str) -> N
     assert found["base"]["max"] > 10 * largest
 
 
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_adapters_beside_weights_are_those_of_the_trainer(facts: Facts, dtype: str) -> None:
+    found, (largest, mean) = facts["adapters beside"][dtype], LIMITS[dtype]
+    for moment in ("first", "update"):
+        assert found[moment]["max"] <= largest
+        assert found[moment]["mean"] <= mean
+    assert found["all again"]
+    assert not found["aliased"]
+
+
+def test_bfloat16_does_not_round_away_small_adapters_beside_it(facts: Facts) -> None:
+    found = facts["small adapters"]
+    assert found["merged"] == 0.0
+    assert found["beside"] == pytest.approx(1.0, abs=0.3)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_engine_keeps_no_hold_of_the_trainers_memory(facts: Facts, variant: str) -> None:
     assert not facts[variant]["aliased"]
@@ -228,7 +244,7 @@ def test_neighbours_share_an_engine(models: Path, tmp_path: Path) -> None:
         models, tmp_path, [["--rank", str(rank), *world] for rank in range(4)]
     )
     assert all(facts == first for facts in others)
-    for kind in ("tied", "untied", "one key head"):
+    for kind in ("tied", "untied", "one key head", "adapters"):
         found, (largest, mean) = first[kind], LIMITS["float32"]
         assert found["tokens"] >= 99
         assert found["max"] <= largest

@@ -2,6 +2,9 @@
 
 import json
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import run_folders
 import tiny_jobs
 import torch
 from job_runs import Run
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -130,6 +134,46 @@ def test_layouts_and_micro_batches_change_only_rounding(
     for here, there in zip(*steps, strict=True):
         # Rewards of both signs have a mean that is small beside them.
         assert here == pytest.approx(there, rel=1e-4, abs=1e-4)
+
+
+def test_a_reward_model_of_adapters_is_a_model_with_them_merged_and_its_head(
+    run_through: Callable[..., Run], tiny_folder: Path, pairs: Path, tiny_job, finished, output
+) -> None:
+    """Killed too; its adapters alone are those of PEFT's classifier of texts."""
+    lora = {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_proj"]}
+    model = {"path": str(tiny_folder / "model"), "lora": lora}
+    optimizer = {"learningRate": 3e-2}
+    sections = sections_of(pairs, "reward_model", model=model, optimizer=optimizer)
+    roles = {"actorRollout": {"ranksPerReplica": 2}}
+    whole = finished("whole", **sections, roles=roles)
+    held_out = [one for one in run_folders.metrics(whole) if "val/loss" in one]
+    assert held_out[0]["val/loss"] == pytest.approx(math.log(2), rel=1e-6)
+    assert held_out[-1]["val/loss"] < 0.5 * math.log(2)
+
+    points = ("rpc.update.answer.before@2=kill", "rpc.measure_loss.answer.before@2=kill")
+    run_through(tiny_job(**sections, roles=roles), output, *points)
+    assert result(output) == result(whole)
+
+    before = load_file(tiny_folder / "model" / "model.safetensors")
+    after = load_file(whole / "export" / "model.safetensors")
+    apart = load_file(whole / "export" / "adapter" / "adapter_model.safetensors")
+    assert torch.equal(apart.pop("base_model.model.score.weight"), after.pop("score.weight"))
+    expected = {name: before[name] for name in after}
+    for name in filter(re.compile(r"\.lora_A\.").search, apart):
+        weight = name.removeprefix("base_model.model.").replace(".lora_A", "")
+        expected[weight] = before[weight] + 2.0 * apart[name.replace("_A", "_B")] @ apart[name]
+    for name, weight in after.items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-6)
+    config = json.loads((whole / "export" / "adapter" / "adapter_config.json").read_text())
+    assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", ["score"])
+
+    again, alone = output.with_name("again"), output.with_name("alone")
+    command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output"]
+    for more in ([again], [alone, "--adapters"]):
+        subprocess.run([*command, *more], check=True, env=tiny_jobs.environment())
+    for folder, of_export in ((again, whole / "export"), (alone, whole / "export" / "adapter")):
+        for path in folder.rglob("*.*"):
+            assert path.read_bytes() == (of_export / path.relative_to(folder)).read_bytes(), path
 
 
 def test_a_reward_model_scores_for_ppo_as_transformers_does(

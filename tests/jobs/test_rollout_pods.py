@@ -71,6 +71,41 @@ def test_engines_apart_give_the_bits_of_engines_beside(start, tiny_folder, tmp_p
     assert run_folders.result(apart) == run_folders.result(beside)
 
 
+def test_adapters_alone_reach_engines_whatever_is_killed(
+    start, tiny_folder, tiny_job, once, tmp_path
+):
+    """They compute beside the weights of the folder: what engines beside the trainer draw."""
+    common = {
+        **PATIENT,
+        **SHORT,
+        "model": {"path": str(tiny_folder / "model"), **ADAPTERS},
+        "optimizer": {"learningRate": 1e-2},
+        "rollout": {"engine": "huggingface", "dtype": "float32", "adapters": "beside"},
+    }
+    train = {"actorRollout": {"ranksPerReplica": 2}}
+    beside = finished(start, tiny_folder, tmp_path / "beside", **common, roles=train)
+    points = (
+        "rpc.generate.answer.before@2=kill",
+        "rpc.bring_weights.answer.before@3=kill",
+        "rpc.bring_weights.answer.after@1=kill",
+        "rpc.update.answer.before@2=kill",
+    )
+    apart = tmp_path / "apart"
+    job = tiny_job(**common, roles={**train, "rollout": {"replicas": 2}})
+    start(job, apart, **job_points.armed(once, *points)).succeed(600)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(apart) == run_folders.result(beside)
+
+    merged = {**common, "rollout": {**common["rollout"], "adapters": "merged"}}
+    other = finished(start, tiny_folder, tmp_path / "merged", **merged, roles=train)
+    for step in (1, 2, 3):
+        ours, theirs = rows(beside, step), rows(other, step)
+        assert [row["response_ids"] for row in ours] == [row["response_ids"] for row in theirs]
+        for one, another in zip(ours, theirs, strict=True):
+            drawn = another["rollout_logprobs"]
+            assert one["rollout_logprobs"] == pytest.approx(drawn, abs=1e-5)
+
+
 @pytest.mark.vllm
 @pytest.mark.long
 def test_vllm_apart_gives_the_bits_of_vllm_beside(start, tiny_folder: Path, tmp_path: Path):

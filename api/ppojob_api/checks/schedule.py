@@ -77,9 +77,10 @@ def rounded_merges(job: PPOJob) -> Iterator[Problem]:
     A job may run so, and its author should know.
     """
     spec = job.spec
-    if spec.model.lora is not None and spec.rollout.dtype == "bfloat16":
+    is_merged = spec.model.lora is not None and spec.rollout.adapters == "merged"
+    if is_merged and spec.rollout.dtype == "bfloat16":
         why = "it rounds merged weights, and away what small adapters add to them"
-        allowed = "float32 where the engine has room for it"
+        allowed = "rollout.adapters: beside, or float32 where the engine has room for it"
         got = shown(spec.rollout.dtype)
         yield Problem("spec.rollout.dtype", got, why, allowed, ReasonCode.CONFLICT)
 

@@ -57,11 +57,6 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type == 'reward_model'
     must: $UNSET
 
-    spec | model.lora | NotInThisVersion | here
-        adapters of a reward model: not in this version; remove it
-    when: self.algorithm.type == 'reward_model'
-    must: $UNSET
-
     spec | $OF_ROLLOUTS | NoEffect | here
         nothing is generated or scored with algorithm.type ${self.algorithm.type}; remove it
     when: self.algorithm.type in $GIVEN

@@ -15,6 +15,9 @@ LEAST_TEMPERATURE: Final = 0.01
 # vLLM's own limit; what is above it would fail the first generation.
 VLLM_TEMPERATURE_LIMIT: Final = 2.0
 
+VLLM_LORA_RANK: Final = 512
+"""The highest rank that vLLM has room for."""
+
 # Optimizer steps that steps.total makes; none at all is refused by rules of their own.
 _PROMPTS = "self.algorithm.promptsPerStep"
 _PART = either("algorithm.miniBatchPrompts", _PROMPTS)
@@ -262,6 +265,17 @@ SAMPLING_RULES = rules(
     when: self.engine == 'huggingface'
     must: self.parallelism.tensor == 1
 
+    spec | rollout.adapters | NoEffect
+        it has no effect without adapters; merged, or model.lora
+    when: self.rollout.adapters == 'beside'
+    must: has(self.model.lora)
+
+    spec | model.lora.rank | OutOfRange
+        an engine of vLLM computes with adapters of rank $VLLM_LORA_RANK at most; as much, or
+        rollout.adapters: merged
+    when: has(self.model.lora) && self.rollout.adapters == 'beside' && self.rollout.engine == 'vllm'
+    must: self.model.lora.rank <= $VLLM_LORA_RANK
+
     spec.model | trustRemoteCode | NotInThisVersion
         code that comes with a model: not in this version; false
     must: !self.trustRemoteCode
@@ -287,4 +301,5 @@ SAMPLING_RULES = rules(
     """,
     LEAST=str(LEAST_TEMPERATURE),
     LIMIT=str(VLLM_TEMPERATURE_LIMIT),
+    VLLM_LORA_RANK=str(VLLM_LORA_RANK),
 )

@@ -24,6 +24,7 @@ from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.v1alpha1.training import (
     CriticSpec,
     DataSpec,
+    LoraSpec,
     ModelSpec,
     OptimizerSpec,
     ReferenceSpec,
@@ -154,6 +155,12 @@ class PPOJobSpec(Section):
         """Whether responses are scored: what a teacher says needs no reward, and may have some."""
         has_some = bool(self.rewards) or self.reward_model is not None
         return has_some or not self.algorithm.estimator.has_teacher
+
+    @property
+    def adapters_of_engines(self) -> LoraSpec | None:
+        """Adapters that engines compute with; None where weights are all that they get."""
+        is_beside = self.rollout.adapters == "beside" and self.steps.trains
+        return self.model.lora if is_beside else None
 
     @property
     def reference_path(self) -> str:

@@ -112,6 +112,12 @@ class RolloutSpec(Section):
     parallelism: RolloutParallelism = RolloutParallelism()
     """Layout of its own over the same ranks."""
 
+    adapters: Literal["merged", "beside"] = "merged"
+    """How engines get those of model.lora. merged: into all weights, which go over at each sync.
+    beside: adapters alone go to pods of roles.rollout, which read the weights below from the
+    model's folder once; an engine of few digits does not round away what small adapters add.
+    verl: model.lora.merge, false, which is beside."""
+
     validation: ValidationSamplingSpec = ValidationSamplingSpec()
     """Sampling of held-out prompts."""
 

@@ -92,6 +92,9 @@ def lora(verl: Verl, job: Draft) -> None:
         job.copy(f"{model}.lora_alpha")
         _adapted_layers(verl, job, model)
         job.copy(f"{model}.lora_adapter_path")
+        if model == _MODEL:
+            key = f"{model}.lora.merge"
+            job.set("spec.rollout.adapters", "merged" if verl[key] else "beside", key)
 
 
 def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import TWO_LAYERS, make_model, save_model
 from torch import nn
-from transformers import Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters
@@ -21,8 +21,21 @@ from ppojob_trainer.models.lora import (
     add_adapters,
     draw_adapters,
 )
-from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors, trained_tensors
+from ppojob_trainer.models.state_dict import (
+    hf_named_tensors,
+    named_full_adapters,
+    named_full_tensors,
+    trained_tensors,
+)
 
+LLAMA_8B = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 ALL = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
@@ -116,6 +129,19 @@ def test_the_chosen_layers_alone_are_trained_and_all_names_stand(targets, layers
     ours, theirs = dict(hf_named_tensors(model)), dict(plain.named_parameters())
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_sync_of_adapters_alone_is_a_hundredth_of_one_of_all_weights():
+    """Bytes in bfloat16 of a llama of 8 billion weights, with adapters in all of its layers."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**LLAMA_8B))
+    add_adapters(model, LoraSpec(rank=32))
+
+    def size(tensors):
+        return sum(tensor.bfloat16().nbytes for _, tensor in tensors)
+
+    assert size(named_full_tensors(model)) == 16_060_522_496
+    assert size(named_full_adapters(model)) == 167_772_160
 
 
 def test_the_beginning_is_the_model_as_it_is_and_follows_from_seed_and_name(tmp_path):

@@ -110,6 +110,18 @@ def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refu
     assert found == ([("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else [])
 
 
+@pytest.mark.parametrize(("engine", "refused"), [("vllm", True), ("huggingface", False)])
+def test_vllm_has_no_adapters_beside_experts(tmp_path: Path, engine: str, refused: bool) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**SIZES, **EXPERTS}))
+    model = {"path": str(tmp_path / "model"), "lora": {"rank": 2}}
+    rollout = {"engine": engine, "adapters": "beside"}
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, model=model, rollout=rollout)
+    found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
+    refusal = ("spec.rollout.adapters", ReasonCode.NOT_IN_THIS_VERSION)
+    assert found == ([refusal] if refused else [])
+
+
 @pytest.mark.parametrize(
     ("ranks", "changes", "allowed"),
     [

@@ -7,6 +7,9 @@ from family_models import FAMILY_MODELS
 from tiny_models import TWO_LAYERS, make_model
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.models.lora import adapters_of, add_adapters, draw_adapters
+from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -54,6 +57,29 @@ def mixed_requests(number: int = 24) -> list[Request]:
         )
         for n in range(number)
     ]
+
+
+def test_adapters_beside_weights_are_taken_alone_once_the_weights_are_there() -> None:
+    lora = LoraSpec(rank=3, alpha=5.0, target_modules=("q_proj", "up_proj"))
+    adapted, own = tiny_model(), tiny_model(seed=1)
+    for model in (adapted, own):
+        add_adapters(model, lora)
+    draw_adapters(adapted, seed=2)
+    engine = HuggingFaceEngine(own, max_model_tokens=64, max_sequences=64)
+    with pytest.raises(RolloutError, match="21 tensors missing"):
+        engine.load_weights(1, named_full_adapters(adapted))
+    engine.load_weights(1, adapted.named_parameters())
+    for adapter in adapters_of(adapted).values():
+        adapter.b.normal_(std=0.3)
+    engine.load_weights(2, named_full_adapters(adapted))
+    rows = mixed_requests()
+    other = HuggingFaceEngine(tiny_model(seed=3), max_model_tokens=64, max_sequences=64)
+    other.load_weights(2, named_full_tensors(adapted))
+    for ours, merged in zip(generate(engine, rows), generate(other, rows), strict=True):
+        assert ours.tokens == merged.tokens
+        assert ours.logprobs == pytest.approx(merged.logprobs, abs=1e-5)
+    with pytest.raises(RolloutError, match="1 tensors missing"):
+        engine.load_weights(3, list(named_full_adapters(adapted))[1:])
 
 
 @pytest.mark.parametrize("family", FAMILY_MODELS)

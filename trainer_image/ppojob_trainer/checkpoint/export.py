@@ -19,11 +19,13 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import (
     ADAPTER_FOLDER,
+    BEGINNING,
     CONFIG_FILE,
     WEIGHTS_FILE,
     peft_name,
 )
 from ppojob_trainer.models.config_changes import changed_document
+from ppojob_trainer.models.kinds import SCORE_WEIGHT
 from ppojob_trainer.models.lora import A, Adapter, B
 from ppojob_trainer.parallel.boxes import Join
 
@@ -76,7 +78,8 @@ def export_model(
         chat_template: the job's own template (Jinja text), in place of the tokenizer's.
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
         adapters: by the names of the weights that they change.
-        is_scorer: it has become a reward model: a classifier of texts with one label.
+        is_scorer: it has become a reward model: a classifier of texts with one label, whose head
+            goes along with adapters.
         overrides: what the job changes of the configuration.
         told: how all ranks get what those that hold a tensor put together.
 
@@ -85,10 +88,12 @@ def export_model(
         ConfigError: ``model_folder`` has no readable config.json.
     """
     named, merge, plain = dict(tensors), told(_merging(adapters)), told(join)
+    head = {SCORE_WEIGHT: named[SCORE_WEIGHT]} if is_scorer else {}
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
             give_parts({name: named[name] for name in names}, dtype=dtype, join=merge)
-        give_parts(_peft_named(adapters), join=plain)
+        if adapters:
+            give_parts(_peft_named(adapters, head), join=plain)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -101,13 +106,18 @@ def export_model(
             durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
         _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
-            _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder), plain)
+            _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder), head, plain)
 
 
-def export_adapters(target: Path, adapters: Mapping[str, Adapter], base: str) -> None:
-    """Write a folder of adapters alone, as `export_model` writes that beside merged weights."""
+def export_adapters(
+    target: Path, adapters: Mapping[str, Adapter], base: str, head: Mapping[str, Tensor]
+) -> None:
+    """Write a folder of adapters alone, as `export_model` writes that beside merged weights.
+
+    `head` is what a classifier has trained beside them.
+    """
     with _replacing(target) as aside:
-        _write_adapters(aside, adapters, base, join)
+        _write_adapters(aside, adapters, base, head, join)
 
 
 @contextmanager
@@ -211,13 +221,19 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
     return merged
 
 
-def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str, join: Join) -> None:
+def _write_adapters(
+    folder: Path,
+    adapters: Mapping[str, Adapter],
+    base: str,
+    head: Mapping[str, Tensor],
+    join: Join,
+) -> None:
     """Write a folder that `peft` loads; `base` is the model that the adapters were trained on.
 
     Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
     """
     durable.make_folder(folder, parents=True)
-    named = _peft_named(adapters)
+    named = _peft_named(adapters, head)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=join)
     lora = next(iter(adapters.values())).lora
     config = {
@@ -228,20 +244,20 @@ def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str, jo
         "init_lora_weights": True,
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         "lora_dropout": lora.dropout,
-        "modules_to_save": None,
+        "modules_to_save": [name.removesuffix(".weight") for name in head] or None,
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": sorted({name.split(".")[-2] for name in adapters}),
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if head else "CAUSAL_LM",
         "use_rslora": lora.rank_stabilized,
     }
     text = json.dumps(config, indent=2, ensure_ascii=False)
     durable.write_file(folder / CONFIG_FILE, text.encode() + b"\n", FILE_POINT)
 
 
-def _peft_named(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
-    """The matrices by PEFT's names."""
-    found = {}
+def _peft_named(adapters: Mapping[str, Adapter], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The matrices, and what is trained beside them, by PEFT's names."""
+    found = {f"{BEGINNING}{name}": tensor for name, tensor in head.items()}
     for name, adapter in adapters.items():
         layer = name.removesuffix(".weight")
         found[peft_name(f"{layer}.{A}")] = adapter.a

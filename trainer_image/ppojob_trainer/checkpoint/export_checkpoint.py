@@ -17,8 +17,8 @@ from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.fingerprint import base_of
-from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.lora import Adapter, adapters_in
+from ppojob_trainer.models.load import load_model, load_scoring_model
+from ppojob_trainer.models.lora import Adapter, adapters_in, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
 
@@ -46,23 +46,25 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     entries = files_of_all_ranks(found.files, "actorRollout", MODEL_FILE, checkpoint.name)
     tensors = read_parts(checkpoint, entries, None, rank=0)
-    adapters: dict[str, Adapter] = {}
+    adapters, is_scorer = dict[str, Adapter](), _is_scorer(settings)
     overrides = config_changes(model.path, model)
     if model.lora is not None:
         adapters = adapters_in(tensors, model.lora)
+    beside = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     if only_adapters:
         if not adapters:
             raise ConfigError(
                 f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
                 "spec.model.lora, or the model without --adapters"
             )
-        export_adapters(target, adapters, model.path)
+        export_adapters(target, adapters, model.path, beside)
         return found.progress.step
     if adapters:
         base = base_of(model.path)
         bases = {} if base is None else {"spec.model.path": base}
         identity.check_bases(settings, bases, checkpoint)
-        tensors = dict(hf_named_tensors(load_model(model.path, dtype, overrides=overrides)))
+        load = load_scoring_model if is_scorer else load_model
+        tensors = dict(hf_named_tensors(load(model.path, dtype, overrides=overrides))) | beside
     export_model(
         target,
         tensors.items(),
@@ -71,7 +73,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         tokenizer_folder=_tokenizer_folder(model),
         chat_template=_chat_template(model),
         adapters=adapters,
-        is_scorer=_is_scorer(settings),
+        is_scorer=is_scorer,
         overrides=overrides,
     )
     return found.progress.step

@@ -10,7 +10,7 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.architectures import Shape, linear_layers, sizes_of
+from ppojob_trainer.models.architectures import Shape, adapter_shapes, sizes_of
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import BadHeader, listed, read_header
 
@@ -18,17 +18,18 @@ ADAPTER_FOLDER: Final = "adapter"
 """Folder of the adapters in an export, where a job has trained such."""
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
+BEGINNING: Final = "base_model.model."
+"""Of PEFT's names; what follows are the model's."""
 
 _OF_CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq")
 """Ways to begin adapters, of PEFT's `init_lora_weights`, that take something off the weights."""
-_BEGINNING: Final = "base_model.model."
 _MATRICES: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 
 
 def peft_name(name: str) -> str:
     """PEFT's name of an adapter's matrix, which is `<layer>.lora_a` or `<layer>.lora_b` here."""
     layer, _, matrix = name.rpartition(".")
-    return f"{_BEGINNING}{layer}.{_MATRICES[matrix]}"
+    return f"{BEGINNING}{layer}.{_MATRICES[matrix]}"
 
 
 def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
@@ -57,13 +58,7 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
     yield from _settings(lora, config, where)
     if (sizes := sizes_of(model)) is None:
         return
-    needed: dict[str, Shape] = {}
-    for layer in range(sizes.layers):
-        for name, (rows, columns) in linear_layers(sizes).items():
-            if lora.adapts(name):
-                at = f"model.layers.{layer}.{name}"
-                needed[peft_name(f"{at}.lora_a")] = (lora.rank, columns)
-                needed[peft_name(f"{at}.lora_b")] = (rows, lora.rank)
+    needed = {peft_name(name): shape for name, shape in adapter_shapes(sizes, lora).items()}
     try:
         stored = read_header(folder / WEIGHTS_FILE)
     except BadHeader as bad:

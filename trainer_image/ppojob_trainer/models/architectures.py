@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from pathlib import Path
 from typing import Final
 
@@ -237,6 +237,14 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             "huggingface",
             ReasonCode.CONFLICT,
         )
+    if spec.rollout.engine == "vllm" and sizes.experts and spec.adapters_of_engines is not None:
+        yield Problem(
+            "spec.rollout.adapters",
+            shown(spec.rollout.adapters),
+            "adapters beside the weights of a mixture of experts in vLLM: not in this version",
+            "merged, or engine: huggingface",
+            ReasonCode.NOT_IN_THIS_VERSION,
+        )
     if tensor == 1:
         return
     most, keys = gcd(sizes.heads, sizes.inner), sizes.key_heads
@@ -276,14 +284,23 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
             )
 
 
+def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
+    """Matrices of adapters by name: `<layer>.lora_a` (rank, in), `<layer>.lora_b` (out, rank)."""
+    found: dict[str, Shape] = {}
+    for layer in range(sizes.layers):
+        for name, (rows, columns) in linear_layers(sizes).items():
+            if lora.adapts(name):
+                at = f"model.layers.{layer}.{name}"
+                found[f"{at}.lora_a"] = (lora.rank, columns)
+                found[f"{at}.lora_b"] = (rows, lora.rank)
+    return found
+
+
 def count_adapters(lora: LoraSpec | None, folder: str) -> int:
     """Numbers in all adapters of a model; 0 without, or where its config.json cannot be read."""
     if lora is None or (sizes := sizes_of(folder)) is None:
         return 0
-    of_a_layer = sum(
-        lora.rank * sum(shape) for name, shape in linear_layers(sizes).items() if lora.adapts(name)
-    )
-    return sizes.layers * of_a_layer
+    return sum(map(prod, adapter_shapes(sizes, lora).values()))
 
 
 def sizes_of(folder: str) -> Sizes | None:

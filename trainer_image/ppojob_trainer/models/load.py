@@ -122,12 +122,14 @@ def load_scoring_model(
     dtype: torch.dtype = torch.float32,
     *,
     world: World | None = None,
+    lora: LoraSpec | None = None,
+    seed: int = 0,
     overrides: Mapping[str, Json] = _NOTHING,
 ) -> PreTrainedModel:
     """Load a reward model to be trained, or make one of a language model.
 
     As `load_reward_model`, with gradients. A folder without a head gets one of zeros: all rewards
-    are equal at first, and no draw decides what is learnt.
+    are equal at first, and no draw decides what is learnt. Adapters are as in `load_value_model`.
     """
     model, missing = _load(
         AutoModelForSequenceClassification,
@@ -136,11 +138,13 @@ def load_scoring_model(
         dtype,
         world,
         trust_remote_code=False,
+        lora=lora,
         overrides=overrides,
         may_lack={SCORE_WEIGHT},
         num_labels=1,
     )
     _fill_with_zeros(model, missing)
+    _begin_adapters(model, lora, seed)
     return model
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.models.lora import Adapter, adapters_of, is_adapter
+from ppojob_trainer.models.lora import A, Adapter, B, adapters_of, is_adapter
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
 from ppojob_trainer.parallel.boxes import Join, box_of, local_part, whole
 
@@ -65,15 +65,18 @@ def told_by_holders(model: nn.Module, join: Join) -> Join:
 
 
 def named_full_tensors(
-    model: nn.Module, on_device: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    model: nn.Module,
+    on_device: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    *,
+    merges: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
     """Every weight once, put together of all ranks' parts, one at a time; with its adapter merged.
 
     Merged weights are float32, whatever the model's are. A collective where the model is cut: all
     ranks draw all of it, and one tensor is whole at a time unless it is kept. `on_device` gives a
-    weight with its bytes, where those may be elsewhere.
+    weight with its bytes, where those may be elsewhere. Without `merges` adapters are passed over.
     """
-    adapters = every_adapter(model)
+    adapters = every_adapter(model) if merges else {}
 
     def joined(name: str, tensor: Tensor, _dtype: torch.dtype) -> Tensor:
         there = on_device(tensor)
@@ -82,6 +85,17 @@ def named_full_tensors(
     told = told_by_holders(model, joined)
     for name, tensor in every_tensor(model):
         yield name, told(name, tensor, torch.float32 if name in adapters else tensor.dtype)
+
+
+def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every matrix of the adapters once, put together as in `named_full_tensors`, float32."""
+    told = told_by_holders(model, lambda _name, matrix, _dtype: whole(matrix))
+    adapters = every_adapter(model)
+    for name, _ in every_tensor(model):
+        if name in adapters:
+            layer, adapter = name.removesuffix(".weight"), adapters[name]
+            yield f"{layer}.{A}", told(name, adapter.a, torch.float32)
+            yield f"{layer}.{B}", told(name, adapter.b, torch.float32)
 
 
 def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:

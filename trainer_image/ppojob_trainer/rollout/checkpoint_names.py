@@ -5,8 +5,14 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.architectures import Sizes, backbone_tensors, read_sizes
+from ppojob_trainer.models.architectures import (
+    Sizes,
+    adapter_shapes,
+    backbone_tensors,
+    read_sizes,
+)
 from ppojob_trainer.models.kinds import POLICY
 
 
@@ -19,10 +25,24 @@ def checkpoint_names(config: PretrainedConfig) -> frozenset[str]:
     Raises:
         ConfigError: If the config lacks a size.
     """
+    sizes = _sizes(config)
+    return frozenset(dict((*backbone_tensors(sizes), *POLICY.head(sizes))))
+
+
+def adapter_names(config: PretrainedConfig, lora: LoraSpec) -> frozenset[str]:
+    """Return the names of the matrices of a model's adapters.
+
+    Raises:
+        ConfigError: If the config lacks a size.
+    """
+    return frozenset(adapter_shapes(_sizes(config), lora))
+
+
+def _sizes(config: PretrainedConfig) -> Sizes:
     sizes = read_sizes(config.to_dict(), Path(config.name_or_path) / "config.json")
     if not isinstance(sizes, Sizes):
         raise ConfigError(map(str, sizes))
-    return frozenset(dict((*backbone_tensors(sizes), *POLICY.head(sizes))))
+    return sizes
 
 
 def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:

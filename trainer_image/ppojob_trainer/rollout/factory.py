@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.rollout.protocol import (
@@ -73,6 +74,7 @@ def build_engine(
     trust_remote_code: bool,
     shares_device: bool,
     overrides: Mapping[str, Json],
+    lora: LoraSpec | None,
 ) -> RolloutEngine:
     """Build the engine that `rollout` names; it sleeps until it is given weights.
 
@@ -81,7 +83,8 @@ def build_engine(
 
     The spec is that of a resolved run; the folder is one of Hugging Face, from which model code may
     be run. `shares_device` says whether a training model will be on the device too. `overrides` are
-    changes of the folder's config.json (`config_changes`).
+    changes of the folder's config.json (`config_changes`). `lora` are adapters that the engine
+    computes with beside its weights; None where these are all that it gets.
     """
     if rollout.replay is not None:
         return NoEngine()
@@ -97,10 +100,12 @@ def build_engine(
             trust_remote_code=trust_remote_code,
             shares_device=shares_device,
             overrides=overrides,
+            lora=lora,
         )
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from ppojob_trainer.models.experts import split_experts
+    from ppojob_trainer.models.lora import add_adapters
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
     config = AutoConfig.from_pretrained(model_folder, trust_remote_code=trust_remote_code)
@@ -112,6 +117,8 @@ def build_engine(
         trust_remote_code=trust_remote_code,
     )
     split_experts(model)
+    if lora is not None:
+        add_adapters(model, lora)
     engine = HuggingFaceEngine(
         model.to(device), max_model_tokens=max_model_tokens, max_sequences=rollout.max_sequences
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from ppojob_trainer.models.lora import is_adapter
 from ppojob_trainer.rollout.protocol import (
     Finished,
     FinishReason,
@@ -73,6 +74,7 @@ class HuggingFaceEngine:
         self._aborted: list[_Row] = []
         self._batches: list[_Batch] = []
         self._unusable: Literal["asleep", "closed"] | None = None
+        self._has_weights = False  # has been given such
 
     @property
     def policy_version(self) -> int:
@@ -149,9 +151,13 @@ class HuggingFaceEngine:
                 )
             own[name].copy_(tensor)
             loaded.add(id(own[name]))
+        adapters = {name: own_tensor for name, own_tensor in own.items() if is_adapter(name)}
+        if self._has_weights and loaded and loaded <= set(map(id, adapters.values())):
+            own = adapters
         missing = [name for name, own_tensor in own.items() if id(own_tensor) not in loaded]
         if missing:
             raise RolloutError(f"load_weights: {len(missing)} tensors missing, first {missing[0]}")
+        self._has_weights = True
         self._policy_version = version
         self._unusable = None
 

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,10 +39,17 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
+from ppojob_trainer.models.lora import is_adapter
+from ppojob_trainer.rollout.checkpoint_names import (
+    adapter_names,
+    checkpoint_names,
+    key_value_bytes_per_token,
+)
 from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
 from ppojob_trainer.rollout.protocol import (
     DTYPES,
@@ -68,6 +76,9 @@ with process_state_kept(own_environment="VLLM_"):
     import vllm
     from vllm.distributed import parallel_state
     from vllm.inputs.engine import tokens_input
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+    from vllm.lora.request import LoRARequest
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from vllm.outputs import RequestOutput
     from vllm.platforms import current_platform
@@ -89,6 +100,10 @@ _CPU_KV_CACHE_BYTES = 4 << 30
 # Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
 # does.
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
+# What vLLM has room for; smaller adapters are filled up with zeros.
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# The one set of adapters, which is in memory before the first request names it.
+_ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
 
 
 @dataclass(slots=True)
@@ -112,6 +127,7 @@ class VllmEngine:
         trust_remote_code: bool = False,
         shares_device: bool = True,
         overrides: Mapping[str, Json] | None = None,
+        lora: LoraSpec | None = None,
     ) -> None:
         """Build the model; it sleeps. Collective over the role's world, if there is one.
 
@@ -128,11 +144,19 @@ class VllmEngine:
         config = AutoConfig.from_pretrained(model_folder, trust_remote_code=trust_remote_code)
         self._vocab_size = int(config.vocab_size)
         self._names = checkpoint_names(config)
+        self._lora = lora
+        self._adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
         self._owns_world = not dist.is_initialized()
         with process_state_kept(own_environment="VLLM_"):
             arguments = engine_args(rollout, config, device, trust_remote_code, shares_device)
             if overrides:
                 arguments.hf_overrides = partial(change, changes=overrides)
+            if lora is not None:
+                arguments.enable_lora = True
+                arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
+                arguments.lora_target_modules = sorted(
+                    {name.split(".")[-2] for name in self._adapter_names}
+                )
             self._engine = LLMEngine.from_engine_args(arguments)
         # It would end torch's default world, which belongs to the role, when the engine is freed.
         self._engine.engine_core._finalizer.detach()
@@ -140,6 +164,7 @@ class VllmEngine:
         self._submitted = 0
         self._rows: dict[str, _Row] = {}
         self._aborted: list[tuple[_Row, Finished]] = []
+        self._has_weights = False  # has been given such, and still has them
         self._is_asleep = False
         self._unusable: str | None = None
         self.sleep()
@@ -166,6 +191,7 @@ class VllmEngine:
             request.request_id,
             tokens_input(list(request.prompt)),
             _sampling(request.sampling, request.seed),
+            lora_request=_ADAPTERS if self._lora else None,
         )
         self._rows[request.request_id] = _Row(self._submitted, request, vllm_id)
         self._submitted += 1
@@ -214,12 +240,7 @@ class VllmEngine:
         try:
             with process_state_kept(own_environment="VLLM_"), torch.no_grad():
                 self._wake("weights")
-                if self._on_cpu:
-                    self._engine.apply_model(_forget_packed_experts)
-                self._engine.collective_rpc(
-                    "reload_weights", kwargs={"weights_iterator": self._checked(tensors)}
-                )
-                self._engine.apply_model(_repack_tied_heads)
+                self._take(iter(tensors))
                 self._wake("kv_cache")
         except Exception as error:
             self._unusable = "loading weights failed"
@@ -243,6 +264,7 @@ class VllmEngine:
         check_idle(self, "sleep")
         if not self._is_asleep and not self._on_cpu:
             self._engine.sleep(level=2)
+            self._has_weights = False
         self._is_asleep = True
 
     def close(self) -> None:
@@ -288,14 +310,36 @@ class VllmEngine:
         if self._unusable is not None:
             raise RolloutError(f"{what}: the engine cannot be used: {self._unusable}")
 
-    def _checked(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def _take(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """Load weights, if any come, and the adapters behind them."""
+        first = next(tensors, ("no tensor", torch.empty(0)))
+        has_adapters_alone = self._has_weights and is_adapter(first[0])
+        names = self._adapter_names | (frozenset() if has_adapters_alone else self._names)
+        given = self._checked(chain([first], tensors), names)
+        adapters: dict[str, Tensor] = {}
+        if has_adapters_alone:
+            adapters.update(given)
+        else:
+            if self._on_cpu:
+                self._engine.apply_model(_forget_packed_experts)
+            weights = _weights_of(given, adapters)
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            self._engine.apply_model(_repack_tied_heads)
+            self._has_weights = True
+        if self._lora is not None:
+            self._engine.apply_model(partial(_set_adapters, lora=self._lora, tensors=adapters))
+
+    def _checked(
+        self, tensors: Iterable[tuple[str, Tensor]], names: frozenset[str]
+    ) -> Iterator[tuple[str, Tensor]]:
         """Cast on the way through; vLLM itself would only warn of missing names."""
-        missing = set(self._names)
+        missing = set(names)
         for name, tensor in tensors:
-            if name not in self._names and name != "lm_head.weight":
+            if name not in names and name != "lm_head.weight":
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
-            yield name, tensor.detach().to(self._dtype)
+            # vLLM multiplies adapters in place with how much they count.
+            yield name, tensor.detach().to(self._dtype, copy=is_adapter(name))
         if missing:
             raise RolloutError(
                 f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
@@ -435,6 +479,30 @@ def _sampling(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
         if sampling.stop_texts
         else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _weights_of(
+    tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights among tensors; adapters are put aside on the way."""
+    for name, tensor in tensors:
+        if is_adapter(name):
+            adapters[name] = tensor
+        else:
+            yield name, tensor
+
+
+def _set_adapters(model: Any, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> None:
+    """Put adapters in the place of those before; vLLM itself would read them from a folder."""
+    made = LoRAModel.from_lora_tensors(
+        _ADAPTERS.lora_int_id,
+        {peft_name(name): tensor for name, tensor in tensors.items()},
+        PEFTHelper(lora.rank, lora.alpha, [], use_rslora=lora.rank_stabilized),
+        device="cpu",
+    )
+    model.lora_manager.remove_adapter(made.id)
+    model.lora_manager.add_adapter(made)
+    model.lora_manager.activate_adapter(made.id)
 
 
 def _forget_packed_experts(model: nn.Module) -> None:

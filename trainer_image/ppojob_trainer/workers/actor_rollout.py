@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.run_config import RunConfig
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -22,6 +22,7 @@ from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.state_dict import (
     every_adapter,
     every_tensor,
+    named_full_adapters,
     named_full_tensors,
     told_by_holders,
 )
@@ -64,7 +65,7 @@ from ppojob_trainer.workers.generation import (
 )
 from ppojob_trainer.workers.handover import MadeRows, take_rows
 from ppojob_trainer.workers.model_stages import ModelStages, open_stages
-from ppojob_trainer.workers.rank_start import open_role_world
+from ppojob_trainer.workers.rank_start import OWNER, open_role_world
 from ppojob_trainer.workers.reward_model import RewardModelStages, open_reward_model
 from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import (
@@ -261,7 +262,7 @@ def open_actor_rollout_worker(
     with ExitStack() as stack:
         world = stack.enter_context(open_role_world(environment, rank))
         generation = stack.enter_context(open_generation(environment, world, keys))
-        policy, weights = _open_weights(config.spec, world)
+        policy, weights = _open_weights(config, world)
         turns, reward_model = DeviceTurns(generation.engine.sleep), None
         if "rewardModel" in config.topology.living_in(environment.role):
             reward_model = stack.enter_context(open_reward_model(config.spec, world, turns))
@@ -277,13 +278,28 @@ def open_actor_rollout_worker(
 
 
 def _open_weights(
-    spec: PPOJobSpec, world: World
+    config: RunConfig, world: World
 ) -> tuple[Policy | None, Callable[[], Iterator[tuple[str, Tensor]]]]:
-    """The policy, where it is trained, and the weights that engines get."""
+    """The policy, where it is trained, and the weights that engines get.
+
+    With adapters beside them an engine in this rank, which gives its memory to the trainer, gets
+    all anew; one in pods of its own keeps the weights of its folder, and gets the adapters alone.
+    """
+    spec = config.spec
     if not spec.steps.trains:
         dtype = DTYPES[spec.model.dtype]
         overrides = config_changes(spec.model.path, spec.model)
         return None, lambda: stored_weights(spec.model.path, dtype, world.device, overrides)
     policy = open_policy(spec, world)
     learner = policy.learner  # its model may be loaded again
-    return policy, lambda: named_full_tensors(learner.model, learner.resident.host.on_device)
+    has_beside = spec.adapters_of_engines is not None
+    keeps_weights = has_beside and config.topology.generating.role != OWNER
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        model, on_device = learner.model, learner.resident.host.on_device
+        if not keeps_weights:
+            yield from named_full_tensors(model, on_device, merges=not has_beside)
+        if has_beside:
+            yield from named_full_adapters(model)
+
+    return policy, weights

@@ -300,6 +300,7 @@ def open_generation(
                 trust_remote_code=model.trust_remote_code,
                 shares_device=role.role == "actorRollout",
                 overrides=config_changes(model.path, model),
+                lora=spec.adapters_of_engines,
             )
         stack.callback(engine.close)
         # The time is the prompts': what stands between turns does not tell it.

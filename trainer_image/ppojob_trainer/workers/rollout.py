@@ -1,6 +1,7 @@
 """The rank of the role `rollout`: an engine in pods of its own, and nothing that is trained.
 
-Its weights come from the policy's ranks before each generation phase that needs newer ones, its
+Its weights come from the policy's ranks before each generation phase that needs newer ones; where
+it has adapters beside them these alone come, and the weights are those of the model's folder. Its
 rows go to them behind it: until then they are kept as they were drawn. Where it draws several steps
 ahead, rows that are under way are state, which checkpoints hold.
 """
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.errors import ChannelLost
+from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.weight_stream import stored_weights
 from ppojob_trainer.parallel.tensor_stream import receive_tensors
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
@@ -43,6 +47,7 @@ class RolloutWorker:
     generation: Generation
     channels: RowChannels
     under_way: RowsUnderWay | None  # those of a job that draws several steps ahead
+    _has_weights: bool = False  # its engine has been given such
     _made: dict[tuple[int, str, int], MadeRows] = field(default_factory=dict)
     """By step, purpose and generation round: those of this step and the last, as of answers."""
 
@@ -68,10 +73,18 @@ class RolloutWorker:
                 raise
             # Half of its weights are new, and engines do not load twice: this process must end.
             raise SystemExit(f"weights of version {request.version}: {lost[0]}") from problem
+        self._has_weights = True
         return Nothing()
 
     def _received_weights(self, lost: list[ChannelLost]) -> Iterator[tuple[str, Tensor]]:
-        """The weights; all ranks of the policy have them, and serve the engines by turns."""
+        """The weights; all ranks of the policy have them, and serve the engines by turns.
+
+        Before the first adapters come the weights below them, which stay.
+        """
+        spec, dtype = self.generation.spec, DTYPES[self.generation.spec.model.dtype]
+        if spec.adapters_of_engines is not None and not self._has_weights:
+            overrides = config_changes(spec.model.path, spec.model)
+            yield from stored_weights(spec.model.path, dtype, self.channels.world.device, overrides)
         sender = self.channels.world.rank % self.channels.owners(OWNER)
         try:
             yield from receive_tensors(self.channels.link(OWNER), sender)

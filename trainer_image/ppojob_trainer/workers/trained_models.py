@@ -133,9 +133,8 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     offload = spec.roles.actor_rollout.offload
 
     def load() -> PreTrainedModel:
-        if is_scorer:
-            return load_scoring_model(model.path, dtype, world=world, overrides=overrides)
-        return load_model(
+        load_one = load_scoring_model if is_scorer else load_model
+        return load_one(
             model.path, dtype, world=world, lora=model.lora, seed=spec.seed, overrides=overrides
         )
 
