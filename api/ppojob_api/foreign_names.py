@@ -126,7 +126,21 @@ external_lib override_config hf_config_path | not yet | code and settings beside
 override_config.attn_implementation | not needed | attention is chosen here, and rows are packed
 rope_scaling.type rope_scaling.rope_type | spec.model.ropeScaling.type
 embd_pdrop resid_pdrop | not needed | the families that are trained have no such dropout
-model.lora model.lora.rank critic.model.lora.rank | not yet | adapters of Megatron's layers
+model.lora model.lora.type | not yet | other adapters of Megatron's layers
+lora_rank lora.rank | spec.model.lora.rank
+lora_alpha lora.alpha | spec.model.lora.alpha
+lora.dropout | spec.model.lora.dropout
+lora.target_modules | spec.model.lora.targetModules | q_proj for linear_q
+lora.exclude_modules | spec.model.lora.targetModules | those that are left
+critic.lora.rank | spec.critic.lora.rank
+critic.lora.alpha | spec.critic.lora.alpha
+critic.lora.dropout | spec.critic.lora.dropout
+critic.lora.target_modules | spec.critic.lora.targetModules | q_proj for linear_q
+critic.lora.exclude_modules | spec.critic.lora.targetModules | those that are left
+lora.dropout_position | not yet | inputs of adapters are dropped, before A
+lora_A_init_method lora_B_init_method | not needed | A is drawn as PEFT draws it, and B is zero
+lora.dtype | not needed | adapters are float32
+a2a_experimental | not needed | how ranks speak is chosen here
 param_offload grad_offload | spec.roles.actorRollout.offload | [weights]
 optimizer_offload | spec.roles.actorRollout.offload | [optimizer]
 enable_activation_offload | spec.roles.actorRollout.offload | [activations]

@@ -350,6 +350,23 @@ def test_killed_anywhere_with_rows_under_way(start, tiny_job, output, once, far,
     assert run_folders.result(output) == run_folders.result(far)
 
 
+def test_adapters_alone_reach_engines_far_ahead(start, tiny_job, tiny_folder, once, tmp_path):
+    """Which keep the weights below, go on with rows by newer adapters, and are killed."""
+    lora = {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_proj"]}
+    job = {
+        **FAR,
+        "model": {"path": str(tiny_folder / "model"), "lora": lora},
+        "rollout": {**FAR["rollout"], "adapters": "beside"},
+        "optimizer": {"learningRate": 1e-2},
+    }
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    start(tiny_job(**job), calm).succeed(600)
+    points = ("rpc.generate.answer.after@4=kill", "rpc.bring_weights.answer.after@3=kill")
+    start(tiny_job(**job), killed, **job_points.armed(once, *points)).succeed(600)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(killed) == run_folders.result(calm)
+
+
 @pytest.mark.parametrize(
     "point",
     [

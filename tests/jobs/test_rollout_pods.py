@@ -108,9 +108,12 @@ def test_adapters_alone_reach_engines_whatever_is_killed(
 
 @pytest.mark.vllm
 @pytest.mark.long
-def test_vllm_apart_gives_the_bits_of_vllm_beside(start, tiny_folder: Path, tmp_path: Path):
+@pytest.mark.parametrize("adapters", [None, "beside"])
+def test_vllm_apart_gives_the_bits_of_vllm_beside(start, tiny_folder, tmp_path, adapters):
     engine = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
-    common = {**SHORT, "rollout": engine}
+    common = {**SHORT, "rollout": {**engine, "adapters": adapters}}
+    if adapters:
+        common["model"] = {"path": str(tiny_folder / "model"), **ADAPTERS}
     beside = finished(start, tiny_folder, tmp_path / "beside", **common)
     apart = finished(start, tiny_folder, tmp_path / "apart", **common, roles={"rollout": {}})
     assert run_folders.result(apart) == run_folders.result(beside)

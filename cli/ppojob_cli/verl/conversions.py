@@ -5,7 +5,7 @@ from typing import Final
 
 from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
 from ppojob_api.problem import shown
-from ppojob_cli.verl import algorithm, offload, surroundings, unread
+from ppojob_cli.verl import adapters, algorithm, offload, surroundings, unread
 from ppojob_cli.verl import keys as table
 from ppojob_cli.verl.draft import OFF, Draft, Fate, Outcome, Verl, takes_text
 from ppojob_cli.verl.keys import Key
@@ -23,7 +23,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.overlong_prompts,
         surroundings.template_arguments,
         surroundings.chat_template,
-        surroundings.lora,
+        adapters.lora,
         surroundings.seed,
         surroundings.sampling,
         surroundings.validation_sampling,

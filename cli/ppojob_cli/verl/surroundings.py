@@ -7,7 +7,6 @@ from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.job import Logger
 from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
-from ppojob_cli.verl import keys as table
 from ppojob_cli.verl import unread
 from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl_tools import read_verl_agent
@@ -15,11 +14,6 @@ from ppojob_cli.verl_tools import read_verl_agent
 _MODEL = "actor_rollout_ref.model"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TURNS = f"{_ROLLOUT}.multi_turn"
-_LINEAR_LAYERS = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
-    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
-}
-"""PEFT's all-linear of a language model, with the parts of a block that they are in."""
 _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
 
 
@@ -78,49 +72,6 @@ def chat_template(verl: Verl, job: Draft) -> None:
     key = f"{_MODEL}.custom_chat_template"
     if verl.is_given(key):
         job.leave_out("write it into a file, which spec.model.chatTemplate names", key)
-
-
-def lora(verl: Verl, job: Draft) -> None:
-    """Adapters of the policy and of a critic; a rank of 0 is none."""
-    has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
-    for model in (_MODEL, "critic.model") if has_critic else (_MODEL,):
-        if not verl[f"{model}.lora_rank"]:
-            if verl.is_on(path := f"{model}.lora_adapter_path"):
-                job.leave_out("lora_rank and lora_alpha as its adapter_config.json has them", path)
-            continue
-        job.copy(f"{model}.lora_rank")
-        job.copy(f"{model}.lora_alpha")
-        _adapted_layers(verl, job, model)
-        job.copy(f"{model}.lora_adapter_path")
-        if model == _MODEL:
-            key = f"{model}.lora.merge"
-            job.set("spec.rollout.adapters", "merged" if verl[key] else "beside", key)
-
-
-def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
-    """The targets, without those of `exclude_modules`: names, or a pattern that fits paths."""
-    key, other = f"{model}.target_modules", f"{model}.exclude_modules"
-    names, excluded, row = verl[key], verl[other] or (), table.find(key)
-    assert row is not None
-    if isinstance(names, str):
-        names = list(_LINEAR_LAYERS) if names == "all-linear" else [names]
-    try:
-        left = [name for name in names if not _is_excluded(name, excluded)]
-    except (re.error, ValueError):
-        job.leave_out("spec.model.lora.targetModules chooses for all blocks alike", other)
-        left = names
-    is_all = left == list(_LINEAR_LAYERS)
-    job.set(row.row.here[0], None if is_all else left, key, *((other,) if left != names else ()))
-
-
-def _is_excluded(layer: str, excluded: Any) -> bool:
-    """Whether all blocks do without a layer; ValueError where some do."""
-    path = f"model.layers.{{}}.{_LINEAR_LAYERS.get(layer, '')}.{layer}"
-    if not isinstance(excluded, str):
-        return any(path.endswith(f".{name}") for name in excluded)
-    found = {re.fullmatch(excluded, path.format(block)) is not None for block in (0, 1, 10)}
-    (is_excluded,) = found
-    return is_excluded
 
 
 def seed(verl: Verl, job: Draft) -> None:

@@ -93,6 +93,10 @@ BASE = [
 ]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REFERENCE, OFFLOAD = "actor_rollout_ref.ref.fsdp_config", "spec.roles.actorRollout.offload"
+MODEL = "actor_rollout_ref.model"
+ALL_OF_MEGATRON = (
+    "[linear_q,linear_k,linear_v,linear_proj,linear_fc1_gate,linear_fc1_up,linear_fc2]"
+)
 OPTIM, CORRECTION = f"{ACTOR}.optim", "algorithm.rollout_correction"
 BECOMES: list[tuple[str, dict[str, Any]]] = [
     # Warm-up counts training steps there, optimizer steps here: 4 a step, and 8 with two epochs.
@@ -360,6 +364,29 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
             "spec.data.validation": [{"path": f"{Path.home()}/b.parquet"}, {"path": "~c.parquet"}],
         },
     ),
+    # Adapters: of FSDP, and of Megatron where each layer has its own.
+    (f"{MODEL}.lora_rank=8", {"spec.model.lora.rank": 8, "spec.rollout.adapters": "beside"}),
+    (f"{MODEL}.lora_rank=8 {MODEL}.lora.merge=true", {"spec.rollout.adapters": None}),
+    (
+        f"{MODEL}.lora.rank=8 {MODEL}.lora.target_modules=[linear_proj,linear_fc2]",
+        {
+            "spec.model.lora.rank": 8,
+            "spec.model.lora.alpha": 32,
+            "spec.model.lora.targetModules": ["o_proj", "down_proj"],
+            "spec.rollout.adapters": "beside",
+        },
+    ),
+    (
+        f"{MODEL}.lora.rank=8 {MODEL}.lora.type=canonical_lora"
+        f" {MODEL}.lora.target_modules={ALL_OF_MEGATRON} {MODEL}.lora.dropout=0.1",
+        {"spec.model.lora.targetModules": None, "spec.model.lora.dropout": 0.1},
+    ),
+    (
+        "algorithm.adv_estimator=gae critic.model.lora.rank=4"
+        " critic.model.lora.target_modules=[linear_fc2]",
+        {"spec.critic.lora.rank": 4, "spec.critic.lora.targetModules": ["down_proj"]},
+    ),
+    (f"{MODEL}.lora.rank=8", {"spec.model.lora.rank": None, "spec.rollout.adapters": None}),
     ("data.seed=3 data.shuffle=false", {"spec.data.seed": None, "spec.data.shuffle": False}),
 ]
 
@@ -395,6 +422,9 @@ FATES = [
     ("distillation.distillation_loss.use_policy_gradient=true", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", Fate.LOST),
     ("data.image_key=images", Fate.LOST),
+    (f"{MODEL}.lora.rank=8", Fate.LOST),  # of q, k and v together, by default
+    (f"{MODEL}.lora.merge=true", Fate.IDLE),
+    (f"{MODEL}.lora.freeze_language_model=true", Fate.IDLE),
     ("trainer.v1.trainer_mode=separate_async", Fate.LOST),
     ("reward.reward_manager.name=remote", Fate.LOST),
     ("actor_rollout_ref.actor.clip_ratio=0.3", Fate.NOTED),

@@ -1,0 +1,101 @@
+"""Conversions of adapters: those of FSDP, which are PEFT's, and of Megatron what is the same."""
+
+import re
+from typing import Any, Final
+
+from ppojob_api.problem import shown
+from ppojob_cli.verl import keys as table
+from ppojob_cli.verl.draft import Draft, Verl
+
+_MODEL = "actor_rollout_ref.model"
+_LINEAR_LAYERS: Final = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
+}
+"""PEFT's all-linear of a language model, with the parts of a block that they are in."""
+_OF_MEGATRON: Final = {
+    "linear_q": "q_proj",
+    "linear_k": "k_proj",
+    "linear_v": "v_proj",
+    "linear_proj": "o_proj",
+    "linear_fc1_gate": "gate_proj",
+    "linear_fc1_up": "up_proj",
+    "linear_fc2": "down_proj",
+}
+_FUSED: Final = {"linear_qkv": "q, k and v", "linear_fc1": "gate and up"}
+"""Megatron's layers of several of ours; adapters of `type: lora` have one A for these."""
+
+
+def lora(verl: Verl, job: Draft) -> None:
+    """Adapters of the policy and of a critic; a rank of 0 is none."""
+    has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
+    for model in (_MODEL, "critic.model") if has_critic else (_MODEL,):
+        if verl[f"{model}.lora_rank"]:
+            job.copy(f"{model}.lora_rank")
+            job.copy(f"{model}.lora_alpha")
+            _adapted_layers(verl, job, model)
+            job.copy(f"{model}.lora_adapter_path")
+        elif verl.is_on(path := f"{model}.lora_adapter_path"):
+            job.leave_out("lora_rank and lora_alpha as its adapter_config.json has them", path)
+            continue
+        elif not verl[f"{model}.lora.rank"] or not _of_megatron(verl, job, f"{model}.lora"):
+            continue
+        if model == _MODEL:
+            key = f"{model}.lora.merge"
+            job.set("spec.rollout.adapters", "merged" if verl[key] else "beside", key)
+
+
+def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
+    """Write Megatron's adapters where they are ours; whether they are."""
+    kind, targets = verl[f"{group}.type"], verl[f"{group}.target_modules"]
+    names = list(map(str, targets if isinstance(targets, list) else [targets]))
+    unlike = next((name for name in names if name not in _OF_MEGATRON), None)
+    why = None
+    if kind not in ("lora", "canonical_lora"):
+        why = f"adapters of type: {kind}: not in this version"
+    elif unlike in _FUSED and kind == "lora":
+        why = f"one A for {_FUSED[unlike]} ({unlike}); with type: canonical_lora each has its own"
+    elif unlike is not None:
+        why = f"target_modules {shown(unlike)}; one of {', '.join(_OF_MEGATRON)}"
+    if why is not None:
+        job.leave_out(why, f"{group}.rank")
+        return False
+    job.keep(f"{group}.type")
+    for name in ("rank", "alpha", "dropout"):
+        job.copy(f"{group}.{name}")
+    layers = [_OF_MEGATRON[name] for name in names]
+    is_all = set(layers) == set(_LINEAR_LAYERS)
+    row = table.find(f"{group}.target_modules")
+    assert row is not None
+    job.set(row.row.here[0], None if is_all else layers, row.name)
+    if verl.is_on(other := f"{group}.exclude_modules"):
+        job.leave_out("the other layers, in target_modules", other)
+    if verl[f"{group}.dropout"] and verl[place := f"{group}.dropout_position"] != "pre":
+        job.leave_out("an adapter's inputs are dropped, before A", place)
+    return True
+
+
+def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
+    """The targets, without those of `exclude_modules`: names, or a pattern that fits paths."""
+    key, other = f"{model}.target_modules", f"{model}.exclude_modules"
+    names, excluded, row = verl[key], verl[other] or (), table.find(key)
+    assert row is not None
+    if isinstance(names, str):
+        names = list(_LINEAR_LAYERS) if names == "all-linear" else [names]
+    try:
+        left = [name for name in names if not _is_excluded(name, excluded)]
+    except (re.error, ValueError):
+        job.leave_out("spec.model.lora.targetModules chooses for all blocks alike", other)
+        left = names
+    is_all = left == list(_LINEAR_LAYERS)
+    job.set(row.row.here[0], None if is_all else left, key, *((other,) if left != names else ()))
+
+
+def _is_excluded(layer: str, excluded: Any) -> bool:
+    """Whether all blocks do without a layer; ValueError where some do."""
+    path = f"model.layers.{{}}.{_LINEAR_LAYERS.get(layer, '')}.{layer}"
+    if not isinstance(excluded, str):
+        return any(path.endswith(f".{name}") for name in excluded)
+    found = {re.fullmatch(excluded, path.format(block)) is not None for block in (0, 1, 10)}
+    (is_excluded,) = found
+    return is_excluded
