@@ -8,9 +8,12 @@ auto where the processor of the pods is not known; the pods write them out (`on_
 import hashlib
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
-from ppojob_api import resolution, topology
+from pydantic import PrivateAttr
+
+from ppojob_api import remote_files, resolution, topology
 from ppojob_api.topology import Topology
 from ppojob_api.v1alpha1.job import Metadata, PPOJob, PPOJobSpec
 from ppojob_api.v1alpha1.section import Section
@@ -77,9 +80,28 @@ class RunConfig(Section):
     facts: EngineFacts = EngineFacts()
     """Versions and hardware."""
 
+    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def located(self, places: Mapping[str, str]) -> "RunConfig":
+        """The same run where URLs have been fetched: its `spec` has paths in their place.
+
+        What the run is (`to_json`, `digest`, `trajectory_json`, `job`) stays as it was written.
+        `places` has the path of each URL, another one for each.
+        """
+        run = self.model_copy(update={"spec": remote_files.with_paths(self.spec, places)})
+        run._places = dict(places)
+        return run
+
+    @property
+    def as_written(self) -> "RunConfig":
+        """The run with its URLs."""
+        if not self._places:
+            return self
+        return self.located({path: url for url, path in self._places.items()})
+
     def to_json(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, ASCII; equal configurations give equal bytes."""
-        return _canonical(self.model_dump(mode="json"))
+        return _canonical(self.as_written.model_dump(mode="json"))
 
     @classmethod
     def from_json(cls, data: bytes | str) -> "RunConfig":
@@ -108,7 +130,7 @@ class RunConfig(Section):
         engines compute: the order of sums is another then, and numbers agree to rounding. Where
         weights lie between two uses changes nothing, and is left out.
         """
-        spec = self.spec.model_dump(mode="json")
+        spec = self.as_written.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
         roles = parts.pop("roles").items()
         layout = {
@@ -126,9 +148,10 @@ class RunConfig(Section):
 
     def job(self) -> PPOJob:
         """The manifest that resolves to this configuration; `job.yaml` of a run folder."""
+        spec = self.as_written.spec
         metadata = Metadata(name=self.name, namespace=self.namespace, uid=self.uid)
         return PPOJob(
-            api_version="ppojob.dev/v1alpha1", kind="PPOJob", metadata=metadata, spec=self.spec
+            api_version="ppojob.dev/v1alpha1", kind="PPOJob", metadata=metadata, spec=spec
         )
 
 

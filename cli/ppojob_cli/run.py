@@ -24,6 +24,7 @@ from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
 from ppojob_trainer.checkpoint.store import LATEST_NAME
 from ppojob_trainer.errors import ConfigError, PPOJobError
+from ppojob_trainer.remote_files import locate
 
 _POLL_SECONDS = 0.25
 
@@ -105,6 +106,7 @@ def run_job(
     folder = output or Path(folder_of_runs) / config.name
     if finished_summary(folder, config) is None:
         refuse_owned(folder)  # before it is looked at, for it changes meanwhile
+        config = locate(config, folder, lambda line: click.echo(line, err=True))
         found = check_run(config, folder)
         for line in found.warnings:
             click.echo(f"warning: {line}", err=True)

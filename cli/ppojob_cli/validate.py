@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ppojob_api import contract, manifest, validation
+from ppojob_api import contract, manifest, remote_files, validation
 from ppojob_api.checks.pods import all_settings
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import resolve
@@ -97,9 +97,10 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
     """Errors and warnings of one file, and of what it names."""
     if isinstance(judged, list):
         return list(map(str, judged)), []
-    elsewhere = [] if offline else list(_not_mounted(judged))
+    elsewhere = [] if offline else [*_not_mounted(judged), *_behind_urls(judged)]
     if offline or elsewhere:
-        return [], [*map(str, validation.warnings(judged)), *map(str, elsewhere)]
+        missing = [] if offline else _missing(judged)
+        return missing, [*map(str, validation.warnings(judged)), *map(str, elsewhere)]
     from ppojob_cli.preflight import check_inputs  # a second to load, and not in every installation
 
     try:
@@ -131,6 +132,22 @@ def _not_mounted(job: PPOJob) -> Iterator[Problem]:
             "fine; a file in source.path is judged here too",
             ReasonCode.UNREADABLE,
         )
+
+
+def _behind_urls(job: PPOJob) -> Iterator[Problem]:
+    """What is fetched when the job runs, and not before."""
+    for url, where in remote_files.urls(job.spec).items():
+        why = "its files are fetched when the job runs, so that only the manifest was judged"
+        yield Problem(where, shown(url), why, "fine", ReasonCode.UNREADABLE)
+
+
+def _missing(job: PPOJob) -> list[str]:
+    """URLs behind which there is nothing to read."""
+    if not remote_files.urls(job.spec):
+        return []
+    from ppojob_trainer.remote_files import unreadable  # fsspec, not in every installation
+
+    return list(unreadable(job.spec))
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import ROLE_SLUGS, RoleName
+from ppojob_trainer import remote_files
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.processor import has_native_bfloat16
 
@@ -54,6 +55,10 @@ class PodEnvironment:
     def host(self, name: str) -> str:
         """Where to reach a pod: its address in the book, else its name."""
         return self.address_book.get(name, name)
+
+    def located(self) -> "PodEnvironment":
+        """The same with paths for the URLs of the job, which its controller's pod has fetched."""
+        return replace(self, config=remote_files.located(self.config, self.run_folder))
 
 
 @dataclass(frozen=True)

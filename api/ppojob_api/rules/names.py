@@ -3,6 +3,7 @@
 import keyword
 import re
 
+from ppojob_api.remote_files import DATA_FIELDS, MODEL_FIELDS, SCHEMES
 from ppojob_api.rules.rule import present, rules, words
 from ppojob_api.well_known import (
     BUILT_IN_SCORERS,
@@ -14,8 +15,8 @@ from ppojob_api.well_known import (
 
 DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".py")
 
-# Each path that a pod must find and that must not be a URL: the field, CEL around a condition on
-# it, and its place there. An API server looks at those that every job has.
+# Each path that a pod must find, some of which may be URLs: the field, CEL around a condition on it,
+# and its place there. An API server looks at those that every job has.
 _OF_ALL_JOBS = {"model.path", "data.train", "data.validation"}
 _SINGLE = (
     *(f"model.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
@@ -37,6 +38,27 @@ _PATHS = (
     ("agent.tools", _OF_AGENT.replace("$LIST", "tools"), "one.source.path"),
     ("agent.interactions", _OF_AGENT.replace("$LIST", "interactions"), "one.source.path"),
 )
+
+_FETCHED = {*MODEL_FIELDS, *DATA_FIELDS}
+_FETCHED_URLS = (
+    f"it is none of the URLs that are read ({', '.join(SCHEMES)}), or has a password, ? or #, which"
+    " the run would show; such a URL with credentials in the environment, or a path"
+)
+_NO_URLS = "URLs: not in this version; a path on this machine or on a volume"
+
+
+def _read(field: str, path: str) -> str:
+    """CEL for a path, or a URL that is read where the field may have one."""
+    is_path = f"!{path}.contains('://')"
+    if field not in _FETCHED:
+        return is_path
+    return f"({is_path} || {path}.matches(r'^({'|'.join(SCHEMES)})://[^/@?#]+(/[^?#]*)?$'))"
+
+
+def _found(field: str, path: str) -> str:
+    """CEL for a path that a pod finds."""
+    is_absolute = f"{path}.startsWith('/')"
+    return f"({is_absolute} || {path}.contains('://'))" if field in _FETCHED else is_absolute
 
 
 def _source(reward: str) -> str:
@@ -74,7 +96,7 @@ NAME_RULES = (
     *rules(
         """
         spec | $PLACE | NotInThisVersion | here
-            URLs: not in this version; a path on this machine or on a volume
+            $NO_URL
         when: $GIVEN
         must: $READ
 
@@ -88,8 +110,9 @@ NAME_RULES = (
             {
                 "PLACE": field,
                 "GIVEN": present(field),
-                "READ": around % f"!{path}.contains('://')",
-                "FOUND": around % f"{path}.startsWith('/')",
+                "NO_URL": _FETCHED_URLS if field in _FETCHED else _NO_URLS,
+                "READ": around % _read(field, path),
+                "FOUND": around % _found(field, path),
                 "HERE": "" if field in _OF_ALL_JOBS else " | here",
             }
             for field, around, path in _PATHS
@@ -114,6 +137,11 @@ NAME_RULES = (
             only a Python file has a function; remove it, or a path that ends in .py
         when: has(self.$FIELD)
         must: $IS_PROGRAM
+
+        spec.data.train[] spec.data.validation[] | path | NotInThisVersion | here
+            programs behind URLs: not in this version; a file on this machine or on a volume
+        when: self.path.contains('://')
+        must: !($IS_PROGRAM)
 
         spec | data.train data.validation | Duplicate | here
             the file is in the list twice; each file once

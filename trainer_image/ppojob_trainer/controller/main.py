@@ -58,6 +58,7 @@ def _drive(
     environment: PodEnvironment, reporter: Reporter, stop: StopRequest, heartbeat: HeartbeatPipe
 ) -> int:
     try:
+        environment = environment.located()
         # What an earlier run of the folder has said is not true of this one. A power cut may bring
         # it back, until this run writes its own.
         (environment.run_folder / SUMMARY_FILE).unlink(missing_ok=True)

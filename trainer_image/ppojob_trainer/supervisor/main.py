@@ -6,12 +6,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
 
 from ppojob_api import contract
-from ppojob_trainer import stop_signal
+from ppojob_api.remote_files import is_url
+from ppojob_api.run_config import RunConfig
+from ppojob_trainer import remote_files, stop_signal
+from ppojob_trainer.errors import Interrupted
 from ppojob_trainer.models.fingerprint import fingerprint
 from ppojob_trainer.models.weight_files import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
@@ -82,10 +86,15 @@ def supervise() -> int:
     health = health_server(environment.address, contract.PORT_HEALTH, name, pod.status)
     server.start()
     health.start()
+    files = fetch(environment)
     try:
         while not stop():
-            pod.tick()
+            if files.done():
+                files.result()
+                pod.tick()
             time.sleep(_TICK_SECONDS)
+        if not files.done():
+            raise Interrupted("asked to end while files were fetched; they are fetched on next time")
         if pod.is_controller:
             _wait_for_controller(pod)
     finally:
@@ -93,6 +102,28 @@ def supervise() -> int:
         health.close()
         server.close()
     return exit_status(pod.status())
+
+
+def fetch(environment: PodEnvironment) -> Future[RunConfig]:
+    """Fetch the files behind the job's URLs into the volume of the run, for all of its pods.
+
+    The controller's pod of a cluster does it, before its controller starts and asks for ranks: so
+    one pod needs credentials, and all read the same. `ppojob run` has done it for its own pods.
+    """
+    files: Future[RunConfig] = Future()
+    if environment.role != "controller" or environment.parent_pid is not None:
+        files.set_result(environment.config)
+        return files
+
+    def act() -> None:
+        try:
+            files.set_result(remote_files.locate(environment.config, environment.run_folder))
+        except BaseException as problem:
+            files.set_exception(problem)
+
+    # Nobody waits for it: a pod that is asked to end does not outlive a store that hangs.
+    threading.Thread(target=act, name="files", daemon=True).start()
+    return files
 
 
 def exit_status(status: PodStatus) -> int:
@@ -159,4 +190,5 @@ def _folders(environment: PodEnvironment) -> set[str]:
         found |= {spec.critic.path, spec.critic.lora.path if spec.critic.lora else None}
     if "rewardModel" in here and spec.reward_model is not None:
         found |= {spec.reward_model.path, spec.reward_model.tokenizer_path}
-    return {path for path in found if path is not None}
+    # What was fetched is the same for all pods, on the volume of the run.
+    return {path for path in found if path is not None and not is_url(path)}

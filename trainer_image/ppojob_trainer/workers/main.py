@@ -39,7 +39,7 @@ def run_rank() -> int:
     heartbeat = HeartbeatPipe(int(os.environ[contract.ENV_HEARTBEAT]))
     heartbeat.start()
     try:
-        environment = read_pod_environment()
+        environment = read_pod_environment().located()
         rank = read_rank_environment()
         keys = read_key_ring(environment.keys, environment.role)
         open_worker = pkgutil.resolve_name(f"{__package__}.{_WORKERS[environment.role]}")

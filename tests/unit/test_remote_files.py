@@ -1,0 +1,276 @@
+"""Files behind URLs, from a real HTTP server."""
+
+import contextlib
+import functools
+import glob
+import http.server
+import importlib.util
+import multiprocessing
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from ppojob_api import manifest, remote_files, validation
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.well_known import RoleName
+from ppojob_trainer import failpoints
+from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault
+from ppojob_trainer.pod_environment import PodEnvironment
+from ppojob_trainer.remote_files import locate, located, unreadable
+from ppojob_trainer.supervisor.main import fetch
+
+POINTS = [point for point in failpoints.all_points() if point.startswith("fetched.")]
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, and keeps what it was asked for.
+
+    Attributes:
+        breaks: of these it sends a half, once.
+    """
+
+    asked: ClassVar[list[str]] = []
+    breaks: ClassVar[set[str]] = set()
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        super().do_GET()
+
+    def copyfile(self, source, outputfile) -> None:
+        if self.path in self.breaks:
+            self.breaks.discard(self.path)
+            outputfile.write(source.read()[:50_000])
+            self.close_connection = True
+            return
+        super().copyfile(source, outputfile)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nothing."""
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm({})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder that a real server serves, with its URL."""
+    root = tmp_path / "store"
+    (root / "model").mkdir(parents=True)
+    (root / "model" / "config.json").write_text("{}")
+    (root / "model" / "model.safetensors").write_bytes(bytes(100_000))
+    (root / "model" / "optimizer.bin").write_bytes(b"a pickle")
+    (root / "train.jsonl").write_text('{"prompt": "1"}\n')
+    Handler.asked.clear()
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=str(root))
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield root, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def job_of(url: str, **spec: object) -> RunConfig:
+    job = {
+        "apiVersion": "ppojob.dev/v1alpha1",
+        "kind": "PPOJob",
+        "metadata": {"name": "fetches"},
+        "spec": {
+            "model": {"path": f"{url}/model"},
+            "data": {
+                "train": [{"path": f"{url}/train.jsonl"}],
+                "maxPromptTokens": 8,
+                "maxResponseTokens": 8,
+            },
+            "algorithm": {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2},
+            "rewards": [{"function": "gsm8k"}],
+            "optimizer": {"learningRate": 1e-3},
+            "steps": {"total": 1},
+            **spec,
+        },
+    }
+    judged = validation.validate(job)
+    assert isinstance(judged, PPOJob), judged
+    return resolve(judged)
+
+
+def content(config: RunConfig) -> dict[str, bytes]:
+    model = Path(config.spec.model.path)
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    (train,) = config.spec.data.train
+    return files | {Path(train.path).name: Path(train.path).read_bytes()}
+
+
+def fields(line: str) -> str:
+    return line.partition(": got")[0]
+
+
+def begin(folder: Path) -> None:
+    """Let the run have begun."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "journal.jsonl").write_text("{}\n")
+
+
+def test_a_job_reads_what_was_fetched_and_is_the_job_that_was_written(store, tmp_path):
+    root, url = store
+    config, folder = job_of(url), tmp_path / "runs" / "fetches"
+    found = locate(config, folder)
+    assert content(found) == {
+        name: (root / path).read_bytes()
+        for name, path in {
+            "config.json": "model/config.json",
+            "model.safetensors": "model/model.safetensors",
+            "train.jsonl": "train.jsonl",
+        }.items()
+    }
+    assert found.spec.model.tokenizer_path == found.spec.model.path
+    assert remote_files.urls(found.spec) == {}
+    for what in ("to_json", "digest", "trajectory_json"):
+        assert getattr(found, what)() == getattr(config, what)()
+    assert manifest.dump(found.job()) == manifest.dump(config.job())
+    assert located(config, folder).spec == found.spec
+    # Types of numbers are resolved on each machine, behind or before the paths.
+    behind = found.on_processor(native_bfloat16=True)
+    assert behind.to_json() == config.on_processor(native_bfloat16=True).to_json()
+
+
+def test_nothing_is_fetched_twice(store, tmp_path):
+    _, url = store
+    config = job_of(url)
+    first = locate(config, tmp_path / "runs" / "a")
+    Handler.asked.clear()
+    again = locate(config, tmp_path / "runs" / "b")
+    assert again.spec == first.spec
+    assert "/model/model.safetensors" not in Handler.asked
+
+
+def test_a_changed_file_is_fetched_by_a_new_run_alone(store, tmp_path):
+    root, url = store
+    config, old = job_of(url), tmp_path / "runs" / "old"
+    before = content(locate(config, old))
+    begin(old)
+    (root / "train.jsonl").write_text('{"prompt": "another"}\n')
+    assert content(locate(config, old)) == before
+    new = content(locate(config, tmp_path / "runs" / "new"))
+    assert new["train.jsonl"] == (root / "train.jsonl").read_bytes()
+
+
+def test_a_run_whose_files_are_gone_and_others_now_is_refused(store, tmp_path):
+    root, url = store
+    config, folder = job_of(url), tmp_path / "runs" / "old"
+    before = content(locate(config, folder))
+    begin(folder)
+    shutil.rmtree(tmp_path / "runs" / ".fetched")
+    os.utime(root / "train.jsonl", (0, 0))  # the same bytes, as of another time
+    assert content(locate(config, folder)) == before
+    shutil.rmtree(tmp_path / "runs" / ".fetched")
+    (root / "train.jsonl").write_text('{"prompt": "another"}\n')
+    with pytest.raises(CannotResume) as refused:
+        locate(config, folder)
+    assert [fields(line) for line in refused.value.problems] == ["spec.data.train[0].path"]
+
+
+def test_patterns_and_folders_of_data(store, tmp_path):
+    root, url = store
+    (root / "data").mkdir()
+    for name in ("a-1.jsonl", "a-2.jsonl", "b.jsonl", ".hidden.jsonl"):
+        (root / "data" / name).write_text(name)
+    paths = [f"{url}/data/a-*.jsonl", f"{url}/data/"]
+    data = {"maxPromptTokens": 8, "maxResponseTokens": 8}
+    config = job_of(url, data={"train": [{"path": path} for path in paths], **data})
+    pattern, folder = (file.path for file in locate(config, tmp_path / "run").spec.data.train)
+    assert [Path(path).name for path in sorted(glob.glob(pattern))] == ["a-1.jsonl", "a-2.jsonl"]
+    assert folder.endswith("/")
+    assert sorted(os.listdir(folder)) == ["a-1.jsonl", "a-2.jsonl", "b.jsonl"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_all_that_cannot_be_read_is_told_at_once(store, tmp_path):
+    _, url = store
+    algorithm = {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2, "kl": {"in": "loss"}}
+    reference = {"path": "s3://bucket/model"}
+    config = job_of(f"{url}/nowhere", algorithm=algorithm, reference=reference)
+    with pytest.raises(ConfigError) as refused:
+        locate(config, tmp_path / "run")
+    assert list(refused.value.problems) == list(unreadable(config.spec))
+    told = {fields(line): line for line in refused.value.problems}
+    assert list(told) == ["spec.model.path", "spec.reference.path", "spec.data.train[0].path"]
+    assert "s3fs" in told["spec.reference.path"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_came_whole_is_not_fetched_again_after_a_break(store, tmp_path):
+    root, url = store
+    Handler.breaks = {"/model/model.safetensors"}
+    assert content(locate(job_of(url), tmp_path / "run"))["model.safetensors"] == bytes(100_000)
+    assert Handler.asked.count("/model/model.safetensors") == 2
+    assert Handler.asked.count("/model/config.json") == 1
+    assert Handler.breaks == set()
+
+
+def test_two_processes_fetch_once(store, tmp_path):
+    _, url = store
+    config, spawn = job_of(url).to_json(), multiprocessing.get_context("spawn")
+    runs = [tmp_path / "runs" / name for name in ("a", "b")]
+    processes = [spawn.Process(target=locate_in, args=(config, run)) for run in runs]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    first, second = (content(located(RunConfig.from_json(config), run)) for run in runs)
+    assert first == second
+    assert Handler.asked.count("/model/model.safetensors") == 1
+
+
+def locate_in(config: bytes, folder: Path) -> None:
+    locate(RunConfig.from_json(config), folder)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_leaves_nothing_half_done(point, store, tmp_path):
+    _, url = store
+    config, folder = job_of(url), tmp_path / "runs" / "killed"
+    failpoints.arm({"PPOJOB_ENABLE_FAILPOINTS": "1", "PPOJOB_FAILPOINT": f"{point}=raise"})
+    with contextlib.suppress(InjectedFault):  # a rename's is met where a fetch is tried again
+        locate(config, folder)
+    failpoints.arm({})
+    found = content(locate(config, folder))
+    assert found == content(locate(config, tmp_path / "undisturbed" / "run"))
+    assert not list((tmp_path / "runs" / ".fetched").glob("*.part"))
+
+
+@pytest.mark.processes
+def test_the_controllers_pod_of_a_cluster_fetches_for_all(store, tmp_path):
+    _, url = store
+    config = job_of(url)
+
+    def environment(role: RoleName, parent: int | None) -> PodEnvironment:
+        return PodEnvironment(
+            config=config,
+            role=role,
+            pod_index=0,
+            address="",
+            keys=tmp_path,
+            run_folder=tmp_path / "volume" / "fetches",
+            scratch=tmp_path,
+            address_book={},
+            api_access=None,
+            parent_pid=parent,
+        )
+
+    for role, parent in (("actorRollout", None), ("controller", 1)):
+        assert fetch(environment(role, parent)).result(0) is config
+    with pytest.raises(ConfigError, match="was not fetched"):
+        environment("actorRollout", None).located()
+    fetch(environment("controller", None)).result(60)
+    rank = environment("actorRollout", None).located()
+    assert content(rank.config)["config.json"] == b"{}"
