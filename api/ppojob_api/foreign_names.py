@@ -238,7 +238,7 @@ temperature | spec.rollout.temperature
 do_sample | spec.rollout.temperature | where false is 0
 top_k | spec.rollout.topK | -1: all
 rollout.dtype | spec.rollout.dtype
-gpu_memory_utilization | spec.rollout.gpuMemoryShare
+gpu_memory_utilization standalone_gpu_memory_utilization | spec.rollout.gpuMemoryShare
 data_parallel_size | spec.rollout.parallelism.data
 rollout.nnodes | spec.roles.rollout.replicas | and for 0 no spec.roles.rollout
 rollout.n_gpus_per_node | spec.roles.rollout.gpusPerReplica
@@ -246,7 +246,7 @@ val_kwargs.temperature | spec.rollout.validation.temperature
 val_kwargs.do_sample | spec.rollout.validation.temperature | where false is 0
 val_kwargs.n validation.n | spec.rollout.validation.samples
 calculate_log_probs logprobs_mode | not needed | always, after temperature
-free_cache_engine | not needed | engine and trainer take turns with a GPU
+free_cache_engine enable_sleep_mode | not needed | engine and trainer take turns with a GPU
 load_format | not needed | the engine gets its weights from the trainer
 enable_prefix_caching | not needed | a prompt is computed once for all of its samples
 enable_chunked_prefill | not needed | vLLM's own choice on GPUs; on processors prompts are whole
@@ -259,10 +259,14 @@ disable_log_stats skip_tokenizer_init scheduling_policy | not needed | the engin
 moe_load_balance_metrics_interval | not needed | there is no such metric
 use_legacy_worker_impl | not needed | there is one trainer
 rollout.mode | not needed | the engine is in the rank that drives it
-total_rollout_steps | not yet | there in prompts of the whole run; spec.steps.total counts steps
-async_training.staleness_threshold | spec.rollout.maxStaleness | in versions; there a share
+total_training_steps | spec.steps.total
+total_rollout_steps | spec.steps.total | in steps; there in prompts of the whole run
+staleness_threshold | spec.rollout.maxStaleness | in versions; there a share
 partial_rollout | not needed | long rows go on with newer weights where maxStaleness is above 1
-async_training trigger_parameter_sync_step require_batches | not yet
+trigger_parameter_sync_step require_batches | spec.algorithm.promptsPerStep | all of both
+use_rollout_log_probs | not needed | rollout_correction.bypass_mode says so
+use_trainer_do_validate concurrent_samples_per_replica | not needed | the engines' own choice
+async_training | not yet | ranks that train and draw by turns beside engines in pods of their own
 rollout.agent | spec.agent
 rollout.trace | not needed | the rows of every step are kept in the run folder
 checkpoint_engine rollout.prometheus disaggregation quantization | not yet

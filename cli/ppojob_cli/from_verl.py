@@ -13,7 +13,7 @@ from ppojob_api import contract
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
 from ppojob_api.well_known import KIND
 from ppojob_cli.input_error import InputError
-from ppojob_cli.verl import unread
+from ppojob_cli.verl import trainers, unread
 from ppojob_cli.verl.commented_yaml import commented
 from ppojob_cli.verl.conversions import convert
 from ppojob_cli.verl.draft import Draft, Fate
@@ -28,7 +28,6 @@ _SHOWN: Final = 6
 _SETTING: Final = re.compile(r"(\+\+|\+|~)?[\w.@/-]+=.*|~[\w.@/-]+", re.DOTALL)
 _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _MAIN: Final = "verl.trainer.main_ppo"
-_MODULES: Final = re.compile(r"(?:.*[./])?trainer[./]main_ppo(?:_sync)?(?:\.py)?|main_ppo(?:\.py)?")
 
 
 @click.command("from-verl", context_settings={"ignore_unknown_options": True})
@@ -55,11 +54,12 @@ def from_verl(
 ) -> None:
     """Print a PPOJob of what trains with verl: a script, YAML, or KEY=VALUE alone.
 
-    A script calls main_ppo. It is read and not run: assignments, arrays, defaults and conditions on
-    what is known are followed, and what only a run could say is told with its line. KEY=VALUE count
-    last. Fields are written where they differ from what a PPOJob has by default, each with the key
-    that it comes from; verl's own defaults are carried over. What is not is told, line by line: as
-    a warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
+    A script calls main_ppo, main_dapo, fully_async_main or one_step_off_policy. It is read and not
+    run: assignments, arrays, defaults and conditions on what is known are followed, and what only a
+    run could say is told with its line. KEY=VALUE count last. Fields are written where they differ
+    from what a PPOJob has by default, each with the key that it comes from; verl's own defaults are
+    carried over. What is not is told, line by line: as a warning where no number depends on it,
+    else with status 3. docs/from-verl.md has all keys.
     """
     if output is not None and str(output) in arguments[:1]:
         raise InputError(f"--output: got {shown(str(output))}: it is what is read; another file")
@@ -161,7 +161,8 @@ def _of_script(text: str, path: str, environment: dict[str, str]) -> tuple[Setti
         )
         for other in others
     ]
-    if not _MODULES.fullmatch(launch.module):
+    settings.trainer = trainers.of_module(launch.module)
+    if settings.trainer is None:
         where, why = f"{name}:{launch.line}", "another trainer, which has rules of its own"
         problems.append(
             Problem(where, shown(launch.module), why, _MAIN, ReasonCode.NOT_IN_THIS_VERSION)

@@ -4,7 +4,9 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from ppojob_cli.verl.asynchronous import fetched_prompts, step_prompts
 from ppojob_cli.verl.draft import Draft, Verl, is_count
+from ppojob_cli.verl.trainers import FULLY_ASYNC
 
 _ACTOR = "actor_rollout_ref.actor"
 _MOMENTUM = "optim.override_optimizer_config.momentum"
@@ -220,8 +222,11 @@ def filter_groups(verl: Verl, job: Draft) -> None:
     """Dynamic sampling; in verl without an end, unless there is a largest number of rounds."""
     at, section = "algorithm.filter_groups", "spec.algorithm.dynamicSampling"
     drawn = "data.gen_batch_size"
+    # fully_async_main draws prompt by prompt.
+    is_own = verl.is_given(drawn) and verl.trainer is not FULLY_ASYNC
+    is_own = is_own and verl[drawn] != step_prompts(verl)
     if not verl[f"{at}.enable"]:
-        if verl.is_given(drawn) and verl[drawn] != verl["data.train_batch_size"]:
+        if is_own:
             job.leave_out("a number of prompts for dynamic sampling, which is off", drawn)
         return
     job.set(section, {}, f"{at}.enable")
@@ -234,7 +239,7 @@ def filter_groups(verl: Verl, job: Draft) -> None:
         job.set(f"{section}.metric", word, f"{at}.metric")
     rounds = f"{at}.max_num_gen_batches"
     job.set(f"{section}.maxRounds", verl[rounds] if verl[rounds] > 0 else 1_000, rounds)
-    if verl.is_given(drawn) and verl[drawn] != verl["data.train_batch_size"]:
+    if is_own:
         job.copy(drawn)
 
 
@@ -287,7 +292,7 @@ def _bounds(text: Any) -> tuple[float | None, Any]:
 def mini_batches(verl: Verl, job: Draft) -> None:
     """Prompts of an optimizer step; all of a step are none here."""
     key = f"{_ACTOR}.ppo_mini_batch_size"
-    is_whole = verl[key] >= verl["data.train_batch_size"]
+    is_whole = verl[key] >= step_prompts(verl)
     job.set("spec.algorithm.miniBatchPrompts", None if is_whole else verl[key], key)
 
 
@@ -310,7 +315,7 @@ def _updates(verl: Verl, model: str) -> int:
         verl[f"{model}.{name}"] if is_count(verl[f"{model}.{name}"]) else verl[f"{_ACTOR}.{name}"]
         for name in ("ppo_epochs", "ppo_mini_batch_size")
     )
-    return int(epochs * max(1, -(-verl["data.train_batch_size"] // max(1, part))))
+    return int(epochs * max(1, -(-fetched_prompts(verl) // max(1, part))))
 
 
 def least_rate(verl: Verl, job: Draft) -> None:

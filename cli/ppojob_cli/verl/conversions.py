@@ -5,7 +5,15 @@ from typing import Final
 
 from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
 from ppojob_api.problem import shown
-from ppojob_cli.verl import adapters, algorithm, offload, surroundings, unread
+from ppojob_cli.verl import (
+    adapters,
+    algorithm,
+    asynchronous,
+    offload,
+    surroundings,
+    trainers,
+    unread,
+)
 from ppojob_cli.verl import keys as table
 from ppojob_cli.verl.draft import OFF, Draft, Fate, Outcome, Verl, takes_text
 from ppojob_cli.verl.keys import Key
@@ -45,6 +53,8 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.checkpoints_kept,
         surroundings.examples,
         surroundings.skipped_rollout,
+        asynchronous.prompts,
+        asynchronous.staleness,
         algorithm.estimator,
         algorithm.policy_loss,
         algorithm.kl,
@@ -70,7 +80,8 @@ _LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
 
 def convert(settings: Settings) -> Draft:
     """Make a job of settings, and tell of each of them what became of it."""
-    verl = Verl(resolved(settings, table.defaults()))
+    trainer = settings.trainer or trainers.of_keys(settings.given)
+    verl = Verl(resolved(settings, {**table.defaults(), **trainer.defaults}), trainer)
     job = Draft(verl)
     done = set[str]()
     for key in table.rows().values():

@@ -16,6 +16,7 @@ from ppojob_cli.verl import keys as table
 from ppojob_cli.verl import unread
 from ppojob_cli.verl.keys import Key
 from ppojob_cli.verl.settings import Given
+from ppojob_cli.verl.trainers import MAIN_PPO, Trainer
 
 OFF: Final[tuple[object, ...]] = (None, False, 0, "", "disabled", "sync", [], "register")
 """Values that switch a key off."""
@@ -49,7 +50,8 @@ class Outcome:
 class Verl:
     """verl's settings as conversions read them: what was given, or verl's default."""
 
-    def __init__(self, given: Mapping[str, Given]) -> None:
+    def __init__(self, given: Mapping[str, Given], trainer: Trainer = MAIN_PPO) -> None:
+        self.trainer = trainer
         self._given = dict(given)
         self.typed = tuple(given)
         for key in self.typed:
@@ -58,7 +60,7 @@ class Verl:
     def __getitem__(self, key: str) -> Any:
         """The value; what was not read is as the script has it, or verl's default."""
         row = table.find(key)
-        default = None if row is None else row.default
+        default = self.trainer.defaults.get(key, None if row is None else row.default)
         value = self._given[key].value if key in self._given else None
         if value is None or self.is_unlike(key):
             return _at_home(default)

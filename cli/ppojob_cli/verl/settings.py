@@ -16,6 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_cli.verl import unread
+from ppojob_cli.verl.trainers import Trainer
 
 _OVERRIDE: Final = re.compile(
     r"(?P<sign>\+\+|\+|~)?(?P<key>[\w$.@/-]+)(?:=(?P<value>.*))?", re.DOTALL
@@ -23,7 +24,9 @@ _OVERRIDE: Final = re.compile(
 _OPTION: Final = re.compile(r"--?[\w-]+(=.*)?", re.DOTALL)
 _WITH_VALUE: Final = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 _NAME: Final = re.compile(r"(?:--config-name|-cn)=(?P<name>.*)", re.DOTALL)
-_OWN_NAME: Final = re.compile(r"ppo(_\w+)?_trainer(\.ya?ml)?")
+_OWN_NAME: Final = re.compile(
+    r"(fully_async_|one_step_off_)?ppo(_\w+)?_trainer(\.ya?ml)?|dapo(_\w+)?_trainer(\.ya?ml)?"
+)
 """Of verl's own configurations, whose defaults are in the table of keys."""
 _REFERENCE: Final = re.compile(r"\$\{(?:oc\.select:|)(?P<key>\.*[\w.]+)(?:,(?P<other>[^${}]*))?\}")
 _OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}?")
@@ -47,10 +50,12 @@ class Settings:
     Attributes:
         given: By full key, in order.
         problems: What cannot be read as a setting.
+        trainer: The one that reads them, where a script says so.
     """
 
     given: dict[str, Given]
     problems: list[Problem]
+    trainer: Trainer | None = None
 
     def add(self, others: "Settings") -> None:
         """Lay further settings over these."""

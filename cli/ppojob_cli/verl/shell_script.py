@@ -1,4 +1,4 @@
-"""A launch script of verl's, read and not run: what its call of main_ppo is given.
+"""A launch script of verl's, read and not run: what its call of a trainer is given.
 
 Assignments, arrays, defaults, arithmetic and conditions on known values are followed. What cannot
 be known without a run is marked where it would stand, with its line.
@@ -15,7 +15,9 @@ from tree_sitter import Node
 from ppojob_cli.verl import unread
 from ppojob_cli.verl.shell_words import Variable, Words, line_of, parsed, source_of
 
-MAIN: Final = re.compile(r"(?:[\w./]*[./])?main_ppo(?:_sync)?(?:\.py)?")
+MAIN: Final = re.compile(
+    r"(?:[\w./]*[./])?(?:main_ppo(?:_sync|_v0)?|main_dapo|fully_async_main)(?:\.py)?"
+)
 _DECLARE: Final = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 

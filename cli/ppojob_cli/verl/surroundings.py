@@ -8,7 +8,9 @@ from ppojob_api.v1alpha1.job import Logger
 from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import unread
+from ppojob_cli.verl.asynchronous import DRAWN, drawn_steps
 from ppojob_cli.verl.draft import Draft, Verl, is_count
+from ppojob_cli.verl.trainers import FULLY_ASYNC, ONE_STEP_OFF
 from ppojob_cli.verl_tools import read_verl_agent
 
 _MODEL = "actor_rollout_ref.model"
@@ -131,7 +133,8 @@ def rollout_pods(verl: Verl, job: Draft) -> None:
         job.set("spec.roles.rollout", {}, f"{_ROLLOUT}.nnodes")
         job.copy(f"{_ROLLOUT}.nnodes")
         key = f"{_ROLLOUT}.n_gpus_per_node"
-        gpus = verl[key] if verl.is_given(key) else verl["trainer.n_gpus_per_node"]
+        is_own = verl.is_given(key) or verl.trainer in (ONE_STEP_OFF, FULLY_ASYNC)
+        gpus = verl[key if is_own else "trainer.n_gpus_per_node"]
         job.set("spec.roles.rollout.gpusPerReplica", gpus, key)
 
 
@@ -255,10 +258,14 @@ def reward_model(verl: Verl, job: Draft) -> None:
 def length(verl: Verl, job: Draft) -> None:
     """Steps, or passes over the data; verl ends at what comes first."""
     total, epochs = "trainer.total_training_steps", "trainer.total_epochs"
-    if not verl.is_given(total):
+    drawn = drawn_steps(verl)
+    if drawn is not None:
+        job.set("spec.steps.total", drawn, DRAWN)
+    elif verl.is_given(total):
+        job.copy(total)
+    else:
         job.copy(epochs)
         return
-    job.copy(total)
     if verl.is_given(epochs):
         why = "the steps count here; verl ends after so many passes over the data at the latest"
         job.note(why, epochs)

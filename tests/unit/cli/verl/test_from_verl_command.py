@@ -36,7 +36,9 @@ def test_a_script_is_told_word_for_word(name: str) -> None:
     assert as_golden(run(name, "--verbose")) == (HERE / "expected" / f"{name}.txt").read_text()
 
 
-@pytest.mark.parametrize("name", ["grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh"])
+@pytest.mark.parametrize(
+    "name", ["grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "async.sh", "one_step.sh"]
+)
 def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     result = run(name, "trainer.experiment_name=x")
     assert result.exit_code == 0, result.stderr

@@ -125,6 +125,23 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.optimizer.type": "muon", "spec.optimizer.momentum": 0.9},
     ),
     (f"{ACTOR}.ppo_mini_batch_size=64", {"spec.algorithm.miniBatchPrompts": None}),
+    # A step is what lies between two synchronizations: 3 * 2 * 16 prompts.
+    (
+        f"async_training.trigger_parameter_sync_step=3 async_training.require_batches=2"
+        f" async_training.staleness_threshold=1.5 {OPTIM}.lr_warmup_steps=5"
+        " rollout.total_rollout_steps=1000 rollout.nnodes=3",
+        {
+            "spec.algorithm.promptsPerStep": 96,
+            "spec.algorithm.miniBatchPrompts": 16,
+            "spec.algorithm.policyLoss.type": "bypass",
+            "spec.optimizer.warmupSteps": 10,
+            "spec.rollout.maxStaleness": 2,
+            "spec.roles.rollout.replicas": 3,
+            "spec.roles.rollout.gpusPerReplica": 8,
+            "spec.steps.total": 10,
+        },
+    ),
+    ("async_training.staleness_threshold=0", {"spec.rollout.maxStaleness": None}),
     # -1 is absent, in six places.
     (
         "data.train_max_samples=-1 data.val_max_samples=9",

@@ -1,5 +1,5 @@
 # Keys without a counterpart, keys of nobody, and settings without effect.
-python3 -m verl.experimental.one_step_off_policy.main_ppo \
+python3 -m recipe.spin.main_ppo \
     algorithm.adv_estimator=reinforce_plus_plus algorithm.lam=0.9 \
     data.train_files=train.parquet data.val_files=test.parquet data.train_batch_size=32 \
     data.gen_batch_size=8 data.custom_cls.path=rows.py data.custom_cls.name=Rows \

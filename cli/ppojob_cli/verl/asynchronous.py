@@ -1,0 +1,59 @@
+"""Conversions of verl's trainers that draw while they train."""
+
+import math
+from typing import Final
+
+from ppojob_cli.verl.draft import Draft, Verl
+from ppojob_cli.verl.trainers import FULLY_ASYNC, ONE_STEP_OFF
+
+_TRAINING: Final = "async_training"
+_PROMPTS: Final = "data.train_batch_size"
+_PART: Final = "actor_rollout_ref.actor.ppo_mini_batch_size"
+DRAWN: Final = "rollout.total_rollout_steps"
+
+
+def fetched_prompts(verl: Verl) -> int:
+    """Prompts of one of verl's training steps."""
+    if verl.trainer is not FULLY_ASYNC:
+        return int(verl[_PROMPTS])
+    return int(verl[_PART] * verl[f"{_TRAINING}.require_batches"])
+
+
+def step_prompts(verl: Verl) -> int:
+    """Prompts of a step, behind which engines get new weights."""
+    if verl.trainer is not FULLY_ASYNC:
+        return fetched_prompts(verl)
+    return int(fetched_prompts(verl) * verl[f"{_TRAINING}.trigger_parameter_sync_step"])
+
+
+def prompts(verl: Verl, job: Draft) -> None:
+    """Prompts of a step: of fully_async_main those between two synchronizations of the weights."""
+    if verl.trainer is not FULLY_ASYNC:
+        job.copy(_PROMPTS)
+        return
+    factors = [f"{_TRAINING}.{one}" for one in ("trigger_parameter_sync_step", "require_batches")]
+    job.set("spec.algorithm.promptsPerStep", step_prompts(verl), *factors)
+
+
+def staleness(verl: Verl, job: Draft) -> None:
+    """How many versions old rows may be, which fully_async_main counts in shares of a step."""
+    field, share = "spec.rollout.maxStaleness", f"{_TRAINING}.staleness_threshold"
+    if verl.trainer is ONE_STEP_OFF:
+        job.set(field, 1)
+    if verl.trainer is not FULLY_ASYNC:
+        return
+    versions = math.ceil(verl[share])
+    job.set(field, versions, share)
+    if versions > verl[share]:
+        job.note("a share of a step there; all rows may be a whole version older here", share)
+    partial = f"{_TRAINING}.partial_rollout"
+    if versions and verl[partial] != (versions > 1):
+        why = "long rows go on with newer weights where spec.rollout.maxStaleness is above 1"
+        job.note(why, partial)
+
+
+def drawn_steps(verl: Verl) -> int | None:
+    """The length of fully_async_main, which says how many prompts are drawn in all."""
+    if verl.trainer is not FULLY_ASYNC or not verl.is_on(DRAWN):
+        return None
+    return int(max(1, verl[DRAWN] // step_prompts(verl)))

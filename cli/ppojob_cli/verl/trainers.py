@@ -1,0 +1,48 @@
+"""verl's trainers: the modules that scripts call, and the defaults that they have of their own."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import JsonValue
+
+_PODS: Final[Mapping[str, JsonValue]] = {
+    "actor_rollout_ref.rollout.nnodes": 1,
+    "algorithm.rollout_correction.bypass_mode": True,
+}
+"""Of the two that draw while they train."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """A main module.
+
+    Attributes:
+        modules: Its names, as they stand in scripts.
+        defaults: Of its configuration, where they are not those of main_ppo.
+    """
+
+    modules: str
+    defaults: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+MAIN_PPO: Final = Trainer(
+    r"(?:.*[./])?trainer[./]main_ppo(?:_sync|_v0)?(?:\.py)?|main_ppo(?:\.py)?"
+)
+DAPO: Final = Trainer(r"(?:.*[./])?main_dapo(?:\.py)?", {"reward.reward_manager.name": "dapo"})
+ONE_STEP_OFF: Final = Trainer(r"(?:.*[./])?one_step_off_policy[./]main_ppo(?:\.py)?", _PODS)
+FULLY_ASYNC: Final = Trainer(r"(?:.*[./])?fully_async_main(?:\.py)?", _PODS)
+
+_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC)
+
+
+def of_module(module: str) -> Trainer | None:
+    """The trainer of a module, if it is one of those that are read."""
+    return next((one for one in _TRAINERS if re.fullmatch(one.modules, module)), None)
+
+
+def of_keys(keys: Iterable[str]) -> Trainer:
+    """The trainer of settings whose script is not known."""
+    is_async = any(key.startswith("async_training.") for key in keys)
+    return FULLY_ASYNC if is_async else MAIN_PPO
