@@ -193,11 +193,11 @@ override_optimizer_config.momentum | spec.optimizer.momentum | with type: muon o
 critic.override_optimizer_config.momentum | spec.critic.optimizer.momentum
 optimizer_impl zero_indexed_step | not needed | spec.optimizer.type says which
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
-min_lr_ratio | spec.optimizer.minLearningRateRatio
-optim.min_lr | spec.optimizer.minLearningRateRatio | as a share of the learning rate
-critic.optim.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
-min_lr_factor lr_decay_steps lr_warmup_init | not yet | Megatron's schedules
-lr_min lr_start lr_decay_ratio | not yet | VeOmni's schedules
+min_lr_ratio min_lr_factor | spec.optimizer.minLearningRateRatio
+optim.min_lr lr_min | spec.optimizer.minLearningRateRatio | as a share of the learning rate
+critic.optim.min_lr critic.lr_min | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
+lr_decay_steps lr_warmup_init | not yet | Megatron's schedules
+lr_start lr_decay_ratio | not yet | VeOmni's schedules
 calculate_entropy | not needed | the entropy is always measured
 optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
@@ -293,7 +293,7 @@ critic.optim.weight_decay | spec.critic.optimizer.weightDecay
 critic.optim.betas | spec.critic.optimizer.betas
 critic.lr_warmup_steps | spec.critic.optimizer.warmupSteps | in optimizer steps
 critic.lr_scheduler_type | spec.critic.optimizer.schedule
-critic.min_lr_ratio | spec.critic.optimizer.minLearningRateRatio
+critic.min_lr_ratio critic.min_lr_factor | spec.critic.optimizer.minLearningRateRatio
 critic.grad_clip | spec.critic.optimizer.gradientClip
 critic.fsdp critic.fsdp_size critic.fsdp.fsdp_size | spec.roles.critic.parallelism
 critic.model.fsdp_config | spec.roles.critic.parallelism

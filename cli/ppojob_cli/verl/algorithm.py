@@ -319,13 +319,27 @@ def _updates(verl: Verl, model: str) -> int:
 
 
 def least_rate(verl: Verl, job: Draft) -> None:
-    """The rate that a schedule of Megatron's falls to, as a share of the highest."""
-    models = {_ACTOR: "spec.optimizer", "critic": "spec.critic.optimizer"}
-    for model, section in models.items():
-        least, highest = (verl[f"{model}.optim.{name}"] for name in ("min_lr", "lr"))
-        if least and highest and (model == _ACTOR or verl.is_on("critic.enable")):
-            share = round(least / highest, 9)  # 1e-6 of 1e-5 is 0.1
-            job.set(f"{section}.minLearningRateRatio", share, f"{model}.optim.min_lr")
+    """The rate that a schedule of Megatron's or VeOmni's falls to, as a share of the highest."""
+    for at, section in _schedules(verl):
+        highest = verl[f"{at}.lr"]
+        for key in (f"{at}.min_lr", f"{at}.lr_min"):
+            if verl[key] and highest:
+                share = round(verl[key] / highest, 9)  # 1e-6 of 1e-5 is 0.1
+                job.set(f"{section}.minLearningRateRatio", share, key)
+
+
+def decay_steps(verl: Verl, job: Draft) -> None:
+    """Steps of a schedule that is shorter or longer than the run; a constant rate has none."""
+    for at, _ in _schedules(verl):
+        key = f"{at}.lr_decay_steps"
+        if verl.is_given(key) and verl[f"{at}.lr_scheduler_type"] != "constant":
+            job.leave_out("a schedule ends with the run", key)
+
+
+def _schedules(verl: Verl) -> list[tuple[str, str]]:
+    """The settings of each optimizer that there is, with our section."""
+    critic = [("critic.optim", "spec.critic.optimizer")] if verl.is_on("critic.enable") else []
+    return [(f"{_ACTOR}.optim", "spec.optimizer"), *critic]
 
 
 def gradient_clip(verl: Verl, job: Draft) -> None:

@@ -65,6 +65,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         algorithm.mini_batches,
         algorithm.warmup,
         algorithm.least_rate,
+        algorithm.decay_steps,
         algorithm.gradient_clip,
         algorithm.optimizer_kind,
         algorithm.same_as_policy,

@@ -111,6 +111,14 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.optimizer.schedule": "linear", "spec.optimizer.minLearningRateRatio": 0.1},
     ),
     (
+        f"{OPTIM}.lr_scheduler_type=cosine {OPTIM}.lr=1e-5 {OPTIM}.lr_min=2e-6",
+        {"spec.optimizer.minLearningRateRatio": 0.2},
+    ),
+    (
+        f"{OPTIM}.lr_scheduler_type=cosine {OPTIM}.min_lr_factor=0.3",
+        {"spec.optimizer.minLearningRateRatio": 0.3},
+    ),
+    (
         f"{OPTIM}.optimizer=SGD critic.optim.optimizer=Muon algorithm.adv_estimator=gae",
         {
             "spec.optimizer.type": "sgd",
@@ -451,6 +459,7 @@ FATES = [
     ("trainer.no_such_key=3", Fate.UNKNOWN),
     ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.REPLACED),
     ("actor_rollout_ref.actor.optim.lr=fast", Fate.REPLACED),
+    ("actor_rollout_ref.actor.optim.lr_decay_steps=9", Fate.IDLE),
     ("trainer.project_name=${x.y}", Fate.IDLE),
     ("actor_rollout_ref.model.path=${x.y}/m", Fate.UNREAD),
     ("trainer.experiment_name=a_${now:%d}", Fate.NOTED),
