@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from click.testing import CliRunner
+
 from ppojob_api import manifest, remote_files, validation
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.well_known import RoleName
+from ppojob_cli.validate import validate
 from ppojob_trainer import failpoints
 from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault
 from ppojob_trainer.pod_environment import PodEnvironment
@@ -208,7 +211,7 @@ def test_all_that_cannot_be_read_is_told_at_once(store, tmp_path):
 
 
 def test_what_came_whole_is_not_fetched_again_after_a_break(store, tmp_path):
-    root, url = store
+    _, url = store
     Handler.breaks = {"/model/model.safetensors"}
     assert content(locate(job_of(url), tmp_path / "run"))["model.safetensors"] == bytes(100_000)
     assert Handler.asked.count("/model/model.safetensors") == 2
@@ -233,6 +236,22 @@ def test_two_processes_fetch_once(store, tmp_path):
 
 def locate_in(config: bytes, folder: Path) -> None:
     locate(RunConfig.from_json(config), folder)
+
+
+def test_validate_looks_and_fetches_nothing(store, tmp_path, monkeypatch):
+    root, url = store
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(manifest.dump(job_of(url).job()))
+    judged = CliRunner().invoke(validate, ["job.yaml"])
+    assert (judged.exit_code, judged.stdout) == (0, "job.yaml: ok: PPOJob default/fetches\n")
+    warned = [fields(line) for line in judged.stderr.splitlines()]
+    assert [f"warning: spec.{name}.path" for name in ("model", "data.train[0]")] == warned[-2:]
+    (root / "train.jsonl").unlink()
+    judged = CliRunner().invoke(validate, ["job.yaml"])
+    assert judged.exit_code == 2
+    assert "spec.data.train[0].path: got" in judged.stderr
+    assert CliRunner().invoke(validate, ["--offline", "job.yaml"]).exit_code == 0
+    assert sorted(os.listdir()) == ["job.yaml", "store"]
 
 
 @pytest.mark.parametrize("point", POINTS)

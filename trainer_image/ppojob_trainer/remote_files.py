@@ -15,8 +15,9 @@ import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ppojob_api import remote_files
 from ppojob_api.problem import Problem, ReasonCode, printable, shown
@@ -41,6 +42,7 @@ _TOLD_SECONDS: Final = 10.0
 _PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "hdfs": "pyarrow"}
 
 Tell = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def unreadable(spec: PPOJobSpec) -> Iterator[str]:
     """A line for each URL of a job behind which there is nothing to read; nothing is fetched."""
     for url, where in remote_files.urls(spec).items():
         try:
-            _again(lambda url=url, where=where: _list(url, where), url)
+            _again(partial(_list, url, where), url, tries=1)
         except (ConfigError, JobFailed) as problem:
             yield from str(problem).splitlines()
 
@@ -168,9 +170,9 @@ def _fetched(url: str, where: str, cache: Path, tell: Tell) -> Fetched:
     return _again(attempt, url)
 
 
-def _again(act: Callable[[], Any], url: str) -> Any:
+def _again(act: Callable[[], T], url: str, tries: int = _TRIES) -> T:
     """Do it, and do it again a few times where the store, or the way to it, fails."""
-    for left in reversed(range(_TRIES)):
+    for left in reversed(range(tries)):
         try:
             return act()
         except ConfigError:
@@ -180,7 +182,7 @@ def _again(act: Callable[[], Any], url: str) -> Any:
             if not left:
                 raise JobFailed(f"{url}: not fetched: {why}") from None
             _log.warning("%s: %s; once more", url, why)
-            time.sleep(2.0 ** (_TRIES - left - 1))
+            time.sleep(2.0 ** (tries - left - 1))
     raise AssertionError("unreachable")
 
 
@@ -227,7 +229,8 @@ def _details(
     if is_data and last:
         return list(system.glob(inside, detail=True).values()), last
     # A store may list a folder's own name, and says a page's size only where it is asked for.
-    names = [one["name"] for one in system.ls(inside, detail=True) if one["type"] == "file"]
+    listed = system.ls(inside, detail=True)
+    names = [one["name"] for one in listed if one["type"] == "file"]
     read = [
         name for name in names if not posixpath.basename(name).startswith(".") and name != inside
     ]

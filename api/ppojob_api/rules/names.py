@@ -15,8 +15,8 @@ from ppojob_api.well_known import (
 
 DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".py")
 
-# Each path that a pod must find, some of which may be URLs: the field, CEL around a condition on it,
-# and its place there. An API server looks at those that every job has.
+# Each path that a pod must find, some of which may be URLs: the field, CEL around a condition on
+# it, and its place there. An API server looks at those that every job has.
 _OF_ALL_JOBS = {"model.path", "data.train", "data.validation"}
 _SINGLE = (
     *(f"model.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
