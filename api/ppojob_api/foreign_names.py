@@ -195,7 +195,8 @@ optimizer_impl zero_indexed_step | not needed | spec.optimizer.type says which
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
 min_lr_ratio min_lr_factor | spec.optimizer.minLearningRateRatio
 optim.min_lr lr_min | spec.optimizer.minLearningRateRatio | as a share of the learning rate
-critic.optim.min_lr critic.lr_min | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
+critic.optim.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
+critic.lr_min | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
 lr_decay_steps lr_warmup_init | not yet | Megatron's schedules
 lr_start lr_decay_ratio | not yet | VeOmni's schedules
 calculate_entropy | not needed | the entropy is always measured

@@ -94,13 +94,7 @@ def supervise() -> int:
                 pod.tick()
             time.sleep(_TICK_SECONDS)
         if not files.done():
-<<<<<<< HEAD
-            raise Interrupted(
-                "asked to end while files were fetched; they are fetched on next time"
-            )
-=======
             raise Interrupted("asked to end while files were fetched; the next start goes on")
->>>>>>> files
         if pod.is_controller:
             _wait_for_controller(pod)
     finally:
