@@ -105,11 +105,7 @@ class RunConfig(Section):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> "RunConfig":
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: It is not a run configuration of this version.
-        """
+        """Read what `to_json` wrote."""
         return cls.model_validate_json(data, by_alias=True, by_name=False)
 
     def on_processor(self, *, native_bfloat16: bool) -> "RunConfig":

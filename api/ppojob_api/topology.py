@@ -87,11 +87,7 @@ class Topology(Section):
     """Roles that this job has, in the order of the spec."""
 
     def role(self, name: RoleName) -> RoleTopology:
-        """One role by name.
-
-        Raises:
-            KeyError: The job has no such role.
-        """
+        """One role by name."""
         for role in self.roles:
             if role.role == name:
                 return role

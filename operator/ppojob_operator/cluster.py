@@ -86,19 +86,11 @@ class Cluster:
         return await self._request("get", kind, kind.path(namespace, name))
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make an object that must not be there: an object of others is never taken over.
-
-        Raises:
-            ConflictError: the name is taken.
-        """
+        """Make an object that must not be there: an object of others is never taken over."""
         return await self._write("create", manifest)
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest:
-        """Server-side apply to the very object with this uid, fields of others included.
-
-        Raises:
-            ConflictError: the object is another one now.
-        """
+        """Server-side apply to the very object with this uid, fields of others included."""
         metadata = {**manifest["metadata"], "uid": uid}
         return await self._write("patch", {**manifest, "metadata": metadata})
 
@@ -141,11 +133,7 @@ class Cluster:
     async def watch(
         self, kind: Kind, namespace: str, selector: str, resource_version: str
     ) -> AsyncIterator[Change]:
-        """Follow objects; ends when the API server closes the stream.
-
-        Raises:
-            ExpiredError: the resource version is too old.
-        """
+        """Follow objects; ends when the API server closes the stream."""
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",

@@ -29,11 +29,7 @@ class Connection:
 
 
 def connect(environment: Mapping[str, str] = os.environ) -> Connection:
-    """The connection of a pod, else that of `KUBECONFIG` or `~/.kube/config`.
-
-    Raises:
-        ValueError: there is neither, or it is not usable.
-    """
+    """The connection of a pod, else that of `KUBECONFIG` or `~/.kube/config`."""
     host = environment.get("KUBERNETES_SERVICE_HOST")
     if host and (_ACCOUNT / "token").exists():
         address = f"[{host}]" if ":" in host else host
@@ -47,11 +43,7 @@ def connect(environment: Mapping[str, str] = os.environ) -> Connection:
 
 
 def from_kubeconfig(path: Path) -> Connection:
-    """The connection of a kubeconfig's current context: certificate or token, no plug-ins.
-
-    Raises:
-        ValueError: the file is missing, or has no such context.
-    """
+    """The connection of a kubeconfig's current context: certificate or token, no plug-ins."""
     try:
         config = YAML(typ="safe").load(path.read_text())
         context = _named(config["contexts"], config["current-context"])["context"]

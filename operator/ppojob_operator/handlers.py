@@ -79,11 +79,7 @@ class Program:
             self._operation.see_job(type, dict(body))
 
     def troubles(self, **_: Any) -> str:
-        """The liveness probe: fails when this replica hears nothing or gets nothing done.
-
-        Raises:
-            RuntimeError: it should be started again.
-        """
+        """The liveness probe: fails when this replica hears nothing or gets nothing done."""
         troubles = self._operation.troubles() if self._operation else []
         if troubles:
             raise RuntimeError("; ".join(troubles))

@@ -62,11 +62,7 @@ class Leadership:
         return self._clock() < self._held_until
 
     def check(self) -> None:
-        """Raise unless this replica may write now.
-
-        Raises:
-            NotLeaderError: it may not.
-        """
+        """Raise unless this replica may write now."""
         if not self.is_held:
             raise NotLeaderError("this replica does not hold the Lease")
 

@@ -69,11 +69,7 @@ class Reconciler:
         self._begun: set[str] = set()
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Look at a job once; answers when to look again, or None.
-
-        Raises:
-            ClusterError: something could not be done now.
-        """
+        """Look at a job once; answers when to look again, or None."""
         started = time.monotonic()
         outcome = "failed"
         try:
@@ -149,11 +145,7 @@ class Reconciler:
         return failed
 
     async def _write_status(self, job: Job, plan: Plan) -> None:
-        """Write the status, unless somebody has written to the job since it was read.
-
-        Raises:
-            ClusterError: it could not be written.
-        """
+        """Write the status, unless somebody has written to the job since it was read."""
         if plan.status is None:
             return
         head = {"name": job.name, "namespace": job.namespace, "uid": job.uid}

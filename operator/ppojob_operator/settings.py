@@ -66,11 +66,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings.
-
-    Raises:
-        ValueError: a variable is no setting, or not of its form; all of them at once.
-    """
+    """Read the settings."""
     kinds = {PREFIX + one.name.upper(): one for one in fields(Settings)}
     values: dict[str, Any] = {}
     problems: list[str] = []

@@ -2,7 +2,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppojob_trainer.data.order import Mixture, PromptOrder, epoch_order, mixture_problems
@@ -84,6 +84,7 @@ def test_a_resumed_mixture_equals_an_undisturbed_one(mixture: Mixture) -> None:
 
 
 @given(mixtures())
+@example(Mixture((3, 3, 3, 18), (3.0, 0.5, 0.125, 0.125), 3, shuffle=False))
 def test_every_batch_has_the_share_of_each_source_and_no_row_twice(mixture: Mixture) -> None:
     in_epoch = sum(mixture.rows) // mixture.batch
     for batch in batches_of(mixture, max(in_epoch, 30)):
@@ -91,8 +92,8 @@ def test_every_batch_has_the_share_of_each_source_and_no_row_twice(mixture: Mixt
         found = Counter(source_of(mixture, row) for row in batch)
         for source, weight in enumerate(mixture.weights):
             share = mixture.batch * weight / sum(mixture.weights)
-            # A prompt of its own place in the sequence, one of each edge, one of rounded counts.
-            assert abs(found[source] - share) < 2 + mixture.batch / in_epoch
+            # Less than one prompt at each edge, and one in an epoch for rounded counts.
+            assert abs(found[source] - share) < 2 + 1 / in_epoch
 
 
 @given(mixtures())

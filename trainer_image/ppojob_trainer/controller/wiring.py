@@ -68,11 +68,7 @@ def build_loop(
     heartbeat: HeartbeatPipe,
     stack: contextlib.ExitStack,
 ) -> Loop:
-    """Wire the loop of a job.
-
-    Raises:
-        ConfigError: data, keys or checkpoints do not fit the job.
-    """
+    """Wire the loop of a job."""
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
     store = CheckpointStore(
@@ -204,9 +200,6 @@ def open_prompts(
 
     A job that only generates has the latter in both places. Templates take `began`, unix seconds
     at which the job began, for the present time.
-
-    Raises:
-        ConfigError: the data cannot be read, or does not fit the job.
     """
     spec = config.spec
     model = Path(spec.model.path)

@@ -41,9 +41,6 @@ class ChatTokenizer(Closeable):
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
         pad_token_id: padding of the model; None where its config.json has none.
-
-    Raises:
-        ConfigError: files are missing or damaged.
     """
 
     def __init__(

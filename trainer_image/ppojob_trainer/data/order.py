@@ -1,6 +1,6 @@
 """In which order prompts are drawn: a pure function of (seed, epoch, cursor).
 
-Files with weights are sources: each has its share of every batch, exact but for one prompt, and
+Files with weights are sources: each has its share of every batch, to less than two prompts, and
 its own order. Each source is read in passes of its own, a small one with a large weight more often.
 Rows at the end of a pass that would fill only a part of the share are left out, so that no batch
 holds a row twice. All of it is a function of the seed and of the number of the batch. A curriculum
@@ -10,6 +10,8 @@ is the same with one source.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from heapq import heappop, heappush
+from math import ceil
 from typing import TypedDict
 
 import numpy as np
@@ -40,6 +42,30 @@ def uniform_draws(count: int, *key: int) -> npt.NDArray[np.float64]:
     drawn = (raw >> np.uint64(11)).astype(np.float64)
     drawn *= 2.0**-53
     return drawn
+
+
+def spread(counts: Sequence[int]) -> Rows:
+    """A sequence in which each source stands so often, less than one place off its share.
+
+    The chairman assignment of Tijdeman (1980), https://doi.org/10.1016/0012-365X(80)90269-1: of the
+    first n places a source with the share w has w * n up to 1 - 1 / (2m - 2), where m sources are.
+    The k-th of a source is held back until it would not be too early, and the one that would
+    soonest be late comes next.
+    """
+    places, early = sum(counts), 1 / max(2 * sum(count > 0 for count in counts) - 2, 1)
+    waiting = [(0, source, 0) for source, count in enumerate(counts) if count]
+    ready: list[tuple[float, int, int]] = []
+    sequence = np.empty(places, np.int64)
+    for place in range(places):
+        while waiting and waiting[0][0] <= place:
+            _, source, drawn = heappop(waiting)
+            heappush(ready, ((drawn + 1 - early) / counts[source], source, drawn))
+        _, source, drawn = heappop(ready)
+        sequence[place] = source
+        if drawn + 1 < counts[source]:
+            begins = ceil((drawn + 1 + early) * places / counts[source]) - 1
+            heappush(waiting, (begins, source, drawn + 1))
+    return sequence
 
 
 @dataclass(frozen=True)
@@ -91,10 +117,7 @@ class Mixture:
         places = self._batches * self.batch
         shares = np.array(self.weights) / sum(self.weights)
         edges = np.rint(np.cumsum(shares) * places).astype(np.int64)
-        counts = np.diff(edges, prepend=0)
-        when = [(np.arange(count) + 0.5) / count for count in counts]
-        sources = np.repeat(np.arange(len(counts)), counts)
-        return sources[np.argsort(np.concatenate(when), kind="stable")]
+        return spread(np.diff(edges, prepend=0).tolist())
 
     @cached_property
     def _counts(self) -> Rows:

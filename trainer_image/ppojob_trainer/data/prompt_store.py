@@ -54,11 +54,7 @@ class PromptRow:
 
 
 class PromptStore(Closeable):
-    """Rows in a temporary file that has no name; eight bytes a row are in memory.
-
-    Raises:
-        StorageError: there is no room for temporary files.
-    """
+    """Rows in a temporary file that has no name; eight bytes a row are in memory."""
 
     def __init__(self) -> None:
         self._ends = array("q", [0])
@@ -72,11 +68,7 @@ class PromptStore(Closeable):
         return len(self._ends) - 1
 
     def append(self, row: PromptRow) -> None:
-        """Keep a row, whose index is the number of those before it.
-
-        Raises:
-            StorageError: there is no room for it.
-        """
+        """Keep a row, whose index is the number of those before it."""
         assert row.index == len(self), "rows are numbered in their order"
         told = row.data_source, row.ground_truth, row.extra_info, row.agent
         kept = [row.token_ids, row.prompt, *told, row.answers]
@@ -88,12 +80,7 @@ class PromptStore(Closeable):
         self._ends.append(self._ends[-1] + len(text))
 
     def __getitem__(self, index: int) -> PromptRow:
-        """A row by its number.
-
-        Raises:
-            IndexError: there is no such row.
-            StorageError: there was no room for what was appended.
-        """
+        """A row by its number."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of a data set of {len(self)} rows")
         try:

@@ -78,11 +78,7 @@ class _Version(msgspec.Struct):
 
 
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
-    """Write the manifest of an index whose files, named relative to the folder, are all there.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Write the manifest of an index whose files, named relative to the folder, are all there."""
     files = tuple(
         IndexFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
         for name, path in ((name, folder / name) for name in sorted(names))
@@ -94,11 +90,7 @@ def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manif
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of an index, and no other file.
-
-    Raises:
-        ConfigError: there is no index, or one of another version.
-    """
+    """Read the manifest of an index, and no other file."""
     path = folder / MANIFEST
     try:
         text = path.read_bytes()
@@ -121,11 +113,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_memory(manifest: Manifest, folder: Path) -> None:
-    """Refuse an index that does not fit into memory, before anything is loaded.
-
-    Raises:
-        ConfigError: it is too large.
-    """
+    """Refuse an index that does not fit into memory, before anything is loaded."""
     there = machine_bytes()
     if there is not None and manifest.memory_bytes > there:
         raise ConfigError(
@@ -136,11 +124,7 @@ def check_memory(manifest: Manifest, folder: Path) -> None:
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """Compare every byte of an index with its manifest.
-
-    Raises:
-        ConfigError: a file is absent, cut or changed.
-    """
+    """Compare every byte of an index with its manifest."""
     for file in manifest.files:
         path = folder / file.path
         try:
