@@ -12,6 +12,7 @@ from ppojob_operator.build.metadata import (
     covers,
     digest,
     gang_name,
+    is_of,
 )
 from ppojob_operator.build.objects import (
     base_objects,
@@ -165,6 +166,10 @@ def _object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[
     child = here.observed.children.get((kind, wanted["metadata"]["name"]))
     if child is None:
         yield Create(wanted)
+    elif kind == "PersistentVolumeClaim" and not child.is_deleting:
+        # Its user may let it grow; what an earlier job has left is refused when it is made.
+        if not child.owner_uid and not is_of(here.job, child.manifest["metadata"]):
+            yield Create(wanted)
     elif child.is_deleting or child.owner_uid != here.job.uid:
         # It is on its way out; its deletion wakes us.
         return

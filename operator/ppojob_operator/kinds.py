@@ -40,6 +40,7 @@ PRIORITY = Kind(
 CHILD_KINDS: dict[ChildKind, Kind] = {
     "ConfigMap": Kind("ConfigMap", "v1", "configmaps"),
     "NetworkPolicy": Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+    "PersistentVolumeClaim": Kind("PersistentVolumeClaim", "v1", "persistentvolumeclaims"),
     "PodDisruptionBudget": Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
     "Role": Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),

@@ -79,7 +79,8 @@ def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
             "spec.checkpoint.volume",
             "nothing",
             "pods share the folder of the run through a volume",
-            "{claimName: NAME} of a claim that all pods can mount",
+            "{size: 100Gi} of a claim that the operator makes, or {claimName: NAME} of one that "
+            "all pods can mount",
             ReasonCode.REQUIRED,
         ),
     )

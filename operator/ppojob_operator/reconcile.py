@@ -13,6 +13,7 @@ import zmq
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import API_VERSION, KIND, RoleName
 from ppojob_operator.build import kueue
+from ppojob_operator.build.metadata import is_of
 from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
 from ppojob_operator.cache import Cache
 from ppojob_operator.changes import made
@@ -232,12 +233,18 @@ class Reconciler:
             found = await self._cluster.get(kind, job.namespace, name)
         except MissingError as problem:
             raise UnavailableError(f"{kind.name} {name} was there, and is gone") from problem
-        owners = found["metadata"].get("ownerReferences") or ()
-        if any(owner["uid"] == job.uid for owner in owners):
+        if is_of(job, found["metadata"]):
             return found
+        owners = found["metadata"].get("ownerReferences") or ()
         if any((owner["kind"], owner["name"]) == (KIND, job.name) for owner in owners):
             raise UnavailableError(f"{kind.name} {name} of an earlier job is not gone yet")
-        raise RefusedError(f"{kind.name} {name} is there already and is not this job's")
+        whose = "is there already and is not this job's"
+        if kind.name == "PersistentVolumeClaim":
+            whose = (
+                "holds an earlier job's run, which was to be kept; delete it with kubectl delete "
+                f"pvc {name}, or make a job of another name"
+            )
+        raise RefusedError(f"{kind.name} {name} {whose}")
 
     async def _make_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:
         """Make the Secrets that are missing; the first write decides the keys of all."""

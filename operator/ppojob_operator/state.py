@@ -29,6 +29,7 @@ ChildKind = (
     | Literal[
         "ConfigMap",
         "NetworkPolicy",
+        "PersistentVolumeClaim",
         "PodDisruptionBudget",
         "Role",
         "RoleBinding",

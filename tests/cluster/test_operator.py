@@ -58,6 +58,25 @@ def test_the_words_of_scheduler_and_kubelet_reach_the_status(cluster, operator) 
     eventually(lambda: not children(cluster, "words"))
 
 
+def test_a_claim_that_is_made_outlives_its_job(cluster, operator) -> None:
+    kept = job("kept", checkpoint={"volume": {"size": "1Mi", "accessMode": "ReadWriteOnce"}})
+    gone = job("gone", checkpoint={"volume": {"size": "1Mi", "whenDeleted": "Delete"}})
+    cluster.apply(kept, gone)
+    for name in ("kept", "gone"):
+        wait_for_pods(cluster, name, 4)
+    (claim,) = cluster.get("pvc", "--selector=ppojob.dev/job=kept")["items"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    cluster.kubectl("delete", "ppojob", "kept", "gone")
+    eventually(lambda: not (children(cluster, "kept") or children(cluster, "gone")))
+    eventually(lambda: not cluster.get("pvc", "--selector=ppojob.dev/job=gone")["items"])
+    cluster.apply(kept)
+    says(cluster, "kept", "ObjectRefused")
+    cluster.kubectl("delete", "pvc", "kept-run")
+    wait_for_pods(cluster, "kept", 4)
+    cluster.kubectl("delete", "ppojob", "kept")
+    eventually(lambda: not children(cluster, "kept"))
+
+
 def test_what_is_deleted_or_edited_by_hand_is_put_right(cluster, operator) -> None:
     cluster.apply(job("restored"))
     wait_for_pods(cluster, "restored", 4)

@@ -57,6 +57,7 @@ def names_taken() -> list[dict[str, Any]]:
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "none"}
     container = {"name": "none", "image": "localhost/none"}
     pods = {"metadata": {"labels": {"none": "none"}}, "spec": {"containers": [container]}}
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     sets = {"serviceName": "none", "replicas": 0, "selector": none, "template": pods}
     return [
         foreign("ServiceAccount", "early-controller"),
@@ -65,6 +66,7 @@ def names_taken() -> list[dict[str, Any]]:
         foreign("Role", "early-controller", rules=[]),
         foreign("NetworkPolicy", "early-pods", spec={"podSelector": none}),
         foreign("PodDisruptionBudget", "early-pods", spec={"selector": none}),
+        foreign("PersistentVolumeClaim", "early-run", spec=claim),
         foreign("RoleBinding", "late-controller", roleRef=reference),
         foreign("StatefulSet", "late-controller", spec=sets),
     ]
@@ -84,7 +86,7 @@ def worked(cluster: Cluster, release: str) -> Cluster:
     cluster.apply(job("whole", lifecycle={"suspend": True}))
     eventually(lambda: not cluster.kubectl("get", "statefulsets", of_job, "--output=name"))
     cluster.apply(*names_taken())
-    cluster.apply(job("early"), job("late"))
+    cluster.apply(job("early", checkpoint={"volume": {"size": "1Gi"}}), job("late"))
     for name in ("early", "late"):
         eventually(lambda name=name: refused_an_object(cluster, name))
     return cluster

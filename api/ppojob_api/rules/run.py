@@ -141,6 +141,15 @@ CHECKPOINT_RULES = rules(
     when: has(self.checkpoint.best) && has(self.steps.validateEvery)
     must: has(self.checkpoint.every) && self.checkpoint.every % self.steps.validateEvery == 0
 
+    spec.checkpoint.volume | | Conflict
+        the run is on one claim; exactly one of claimName and size
+    must: has(self.claimName) != has(self.size)
+
+    spec.checkpoint.volume | storageClassName | NoEffect
+        a claim that is there has its class; remove it, or size instead of claimName
+    when: has(self.storageClassName)
+    must: has(self.size)
+
     spec.checkpoint | resume | NoEffect
         it has no effect with volume: a job on a cluster goes on from its own checkpoints alone;
         auto

@@ -15,13 +15,11 @@ from ppojob_api.v1alpha1.section import (
     LabelKey,
     LabelValue,
     ObjectName,
+    Quantity,
     Section,
 )
 from ppojob_api.well_known import RoleName
 
-# Whole numbers, of the forms that Kubernetes knows. An API server may keep one in another form
-# ("1024Mi" as "1Gi"); the operator bears with that.
-Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
 MountPath = Annotated[str, Field(max_length=4_096, pattern=r"^/[^:\x00-\x1f\x7f]*$")]
 ImageName = Annotated[str, Field(min_length=1, max_length=1_024, pattern=r"^[^\s\x00-\x1f]+$")]
 

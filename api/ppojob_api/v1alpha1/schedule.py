@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.section import Items, Name, ObjectName, Seconds, Section
+from ppojob_api.v1alpha1.section import Items, Name, ObjectName, Quantity, Seconds, Section
 
 _Step = Annotated[int, Field(ge=1, le=1_000_000_000)]
 _Rank = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -53,10 +53,22 @@ class StepsSpec(Section):
 
 
 class VolumeSpec(Section):
-    """A volume by the name of its claim."""
+    """A volume: of a claim that is there, or of one that the operator makes, NAME-run."""
 
-    claim_name: ObjectName
-    """PersistentVolumeClaim of the job's namespace."""
+    claim_name: ObjectName | None = None
+    """PersistentVolumeClaim of the job's namespace; exactly one of claimName and size."""
+
+    size: Quantity | None = None
+    """Make a claim for this job alone, of this size, such as 100Gi."""
+
+    storage_class_name: ObjectName | None = None
+    """Of the claim that is made; absent: the cluster's default class."""
+
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+    """Of the claim that is made; with ReadWriteOnce all pods of the job must run on one node."""
+
+    when_deleted: Literal["Retain", "Delete"] = "Retain"
+    """What becomes of the claim that is made, and of the run in it, when the job is deleted."""
 
 
 class BestCheckpointSpec(Section):

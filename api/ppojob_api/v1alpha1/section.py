@@ -40,6 +40,9 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+# Whole numbers, of the forms that Kubernetes knows. An API server may keep one in another form
+# ("1024Mi" as "1Gi"); the operator bears with that.
+Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
 Probability = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, le=10_000_000)]
 MinP = Annotated[float, Field(ge=0, lt=1)]

@@ -40,6 +40,13 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
     - watch    # wakes the job when somebody edits or deletes one
     - create   # names of pods, and the controller's identity; deletion is the garbage collector's
     - patch    # gives one that differs its content again, by server-side apply
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs:
+    - get      # a name is taken: by an earlier job's run, perhaps
+    - list     # what is there, when the operator starts or the watch breaks off
+    - watch    # wakes the job when somebody deletes one
+    - create   # a run's volume, where a job names its size; it is never changed or deleted
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: *made  # the controller may patch the status of its own job, and nothing else

@@ -41,6 +41,14 @@ def selector(job: Job, role: RoleName | None = None) -> dict[str, str]:
     return {**every, LABEL_ROLE: ROLE_SLUGS[role]} if role else every
 
 
+def is_of(job: Job, metadata: Manifest) -> bool:
+    """Whether an object is the job's: it is its owner, or made what outlives it, by its label."""
+    owners = metadata.get("ownerReferences")
+    if owners:
+        return any(owner["uid"] == job.uid for owner in owners)
+    return (metadata.get("labels") or {}).get(LABEL_JOB_UID) == job.uid
+
+
 def role_of(labels_of_object: Manifest) -> RoleName | None:
     """The role that an object's labels name."""
     return _ROLE_OF_SLUG.get(str(labels_of_object.get(LABEL_ROLE, "")))
@@ -63,6 +71,11 @@ def manifest(
         },
         **content,
     }
+
+
+def claim_name(job_name: str) -> str:
+    """Name of the claim that is made for a job's run."""
+    return f"{job_name}-run"
 
 
 def gang_name(job: Job) -> str:

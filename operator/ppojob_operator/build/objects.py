@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
+from ppojob_api.v1alpha1.schedule import VolumeSpec
 from ppojob_api.well_known import (
     ANNOTATION_CONFIG_DIGEST,
     GROUP,
@@ -20,6 +21,7 @@ from ppojob_operator.build.gang import member
 from ppojob_operator.build.metadata import (
     ANNOTATION_GENERATION,
     ANNOTATION_TEMPLATE,
+    claim_name,
     controller_name,
     digest,
     manifest,
@@ -45,7 +47,9 @@ KeyPairs = Mapping[RoleName, tuple[str, str]]
 def base_objects(job: Job, config: PodConfig) -> list[dict[str, Any]]:
     """What must be there before the first pod, Secrets aside."""
     roles = [role.role for role in config.run.topology.with_own_pods]
+    volume = config.run.spec.checkpoint.volume
     return [
+        *([_claim(job, volume)] if volume is not None and volume.size is not None else []),
         _config_map(job, config),
         _service_account(job),
         _role(job),
@@ -132,6 +136,20 @@ def _config_map(job: Job, config: PodConfig) -> dict[str, Any]:
     name, data = config_map_name(job, config), {CONFIG_FILE: config.text}
     rendered = manifest("ConfigMap", job, name, immutable=True, data=data)
     rendered["metadata"]["annotations"] = {ANNOTATION_CONFIG_DIGEST: config.digest}
+    return rendered
+
+
+def _claim(job: Job, volume: VolumeSpec) -> dict[str, Any]:
+    """The claim of the run folder. One that outlives the job has no owner, only labels."""
+    spec: dict[str, Any] = {
+        "accessModes": [volume.access_mode],
+        "resources": {"requests": {"storage": volume.size}},
+    }
+    if volume.storage_class_name is not None:
+        spec["storageClassName"] = volume.storage_class_name
+    rendered = manifest("PersistentVolumeClaim", job, claim_name(job.name), spec=spec)
+    if volume.when_deleted == "Retain":
+        del rendered["metadata"]["ownerReferences"]
     return rendered
 
 

@@ -19,7 +19,7 @@ from ppojob_api.v1alpha1.pod_settings import (
 )
 from ppojob_api.v1alpha1.section import CODE_FOLDER
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
-from ppojob_operator.build.metadata import controller_name, labels, selector
+from ppojob_operator.build.metadata import claim_name, controller_name, labels, selector
 from ppojob_operator.build.pods import environment
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Job
@@ -299,7 +299,7 @@ def _code(config: PodConfig, role: RoleName) -> tuple[list[dict[str, Any]], list
 def _run_claim(config: PodConfig) -> str:
     volume = config.run.spec.checkpoint.volume
     assert volume is not None, "the plan refuses a job without a volume before it renders one"
-    return volume.claim_name
+    return volume.claim_name or claim_name(config.run.name)
 
 
 def _named(volumes: tuple[PodVolume, ...], run_claim: str) -> Iterator[tuple[str, PodVolume]]:

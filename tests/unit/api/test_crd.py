@@ -103,6 +103,7 @@ EDITS: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
     ({}, VOLUME, {"spec.checkpoint.volume"}),
     (VOLUME, {}, {"spec.checkpoint.volume"}),
     (VOLUME, {"checkpoint": {"volume": {"claimName": "b"}}}, {"spec.checkpoint.volume"}),
+    (VOLUME, {"checkpoint": {"volume": {"size": "1Gi"}}}, {"spec.checkpoint.volume"}),
     ({}, {"scheduling": {"type": "volcano"}}, {"spec.scheduling.type"}),
     # A length decides the learning rates of a cosine, or of a share of it as warm-up.
     (COSINE, {**COSINE, "steps": {"total": 40}}, {"spec.steps.total"}),

@@ -48,6 +48,7 @@ CANNOT_BE_SET = {
     *(f"spec.rollout.{name}" for name in ("kvCacheGib", "gpuMemoryShare")),
     *(f"spec.rollout.{name}" for name in ("maxBatchedTokens", "enforceEager")),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
+    *("spec.checkpoint.volume.size", "spec.checkpoint.volume.storageClassName"),
     "spec.steps.generateOnly",
     *(f"spec.agent.tools.{name}" for name in ("source", "parameters")),  # of one that is built in
     *(f"spec.pods.env.{name}" for name in ("value", "secret")),

@@ -80,6 +80,49 @@ async def test_keys_are_made_once(bench: Bench) -> None:
     assert after == before
 
 
+async def test_a_claim_that_is_made_outlives_its_job_and_is_taken_over_by_no_other(bench) -> None:
+    bench.edit_spec(checkpoint={"volume": {"size": "20Gi", "storageClassName": "nfs"}})
+    await up(bench)
+    claim = bench.cluster.objects["PersistentVolumeClaim", "lab", "sum-run"]
+    assert "ownerReferences" not in claim["metadata"]
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "20Gi"}},
+        "storageClassName": "nfs",
+    }
+    mounted = bench.cluster.objects["Pod", "lab", "sum-reward-0"]["spec"]["volumes"]
+    assert {"name": "run", "persistentVolumeClaim": {"claimName": "sum-run"}} in mounted
+    with bench.edited("PersistentVolumeClaim", "sum-run") as grown:
+        grown["spec"]["resources"]["requests"]["storage"] = "40Gi"
+    grown = copy.deepcopy(bench.cluster.objects["PersistentVolumeClaim", "lab", "sum-run"])
+    bench.restart()
+    await bench.settle()
+    job = copy.deepcopy(bench.cluster.objects["PPOJob", "lab", "sum"])
+    bench.cluster.remove("PPOJob", "lab", "sum")
+    await bench.settle()
+    job["metadata"] |= {"uid": "younger", "generation": 1}
+    del job["status"]
+    bench.cluster.put(job)
+    for _ in range(3):
+        with pytest.raises(ClusterError, match="kubectl delete pvc sum-run"):
+            await bench.step()
+    assert bench.names("Pod") == []
+    assert bench.cluster.objects["PersistentVolumeClaim", "lab", "sum-run"] == grown
+    bench.cluster.remove("PersistentVolumeClaim", "lab", "sum-run")
+    await up(bench)
+    assert bench.names("Pod") != []
+
+
+async def test_a_claim_goes_with_its_job_where_that_is_asked_for(bench: Bench) -> None:
+    asked = {"size": "1Gi", "accessMode": "ReadWriteOnce", "whenDeleted": "Delete"}
+    bench.edit_spec(checkpoint={"volume": asked})
+    await up(bench)
+    claim = bench.cluster.objects["PersistentVolumeClaim", "lab", "sum-run"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    bench.cluster.remove("PPOJob", "lab", "sum")
+    assert bench.names("PersistentVolumeClaim") == []
+
+
 @pytest.mark.parametrize("kind", [kind for kind in CHILD_KINDS if kind != "Secret"])
 async def test_what_is_deleted_by_hand_comes_back(bench: Bench, kind: str) -> None:
     await up(bench)
