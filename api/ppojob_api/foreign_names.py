@@ -197,8 +197,15 @@ min_lr_ratio min_lr_factor | spec.optimizer.minLearningRateRatio
 optim.min_lr lr_min | spec.optimizer.minLearningRateRatio | as a share of the learning rate
 critic.optim.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
 critic.lr_min | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
-lr_decay_steps lr_warmup_init | not yet | Megatron's schedules
-lr_start lr_decay_ratio | not yet | VeOmni's schedules
+lr_decay_steps | spec.optimizer.decaySteps | in optimizer steps
+critic.lr_decay_steps | spec.critic.optimizer.decaySteps | in optimizer steps
+critic.lr_decay_ratio | spec.critic.optimizer.decayRatio
+lr_warmup_init lr_start | spec.optimizer.warmupStartRatio | as a share of the learning rate
+critic.lr_warmup_init critic.lr_start | spec.critic.optimizer.warmupStartRatio | as a share
+lr_wsd_decay_steps | spec.optimizer.stableRatio | as a share of the schedule
+critic.lr_wsd_decay_steps | spec.critic.optimizer.stableRatio | as a share of the schedule
+lr_wsd_decay_style | spec.optimizer.schedule | linear or cosine, with stableRatio
+critic.lr_wsd_decay_style | spec.critic.optimizer.schedule | linear or cosine, with stableRatio
 calculate_entropy | not needed | the entropy is always measured
 optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
@@ -390,6 +397,7 @@ max_grad_norm | spec.optimizer.gradientClip
 warmup_steps | spec.optimizer.warmupSteps
 warmup_ratio | spec.optimizer.warmupRatio
 lr_scheduler_kwargs min_lr_rate | spec.optimizer.minLearningRateRatio | that of cosine_with_min_lr
+num_stable_steps | spec.optimizer.stableRatio | as a share, of warmup_stable_decay
 per_device_train_batch_size | spec.training.microBatchTokens | in tokens
 per_device_eval_batch_size | not needed | the engine makes batches itself
 gradient_accumulation_steps | not needed | miniBatchPrompts is one optimizer step
@@ -607,7 +615,10 @@ spec.algorithm.kl.estimator spec.algorithm.kl.lossTerm.estimator | low_var_kl+ |
 spec.algorithm.kl.estimator | k2+ mse+ | k2
 spec.optimizer.schedule spec.critic.optimizer.schedule | constant_with_warmup | constant
 spec.optimizer.schedule spec.critic.optimizer.schedule | cosine_with_min_lr | cosine
+spec.optimizer.schedule spec.critic.optimizer.schedule | wsd warmup_stable_decay \
+| cosine | with stableRatio
 spec.optimizer.schedule spec.critic.optimizer.schedule | polynomial inverse_sqrt | not yet
+spec.optimizer.schedule spec.critic.optimizer.schedule | inverse_square_root | not yet
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp32 float | float32
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | bf16 | bfloat16
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp16 float16 half fp8 float8 | not yet
