@@ -234,7 +234,10 @@ ref.megatron.pipeline_model_parallel_size | spec.roles.reference.parallelism.pip
 ulysses_sequence_parallel_size | spec.roles.actorRollout.parallelism.sequence
 critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
 ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence
-reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
+reshard_after_forward wrap_policy ref.fsdp_config | not yet | FSDP's own
+forward_prefetch | not needed | FSDP2 fetches the next layer while one computes
+enable_gradient_checkpointing recompute_granularity | spec.training.activationCheckpointing
+recompute_method recompute_num_layers recompute_modules | not needed | all layers are computed again
 full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save | not yet | a step waits until its checkpoint is on the disk
 checkpoint.strict | not needed | all of a checkpoint is read
@@ -261,7 +264,7 @@ enable_chunked_prefill | not needed | vLLM's own choice on GPUs; on processors p
 engine_kwargs | not yet
 expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
 max_prompt_length prompt_length | spec.data.maxPromptTokens
-ignore_eos over_sample_rate | not yet | other ways of sampling
+over_sample_rate | not yet | rows drawn beyond those that are trained on
 multi_stage_wake_up layered_summon cudagraph_capture_sizes | not needed | the engine's own choice
 disable_log_stats skip_tokenizer_init scheduling_policy | not needed | the engine's own choice
 moe_load_balance_metrics_interval | not needed | there is no such metric

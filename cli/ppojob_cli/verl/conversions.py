@@ -71,6 +71,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         optimizers.optimizer_kind,
         algorithm.same_as_policy,
         algorithm.critic,
+        offload.checkpointing,
         offload.offload,
     )
 }

@@ -385,6 +385,16 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         " actor_rollout_ref.model.enable_gradient_checkpointing=false",
         {OFFLOAD: None},
     ),
+    # Layers that are computed again are those of Megatron, too.
+    (
+        f"{MODEL}.enable_gradient_checkpointing=false"
+        f" {ACTOR}.megatron.override_transformer_config.recompute_granularity=full",
+        {"spec.training.activationCheckpointing": True},
+    ),
+    (
+        f"{MODEL}.enable_gradient_checkpointing=false {ROLLOUT}.ignore_eos=true",
+        {"spec.training.activationCheckpointing": None, "spec.rollout.ignoreEos": True},
+    ),
     # Of a reference or a critic that is there.
     (f"{REFERENCE}.param_offload=true", {"spec.roles.reference.offload": None}),
     (
@@ -465,11 +475,11 @@ FATES = [
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.WRITTEN),
     ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2", Fate.UNNEEDED),
     ("critic.megatron.pipeline_model_parallel_size=2", Fate.UNNEEDED),
-    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=false", Fate.SAME),
     ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", Fate.WRITTEN),
-    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),
-    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=false", Fate.SAME),
+    ("actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.fsdp_config.reshard_after_forward=true", Fate.SAME),
     ("actor_rollout_ref.actor.kl_loss_coef=0.1", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", Fate.IDLE),
     ("critic.optim.lr=1", Fate.IDLE),
