@@ -197,8 +197,15 @@ min_lr_ratio min_lr_factor | spec.optimizer.minLearningRateRatio
 optim.min_lr lr_min | spec.optimizer.minLearningRateRatio | as a share of the learning rate
 critic.optim.min_lr | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
 critic.lr_min | spec.critic.optimizer.minLearningRateRatio | as a share of the learning rate
-lr_decay_steps lr_warmup_init | not yet | Megatron's schedules
-lr_start lr_decay_ratio | not yet | VeOmni's schedules
+lr_decay_steps | spec.optimizer.decaySteps | in optimizer steps
+critic.lr_decay_steps | spec.critic.optimizer.decaySteps | in optimizer steps
+critic.lr_decay_ratio | spec.critic.optimizer.decayRatio
+lr_warmup_init lr_start | spec.optimizer.warmupStartRatio | as a share of the learning rate
+critic.lr_warmup_init critic.lr_start | spec.critic.optimizer.warmupStartRatio | as a share
+lr_wsd_decay_steps | spec.optimizer.stableRatio | as a share of the schedule
+critic.lr_wsd_decay_steps | spec.critic.optimizer.stableRatio | as a share of the schedule
+lr_wsd_decay_style | spec.optimizer.schedule | linear or cosine, with stableRatio
+critic.lr_wsd_decay_style | spec.critic.optimizer.schedule | linear or cosine, with stableRatio
 calculate_entropy | not needed | the entropy is always measured
 optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
@@ -227,7 +234,10 @@ ref.megatron.pipeline_model_parallel_size | spec.roles.reference.parallelism.pip
 ulysses_sequence_parallel_size | spec.roles.actorRollout.parallelism.sequence
 critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
 ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence
-reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
+reshard_after_forward wrap_policy ref.fsdp_config | not yet | FSDP's own
+forward_prefetch | not needed | FSDP2 fetches the next layer while one computes
+enable_gradient_checkpointing recompute_granularity | spec.training.activationCheckpointing
+recompute_method recompute_num_layers recompute_modules | not needed | all layers are computed again
 full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save | not yet | a step waits until its checkpoint is on the disk
 checkpoint.strict | not needed | all of a checkpoint is read
@@ -254,7 +264,7 @@ enable_chunked_prefill | not needed | vLLM's own choice on GPUs; on processors p
 engine_kwargs | not yet
 expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
 max_prompt_length prompt_length | spec.data.maxPromptTokens
-ignore_eos over_sample_rate | not yet | other ways of sampling
+over_sample_rate | not yet | rows drawn beyond those that are trained on
 multi_stage_wake_up layered_summon cudagraph_capture_sizes | not needed | the engine's own choice
 disable_log_stats skip_tokenizer_init scheduling_policy | not needed | the engine's own choice
 moe_load_balance_metrics_interval | not needed | there is no such metric
@@ -390,6 +400,7 @@ max_grad_norm | spec.optimizer.gradientClip
 warmup_steps | spec.optimizer.warmupSteps
 warmup_ratio | spec.optimizer.warmupRatio
 lr_scheduler_kwargs min_lr_rate | spec.optimizer.minLearningRateRatio | that of cosine_with_min_lr
+num_stable_steps | spec.optimizer.stableRatio | as a share, of warmup_stable_decay
 per_device_train_batch_size | spec.training.microBatchTokens | in tokens
 per_device_eval_batch_size | not needed | the engine makes batches itself
 gradient_accumulation_steps | not needed | miniBatchPrompts is one optimizer step
@@ -607,7 +618,10 @@ spec.algorithm.kl.estimator spec.algorithm.kl.lossTerm.estimator | low_var_kl+ |
 spec.algorithm.kl.estimator | k2+ mse+ | k2
 spec.optimizer.schedule spec.critic.optimizer.schedule | constant_with_warmup | constant
 spec.optimizer.schedule spec.critic.optimizer.schedule | cosine_with_min_lr | cosine
+spec.optimizer.schedule spec.critic.optimizer.schedule | wsd warmup_stable_decay \
+| cosine | with stableRatio
 spec.optimizer.schedule spec.critic.optimizer.schedule | polynomial inverse_sqrt | not yet
+spec.optimizer.schedule spec.critic.optimizer.schedule | inverse_square_root | not yet
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp32 float | float32
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | bf16 | bfloat16
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp16 float16 half fp8 float8 | not yet

@@ -20,6 +20,11 @@ __all__ = ["RULES", "Rule"]
 
 _OPTIONAL = [name for name in TRAJECTORY_SECTIONS if members(PPOJobSpec)[name].shape.optional]
 
+_NEEDS_LENGTH = (
+    "self.optimizer.schedule != 'constant' && !has(self.optimizer.decaySteps)"
+    " || self.optimizer.warmupRatio > 0.0"
+)
+
 IMMUTABLE_RULES = rules(
     """
     $ALWAYS_THERE | | Conflict
@@ -31,10 +36,9 @@ IMMUTABLE_RULES = rules(
     must: $SAME
 
     spec | steps.total steps.epochs | Conflict
-        spec.$FIELD decides the weights with a schedule that falls or a warmupRatio and $OTHER_NAME
-    when: self.optimizer.schedule != 'constant' || self.optimizer.warmupRatio > 0.0
-        || has(self.critic) && self.critic.optimizer.schedule != 'constant'
-        || has(self.critic) && self.critic.optimizer.warmupRatio > 0.0
+        spec.$FIELD decides the weights with a schedule that falls without decaySteps or a
+        warmupRatio and $OTHER_NAME
+    when: $NEEDS_LENGTH || has(self.critic) && ($CRITIC_NEEDS_LENGTH)
     must: $SAME
 
     spec.steps | validateOnly generateOnly | Conflict
@@ -52,6 +56,8 @@ IMMUTABLE_RULES = rules(
     ALWAYS_THERE=" ".join(f"spec.{name}" for name in TRAJECTORY_SECTIONS if name not in _OPTIONAL),
     # A rule within a section that may be absent goes with it, so the spec has those.
     OPTIONAL=" ".join(_OPTIONAL),
+    NEEDS_LENGTH=_NEEDS_LENGTH,
+    CRITIC_NEEDS_LENGTH=_NEEDS_LENGTH.replace("self.", "self.critic."),
     OTHER_NAME="cannot change; make a job of another name",
     SAME="has(self.$FIELD) == has(oldSelf.$FIELD)"
     " && (!has(self.$FIELD) || self.$FIELD == oldSelf.$FIELD)",

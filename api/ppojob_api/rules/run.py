@@ -92,6 +92,21 @@ LENGTH_RULES = rules(
     when: self.warmupSteps > 0
     must: self.warmupRatio == 0.0
 
+    spec.optimizer spec.critic.optimizer | warmupStartRatio | NoEffect
+        there is no warm-up; remove it, or warmupSteps or warmupRatio above 0
+    when: self.warmupSteps == 0 && self.warmupRatio == 0.0
+    must: self.warmupStartRatio == 0.0
+
+    spec.optimizer spec.critic.optimizer | decaySteps | OutOfRange
+        the warm-up ${self.warmupSteps} takes them; above warmupSteps
+    when: has(self.decaySteps)
+    must: self.decaySteps > self.warmupSteps
+
+    spec.optimizer spec.critic.optimizer | decayRatio | Conflict
+        decaySteps ${self.decaySteps} says where the schedule ends; one of the two
+    when: has(self.decaySteps)
+    must: self.decayRatio == 1.0
+
     spec.optimizer spec.critic.optimizer | momentum | NoEffect
         it has no effect with type: adamw; remove it, or type: muon or sgd
     when: self.type == 'adamw'
@@ -102,10 +117,20 @@ LENGTH_RULES = rules(
     when: self.schedule != 'cosine'
     must: self.cycles == 0.5
 
-    spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
+    spec.optimizer spec.critic.optimizer | decaySteps | NoEffect
         it has no effect with schedule: constant; remove it, or schedule: linear or cosine
     when: self.schedule == 'constant'
-    must: self.minLearningRateRatio == 0.0
+    must: $UNSET
+
+    spec.optimizer spec.critic.optimizer | minLearningRateRatio stableRatio | NoEffect
+        it has no effect with schedule: constant; remove it, or schedule: linear or cosine
+    when: self.schedule == 'constant'
+    must: self.$FIELD == 0.0
+
+    spec.optimizer spec.critic.optimizer | decayRatio | NoEffect
+        it has no effect with schedule: constant; remove it, or schedule: linear or cosine
+    when: self.schedule == 'constant'
+    must: self.decayRatio == 1.0
     """,
     POLICY_UPDATES=_POLICY_UPDATES,
     CRITIC_UPDATES=_CRITIC_UPDATES,

@@ -136,6 +136,10 @@ class RolloutSpec(Section):
     ] = ()
     """Tokens that end a response besides the model's own end tokens."""
 
+    ignore_eos: bool = False
+    """Go on behind the model's own end tokens, in validations too: responses of maxResponseTokens,
+    but for those that stopTokenIds or a call of a tool end. verl: ignore_eos, false."""
+
 
 class RewardSource(CodeSource):
     """Where a custom reward function comes from; exactly one member."""

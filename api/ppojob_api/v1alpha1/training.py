@@ -238,13 +238,28 @@ class OptimizerSpec(Section):
     """Peak learning rate. verl: optim.lr, 1e-6."""
 
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Optimizer steps of linear warm-up from 0. verl: lr_warmup_steps, in training steps."""
+    """Optimizer steps of linear warm-up. verl: lr_warmup_steps, in training steps."""
 
     warmup_ratio: Share = 0.0
     """Share of all optimizer steps that warms up, rounded down. verl: lr_warmup_steps_ratio, 0."""
 
+    warmup_start_ratio: Share = 0.0
+    """What the warm-up begins at, as a share of learningRate. verl: lr_warmup_init, a rate, 0."""
+
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up. verl: lr_scheduler_type, constant; TRL: linear."""
+
+    decay_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Optimizer step at which linear and cosine end, counted with the warm-up; absent: by
+    decayRatio. verl: lr_decay_steps, in training steps."""
+
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of all optimizer steps after which linear and cosine end, rounded down.
+    verl: lr_decay_ratio, 1."""
+
+    stable_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of linear and cosine that stays at learningRate before it falls (warm-up, stable,
+    decay). verl: lr_decay_style: WSD."""
 
     min_learning_rate_ratio: Share = 0.0
     """What linear and cosine fall to, as a share of learningRate. verl: min_lr_ratio, 0."""
@@ -275,7 +290,8 @@ class OptimizerSpec(Section):
     @property
     def needs_length(self) -> bool:
         """Whether the learning rate depends on how many steps there will be."""
-        return self.schedule != "constant" or self.warmup_ratio > 0.0
+        falls = self.schedule != "constant" and self.decay_steps is None
+        return falls or self.warmup_ratio > 0.0
 
 
 class TrainingSpec(Section):

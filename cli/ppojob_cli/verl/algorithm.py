@@ -1,15 +1,14 @@
-"""Conversions of what is optimised: estimator, loss, KL, batches, optimizer and critic."""
+"""Conversions of what is optimised: estimator, loss, KL, batches and critic."""
 
 from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_cli.verl.asynchronous import fetched_prompts, step_prompts
-from ppojob_cli.verl.draft import Draft, Verl, is_count
+from ppojob_cli.verl.asynchronous import step_prompts
+from ppojob_cli.verl.draft import Draft, Verl
 from ppojob_cli.verl.trainers import FULLY_ASYNC
 
 _ACTOR = "actor_rollout_ref.actor"
-_MOMENTUM = "optim.override_optimizer_config.momentum"
 _LOSS = "spec.algorithm.policyLoss"
 _TEACHING = "distillation"
 _TEACHER = f"{_TEACHING}.teacher_models.teacher_model.model_path"
@@ -296,84 +295,6 @@ def mini_batches(verl: Verl, job: Draft) -> None:
     job.set("spec.algorithm.miniBatchPrompts", None if is_whole else verl[key], key)
 
 
-def warmup(verl: Verl, job: Draft) -> None:
-    """Steps of warm-up, which verl counts in training steps."""
-    _warmup(verl, job, f"{_ACTOR}.optim", "spec.optimizer", _updates(verl, _ACTOR))
-
-
-def _warmup(verl: Verl, job: Draft, at: str, section: str, updates: int) -> None:
-    steps = verl[f"{at}.lr_warmup_steps"]
-    if steps > 0:
-        job.set(f"{section}.warmupSteps", steps * updates, f"{at}.lr_warmup_steps")
-    else:
-        job.copy(f"{at}.lr_warmup_steps_ratio", f"{section}.warmupRatio")
-
-
-def _updates(verl: Verl, model: str) -> int:
-    """Optimizer steps of one training step."""
-    epochs, part = (
-        verl[f"{model}.{name}"] if is_count(verl[f"{model}.{name}"]) else verl[f"{_ACTOR}.{name}"]
-        for name in ("ppo_epochs", "ppo_mini_batch_size")
-    )
-    return int(epochs * max(1, -(-fetched_prompts(verl) // max(1, part))))
-
-
-def least_rate(verl: Verl, job: Draft) -> None:
-    """The rate that a schedule of Megatron's or VeOmni's falls to, as a share of the highest."""
-    for at, section in _schedules(verl):
-        highest = verl[f"{at}.lr"]
-        for key in (f"{at}.min_lr", f"{at}.lr_min"):
-            if verl[key] and highest:
-                share = round(verl[key] / highest, 9)  # 1e-6 of 1e-5 is 0.1
-                job.set(f"{section}.minLearningRateRatio", share, key)
-
-
-def decay_steps(verl: Verl, job: Draft) -> None:
-    """Steps of a schedule that is shorter or longer than the run; a constant rate has none."""
-    for at, _ in _schedules(verl):
-        key = f"{at}.lr_decay_steps"
-        if verl.is_given(key) and verl[f"{at}.lr_scheduler_type"] != "constant":
-            job.leave_out("a schedule ends with the run", key)
-
-
-def _schedules(verl: Verl) -> list[tuple[str, str]]:
-    """The settings of each optimizer that there is, with our section."""
-    critic = [("critic.optim", "spec.critic.optimizer")] if verl.is_on("critic.enable") else []
-    return [(f"{_ACTOR}.optim", "spec.optimizer"), *critic]
-
-
-def gradient_clip(verl: Verl, job: Draft) -> None:
-    """The largest norm, under its two names."""
-    _gradient_clip(verl, job, _ACTOR, "spec.optimizer.gradientClip")
-
-
-def _gradient_clip(verl: Verl, job: Draft, at: str, path: str) -> None:
-    name = f"{at}.optim.clip_grad"
-    if not verl.is_given(name) and verl.is_given(f"{at}.grad_clip"):
-        name = f"{at}.grad_clip"
-    job.copy(name, path)
-    if name.endswith("grad_clip") and not name.endswith("clip_grad") and verl[name] != 1:
-        job.note("verl's main reads optim.clip_grad alone, and clips at 1", name)
-
-
-def optimizer_kind(verl: Verl, job: Draft) -> None:
-    """The optimizer, under the names that verl's trainers have for it, and its momentum."""
-    for at, section in ((_ACTOR, "spec.optimizer"), ("critic", "spec.critic.optimizer")):
-        if at == "critic" and not verl.is_on("critic.enable"):
-            continue
-        key, momentum = f"{at}.optim.optimizer", f"{at}.{_MOMENTUM}"
-        kind = str(verl[key]).lower()
-        if kind in {"muon", "sgd"}:
-            job.set(f"{section}.type", kind, key)
-            if kind == "muon":
-                job.note("as torch.optim.Muon with adjust_lr_fn: match_rms_adamw", key)
-            # PyTorch's own default, which verl has for the one, is that of Muon for the other.
-            if kind == "sgd" or verl.is_given(momentum):
-                job.set(f"{section}.momentum", verl[momentum] or 0.0, momentum)
-        elif kind not in {"adamw", "adam"}:
-            job.leave_out("adamw, muon and sgd alone", key)
-
-
 def same_as_policy(verl: Verl, job: Draft) -> None:
     """What verl has for the critic apart, and is one here."""
     others = {"fsdp.model_dtype": "fsdp_config.model_dtype"}
@@ -387,17 +308,15 @@ def critic(verl: Verl, job: Draft) -> None:
     """The value model of PPO."""
     if not verl.is_on("critic.enable"):
         return
-    section, optimizer = "spec.critic", "spec.critic.optimizer"
+    section = "spec.critic"
     if verl["algorithm.adv_estimator"] != "gae":
         job.leave_out("only ppo reads values", "critic.enable", changes_numbers=False)
         return
     path = "critic.model.path"
     is_other = verl.is_given(path) and verl[path] != verl["actor_rollout_ref.model.path"]
     job.set(f"{section}.path", verl[path] if is_other else None, path)
-    for name in ("lr", "weight_decay", "betas", "lr_scheduler_type", "min_lr_ratio", "num_cycles"):
+    for name in ("lr", "weight_decay", "betas", "min_lr_ratio", "num_cycles"):
         job.copy(f"critic.optim.{name}")
-    _warmup(verl, job, "critic.optim", optimizer, _updates(verl, "critic"))
-    _gradient_clip(verl, job, "critic", f"{optimizer}.gradientClip")
     job.copy("critic.cliprange_value")
     warmup_key = "trainer.critic_warmup"
     job.set(f"{section}.warmupSteps", max(0, verl[warmup_key] - 1), warmup_key)

@@ -1,4 +1,4 @@
-"""What verl moves to the host's memory, role by role."""
+"""What verl moves to the host's memory, or computes again, for want of memory of a GPU."""
 
 from typing import Final
 
@@ -12,6 +12,15 @@ _SWITCHES: Final = {
     "optimizer": ("optimizer_offload", "offload_policy"),
 }
 """FSDP2's own policy has both there."""
+
+
+def checkpointing(verl: Verl, job: Draft) -> None:
+    """Layers that are computed again, as FSDP and Megatron name them."""
+    switch = f"{_MODEL}.enable_gradient_checkpointing"
+    amount = f"{_ACTOR}.megatron.override_transformer_config.recompute_granularity"
+    job.set("spec.training.activationCheckpointing", bool(verl[switch] or verl[amount]), switch)
+    if verl[amount] and not verl[switch]:
+        job.set("spec.training.activationCheckpointing", True, amount)
 
 
 def offload(verl: Verl, job: Draft) -> None:

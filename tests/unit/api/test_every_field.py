@@ -40,7 +40,11 @@ CANNOT_BE_SET = {
     "spec.agent.mcpServers",
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
-    *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
+    *(
+        f"spec{model}.optimizer.{name}"
+        for model in ("", ".critic")
+        for name in ("warmupRatio", "decayRatio")
+    ),
     *("spec.algorithm.distillation", "spec.algorithm.dpo", "spec.algorithm.rewardModel"),
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.validation.weight"),
     *("spec.rollout.maxStaleness", "spec.rollout.parallelism.tensor"),

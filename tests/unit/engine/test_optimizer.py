@@ -56,6 +56,26 @@ RATES = {
         ),
         {0: 0.0, 1: 2.0, 2: 4.0, 4: 3.5, 6: 3.0, 10: 2.0, 12: 2.0},
     ),
+    "a warm-up from half of the rate, and a line that ends before the run": (
+        OptimizerSpec(
+            learning_rate=4.0,
+            warmup_steps=2,
+            warmup_start_ratio=0.5,
+            schedule="linear",
+            decay_steps=6,
+        ),
+        {0: 2.0, 1: 3.0, 2: 4.0, 4: 2.0, 6: 0.0, 9: 0.0},
+    ),
+    "warm-up, stable, decay, which end after eight tenths": (
+        OptimizerSpec(
+            learning_rate=1.0,
+            warmup_ratio=0.2,
+            schedule="cosine",
+            stable_ratio=0.5,
+            decay_ratio=0.8,
+        ),
+        {0: 0.0, 1: 0.5, 2: 1.0, 5: 1.0, 6: 0.75, 7: 0.25, 8: 0.0, 9: 0.0},
+    ),
     "a warm-up that is longer than the job": (
         OptimizerSpec(learning_rate=1.0, warmup_steps=100, schedule="cosine"),
         {9: 0.09},

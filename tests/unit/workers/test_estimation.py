@@ -337,6 +337,25 @@ def test_what_a_teacher_says_is_the_advantage_of_each_token(rows: BatchRows):
     assert answer.zero_signal_groups == 0.0
 
 
+def test_a_teacher_of_tokens_that_are_all_rejected_says_nothing(rows: BatchRows):
+    """The mean of no token is NaN, as that of advantages is; the updates have zeros."""
+    rejection = [{"mode": "token_k1", "low": 0.9, "high": 1.1}]
+    correction = {"weights": "token", "normalize": True, "rejection": rejection}
+    spec = spec_of(type="distillation", samplesPerPrompt=2, rolloutCorrection=correction)
+    for name, value in {
+        "old_logprobs": -3.0,
+        "rollout_logprobs": 0.0,
+        "ref_logprobs": -2.0,
+    }.items():
+        rows.keep(name, torch.full((12,), value))
+    answer = add_advantages(spec, rows, Advantages([math.nan] * 6, 0.0))
+    assert math.isnan(answer.told["distillation/loss"])
+    assert math.isnan(answer.advantages.mean)
+    assert rows.mine.advantages.tolist() == [0.0] * 12
+    assert not rows.mine.update_mask.any()
+    assert rows.mine.loss_weights.isfinite().all()
+
+
 def test_only_a_sampled_divergence_reads_what_was_likely_before():
     assert needs_old_logprobs(spec_of(type="distillation").algorithm)
     whole = spec_of(type="distillation", distillation={"divergence": "jsd"}, epochs=3)

@@ -22,18 +22,22 @@ OF_ADAMW = ("exp_avg", "exp_avg_sq", COUNT)
 def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     """The learning rate of optimizer step `step`, counted from 0.
 
-    Linear warm-up from 0, which the first step takes: `lr * step / warmup`. Then constant, or from
-    `lr` towards `lr * r`, r the minimum's ratio: `lr * (r + (1 - r) f)`. With x the share of the
-    steps after the warm-up that are done, f is `1 - x` of a linear schedule, as in transformers and
-    Megatron, and `(1 + cos(2 pi cycles x)) / 2` of a cosine, of half a cycle by default, as in
-    verl. Past the end the rate stays where it is; verl's cosine would go on.
+    Linear warm-up from its start, which the first step takes: `lr * step / warmup` from 0. Then
+    constant, or from `lr` towards `lr * r`, r the minimum's ratio: `lr * (r + (1 - r) f)`. With x
+    the share of the steps after the warm-up that are done, of those behind the stable ones, f is
+    `1 - x` of a linear schedule, as in transformers and Megatron, and
+    `(1 + cos(2 pi cycles x)) / 2` of a cosine, of half a cycle by default, as in verl. Past the
+    end the rate stays where it is; verl's cosine would go on.
     """
     warmup = spec.warmup_steps or int(spec.warmup_ratio * total_steps)
     if step < warmup:
-        return spec.learning_rate * step / warmup
+        start = spec.learning_rate * spec.warmup_start_ratio
+        return start + (spec.learning_rate - start) * step / warmup
     if spec.schedule == "constant":
         return spec.learning_rate
-    done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    end = spec.decay_steps or int(spec.decay_ratio * total_steps)
+    done = min(1.0, (step - warmup) / max(1, end - warmup))
+    done = max(0.0, done - spec.stable_ratio) / (1.0 - spec.stable_ratio)
     if spec.schedule == "linear":
         share = 1.0 - done
     else:

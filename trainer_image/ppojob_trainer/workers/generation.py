@@ -222,7 +222,8 @@ class Generation:
             chosen = ValidationSamplingSpec()
         agent = self.turns.agents[name] if self.turns else None
         of_turns = agent.stop_token_ids if agent else ()
-        ends = (*self.chat.eos_token_ids, *rollout.stop_token_ids, *of_turns)
+        own = () if rollout.ignore_eos else self.chat.eos_token_ids
+        ends = (*own, *rollout.stop_token_ids, *of_turns)
         return SamplingParams(
             temperature=chosen.temperature,
             top_p=chosen.top_p,

@@ -118,6 +118,41 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{OPTIM}.lr_scheduler_type=cosine {OPTIM}.min_lr_factor=0.3",
         {"spec.optimizer.minLearningRateRatio": 0.3},
     ),
+    # A schedule of its own length; of Megatron the warm-up is a share of that.
+    (
+        f"{OPTIM}.lr_decay_style=cosine {OPTIM}.lr_decay_steps=50 {OPTIM}.lr_warmup_steps_ratio=0.1"
+        f" {OPTIM}.lr=1e-6 {OPTIM}.lr_warmup_init=1e-7",
+        {
+            "spec.optimizer.decaySteps": 200,
+            "spec.optimizer.warmupSteps": 20,
+            "spec.optimizer.warmupRatio": None,
+            "spec.optimizer.warmupStartRatio": 0.1,
+        },
+    ),
+    (
+        f"{OPTIM}.lr_decay_steps=51200 {OPTIM}.lr_warmup_init=1e-7 {OPTIM}.lr_start=1e-7",
+        {"spec.optimizer.decaySteps": None, "spec.optimizer.warmupStartRatio": None},
+    ),
+    (
+        "algorithm.adv_estimator=gae critic.optim.lr_scheduler_type=cosine critic.optim.lr=1e-5"
+        " critic.optim.lr_decay_ratio=0.9 critic.optim.lr_warmup_steps=2"
+        " critic.optim.lr_start=1e-6",
+        {
+            "spec.critic.optimizer.decayRatio": 0.9,
+            "spec.critic.optimizer.warmupSteps": 8,
+            "spec.critic.optimizer.warmupStartRatio": 0.1,
+            "spec.optimizer.warmupStartRatio": None,
+        },
+    ),
+    (
+        f"{OPTIM}.lr_decay_style=WSD {OPTIM}.lr_wsd_decay_style=linear"
+        f" {OPTIM}.lr_wsd_decay_steps=2 {OPTIM}.lr_warmup_steps=2 trainer.total_training_steps=12",
+        {"spec.optimizer.schedule": "linear", "spec.optimizer.stableRatio": 0.8},
+    ),
+    (
+        f"{OPTIM}.lr_decay_style=WSD {OPTIM}.lr_wsd_decay_steps=2",
+        {"spec.optimizer.schedule": None, "spec.optimizer.stableRatio": None},
+    ),
     (
         f"{OPTIM}.optimizer=SGD critic.optim.optimizer=Muon algorithm.adv_estimator=gae",
         {
@@ -350,6 +385,16 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         " actor_rollout_ref.model.enable_gradient_checkpointing=false",
         {OFFLOAD: None},
     ),
+    # Layers that are computed again are those of Megatron, too.
+    (
+        f"{MODEL}.enable_gradient_checkpointing=false"
+        f" {ACTOR}.megatron.override_transformer_config.recompute_granularity=full",
+        {"spec.training.activationCheckpointing": True},
+    ),
+    (
+        f"{MODEL}.enable_gradient_checkpointing=false {ROLLOUT}.ignore_eos=true",
+        {"spec.training.activationCheckpointing": None, "spec.rollout.ignoreEos": True},
+    ),
     # Of a reference or a critic that is there.
     (f"{REFERENCE}.param_offload=true", {"spec.roles.reference.offload": None}),
     (
@@ -430,11 +475,11 @@ FATES = [
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.WRITTEN),
     ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2", Fate.UNNEEDED),
     ("critic.megatron.pipeline_model_parallel_size=2", Fate.UNNEEDED),
-    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=false", Fate.SAME),
     ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", Fate.WRITTEN),
-    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.LEFT_OUT),
-    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=false", Fate.SAME),
+    ("actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.fsdp_config.reshard_after_forward=true", Fate.SAME),
     ("actor_rollout_ref.actor.kl_loss_coef=0.1", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", Fate.IDLE),
     ("critic.optim.lr=1", Fate.IDLE),

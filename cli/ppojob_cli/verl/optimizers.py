@@ -1,0 +1,115 @@
+"""Conversions of optimizers, and of the schedules that verl's trainers have for them."""
+
+from typing import Final
+
+from ppojob_cli.verl.asynchronous import fetched_prompts
+from ppojob_cli.verl.draft import Draft, Verl, is_count
+
+_ACTOR: Final = "actor_rollout_ref.actor"
+_MOMENTUM: Final = "optim.override_optimizer_config.momentum"
+
+
+def warmup(verl: Verl, job: Draft) -> None:
+    """The warm-up, which verl counts in training steps, and the rate that it begins at."""
+    for model, section in _models(verl):
+        at, updates = f"{model}.optim", _updates(verl, model)
+        steps, ratio = f"{at}.lr_warmup_steps", f"{at}.lr_warmup_steps_ratio"
+        last = verl[f"{at}.lr_decay_steps"]
+        if verl[steps] > 0:
+            job.set(f"{section}.warmupSteps", verl[steps] * updates, steps)
+        elif is_count(last) and verl[ratio]:
+            # Megatron's share is one of its schedule, not of the run.
+            job.set(f"{section}.warmupSteps", int(verl[ratio] * last) * updates, ratio)
+        else:
+            job.copy(ratio, f"{section}.warmupRatio")
+        _as_shares(verl, job, at, f"{section}.warmupStartRatio", ("lr_warmup_init", "lr_start"))
+
+
+def least_rate(verl: Verl, job: Draft) -> None:
+    """The rate that a schedule of Megatron's or VeOmni's falls to."""
+    for model, section in _models(verl):
+        names = ("min_lr", "lr_min")
+        _as_shares(verl, job, f"{model}.optim", f"{section}.minLearningRateRatio", names)
+
+
+def _as_shares(verl: Verl, job: Draft, at: str, path: str, names: tuple[str, ...]) -> None:
+    highest = verl[f"{at}.lr"]
+    for key in (f"{at}.{name}" for name in names):
+        if verl[key] and highest:
+            job.set(path, round(verl[key] / highest, 9), key)  # 1e-6 of 1e-5 is 0.1
+
+
+def schedule(verl: Verl, job: Draft) -> None:
+    """How the rate goes on behind the warm-up, and where that ends."""
+    for model, section in _models(verl):
+        at = f"{model}.optim"
+        kind, last, share = (
+            f"{at}.{one}" for one in ("lr_scheduler_type", "lr_decay_steps", "lr_decay_ratio")
+        )
+        if str(verl[kind]).lower() == "wsd":
+            _stable(verl, job, at, section)
+        else:
+            job.copy(kind, f"{section}.schedule")
+        if is_count(verl[last]):
+            job.set(f"{section}.decaySteps", verl[last] * _updates(verl, model), last)
+        else:
+            job.copy(share, f"{section}.decayRatio")
+
+
+def _stable(verl: Verl, job: Draft, at: str, section: str) -> None:
+    """Megatron's WSD, of which the last steps fall."""
+    kind, form, fall = (
+        f"{at}.{one}" for one in ("lr_scheduler_type", "lr_wsd_decay_style", "lr_wsd_decay_steps")
+    )
+    last = verl[f"{at}.lr_decay_steps"] or verl["trainer.total_training_steps"]
+    if verl[form] not in ("linear", "cosine") or not is_count(last) or not is_count(verl[fall]):
+        why = "stable steps and a fall, linear or cosine, of a schedule whose steps are given"
+        job.leave_out(why, kind)
+        return
+    begin = verl[f"{at}.lr_warmup_steps"]
+    begin = begin if begin > 0 else int(verl[f"{at}.lr_warmup_steps_ratio"] * last)
+    job.set(f"{section}.schedule", verl[form], kind, form)
+    job.set(f"{section}.stableRatio", round(1 - verl[fall] / (last - begin), 9), fall)
+
+
+def _updates(verl: Verl, model: str) -> int:
+    """Optimizer steps of one training step."""
+    epochs, part = (
+        verl[f"{model}.{name}"] if is_count(verl[f"{model}.{name}"]) else verl[f"{_ACTOR}.{name}"]
+        for name in ("ppo_epochs", "ppo_mini_batch_size")
+    )
+    return int(epochs * max(1, -(-fetched_prompts(verl) // max(1, part))))
+
+
+def _models(verl: Verl) -> list[tuple[str, str]]:
+    """Each model that is trained, with the section of its optimizer."""
+    has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
+    critic = [("critic", "spec.critic.optimizer")] if has_critic else []
+    return [(_ACTOR, "spec.optimizer"), *critic]
+
+
+def gradient_clip(verl: Verl, job: Draft) -> None:
+    """The largest norm, under its two names."""
+    for model, section in _models(verl):
+        name = f"{model}.optim.clip_grad"
+        if not verl.is_given(name) and verl.is_given(f"{model}.grad_clip"):
+            name = f"{model}.grad_clip"
+        job.copy(name, f"{section}.gradientClip")
+        if name == f"{model}.grad_clip" and verl[name] != 1:
+            job.note("verl's main reads optim.clip_grad alone, and clips at 1", name)
+
+
+def optimizer_kind(verl: Verl, job: Draft) -> None:
+    """The optimizer, under the names that verl's trainers have for it, and its momentum."""
+    for at, section in _models(verl):
+        key, momentum = f"{at}.optim.optimizer", f"{at}.{_MOMENTUM}"
+        kind = str(verl[key]).lower()
+        if kind in {"muon", "sgd"}:
+            job.set(f"{section}.type", kind, key)
+            if kind == "muon":
+                job.note("as torch.optim.Muon with adjust_lr_fn: match_rms_adamw", key)
+            # PyTorch's own default, which verl has for the one, is that of Muon for the other.
+            if kind == "sgd" or verl.is_given(momentum):
+                job.set(f"{section}.momentum", verl[momentum] or 0.0, momentum)
+        elif kind not in {"adamw", "adam"}:
+            job.leave_out("adamw, muon and sgd alone", key)
