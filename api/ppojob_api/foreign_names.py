@@ -242,7 +242,10 @@ full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save | not yet | a step waits until its checkpoint is on the disk
 checkpoint.strict | not needed | all of a checkpoint is read
 save_lora_only | not needed | with spec.model.lora a checkpoint holds adapters alone
-router_replay router_replay.mode enable_rollout_routing_replay | not yet | replay of routers
+router_replay router_replay.mode moe_enable_routing_replay | spec.algorithm.routerReplay
+ref.router_replay ref.router_replay.mode | not yet | the reference's routers choose for themselves
+router_replay.record_file router_replay.replay_file | not yet | records of routers in files
+enable_rollout_routing_replay | not yet | replay of an engine's routers
 skip.rollout | spec.rollout.replay
 rollout.name | spec.rollout.engine
 temperature | spec.rollout.temperature
@@ -600,6 +603,9 @@ spec.algorithm.policyLoss.type | gmpo | geo_mean
 spec.algorithm.policyLoss.type | bypass_mode | bypass
 spec.algorithm.policyLoss.type | reinforce | bypass | with bypass.form: reinforce
 spec.algorithm.policyLoss.type | luspo | gspo | with lossAggregation: sequence_mean_token_sum
+spec.algorithm.routerReplay | disabled off | none
+spec.algorithm.routerReplay | r2 | recompute
+spec.algorithm.routerReplay | r3 | not yet
 spec.algorithm.lossAggregation | dapo bnpo | token_mean
 spec.algorithm.lossAggregation | seq-mean-token-sum | sequence_mean_token_sum
 spec.algorithm.lossAggregation | seq-mean-token-sum-norm dr_grpo | sequence_mean_token_sum_norm

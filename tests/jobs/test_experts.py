@@ -16,7 +16,13 @@ def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(run_through, tmp_pat
     """Over two ranks, which both have rows for some of the experts only."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.0, "mixture")
     job = {
-        "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4},
+        "algorithm": {
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "miniBatchPrompts": 2,
+            "routerReplay": "recompute",
+        },
         "rollout": {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16},
         "roles": {"actorRollout": {"ranksPerReplica": 2}},
         "steps": {"total": 3},

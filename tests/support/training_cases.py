@@ -75,6 +75,7 @@ class Case:
     recompute: bool = False
     broken: bool = False
     lora: LoraSpec | None = None
+    replayed: bool = False  # updates take the experts that a record gives
     full_kl: bool = False
     teacher: Divergence | None = None  # the loss, instead of that of the policy
     optimizer: OptimizerSpec = ADAMW
@@ -100,6 +101,9 @@ CASES = {
     "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
     "qwen3_recomputed": Case((0, 1, 1, 1, 0), model="qwen3_tied", recompute=True),
     "experts": Case((0, 0, 0, 0, 1), budget=30, model="qwen3_moe"),
+    "experts_replayed": Case(
+        (0, 0, 0, 0, 1), budget=30, model="qwen3_moe", recompute=True, replayed=True
+    ),
     "experts_recomputed": Case((1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
@@ -277,7 +281,11 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     engine = make_engine(model, case, world)
     everything = rows_of_step(broken=case.broken, long=case.long)
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
-    results = {"logprobs": engine.predict(rows)[0]}
+    results = {"logprobs": engine.predict(rows, records=case.replayed)[0]}
+    if rows.experts is not None and rows.prompt_experts is not None:
+        # Others than routers would choose now.
+        rows.experts = (rows.experts + 1) % MIXTURE["num_experts"]
+        rows.prompt_experts = (rows.prompt_experts + 1) % MIXTURE["num_experts"]
     head_of = head_with_kl(engine, folder, world) if case.full_kl else None
     goal: PolicyObjective | DistillationObjective = objective(full_kl=case.full_kl)
     if case.teacher is not None:

@@ -317,7 +317,8 @@ ALGORITHM_RULES = rules(
     OF_ADVANTAGES="policyLoss rolloutCorrection entropyCoefficient entropyControl"
     " highEntropyShare offPolicyThreshold maskTruncated",
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling resampling overlongPenalty"
-    " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated kl",
+    " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated"
+    " routerReplay kl",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"
     " data.dataSourceKey data.dataSource numExamine",
     PAIR_NAMES=" and ".join(PAIRS),

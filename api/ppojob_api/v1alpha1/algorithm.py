@@ -399,6 +399,11 @@ class AlgorithmSpec(Section):
     """Correction for an engine whose numbers are not the trainer's; absent: none.
     verl: algorithm.rollout_correction."""
 
+    router_replay: Literal["none", "recompute"] = "none"
+    """Experts that updates of a mixture let each token go to: none: those that its routers choose
+    then; recompute: those that they chose before the first update of the step, with weights of now
+    (GSPO: arXiv:2507.18071). verl: actor.router_replay.mode, of which R2 is recompute."""
+
     loss_aggregation: LossAggregation = "token_mean"
     """How token losses become one number; every denominator is the whole mini-batch's.
     verl: loss_agg_mode, token-mean."""

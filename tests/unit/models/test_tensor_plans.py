@@ -110,6 +110,18 @@ def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refu
     assert found == ([("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else [])
 
 
+@pytest.mark.parametrize(("changes", "refused"), [({}, True), (EXPERTS, False)])
+def test_a_dense_model_has_no_routers_to_replay(tmp_path: Path, changes, refused: bool) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps({"model_type": "llama", **SIZES, **changes})
+    )
+    grpo = {"type": "grpo", "promptsPerStep": 2, "samplesPerPrompt": 2, "routerReplay": "recompute"}
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, algorithm=grpo)
+    found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
+    assert found == ([("spec.algorithm.routerReplay", ReasonCode.NO_EFFECT)] if refused else [])
+
+
 @pytest.mark.parametrize(("engine", "refused"), [("vllm", True), ("huggingface", False)])
 def test_vllm_has_no_adapters_beside_experts(tmp_path: Path, engine: str, refused: bool) -> None:
     (tmp_path / "model").mkdir()

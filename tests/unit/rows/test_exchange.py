@@ -1,5 +1,7 @@
 """Rows between fake ranks: a thread each, and a link that really copies the bytes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,15 +16,17 @@ from ppojob_trainer.rows.exchange import (
     own_tokens,
     return_columns,
 )
-from ppojob_trainer.rows.experience import COLUMN_DTYPES, Experience
+from ppojob_trainer.rows.experience import COLUMN_DTYPES, ROUTER_COLUMNS, Experience
 
 
 def batch_of(index: BatchIndex) -> Experience:
     """A whole batch of random bits: NaNs and negative zeros among the floats."""
     generator = torch.Generator().manual_seed(0)
-    tokens = sum(index.lengths)
 
-    def column(dtype: torch.dtype) -> torch.Tensor:
+    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
+        tokens = sum(index.prompt_lengths if name == "prompt_experts" else index.lengths)
+        if name in ROUTER_COLUMNS:
+            return torch.randint(0, 999, (tokens, 3, 2), generator=generator).to(dtype)
         if dtype == torch.bool:
             return torch.randint(0, 2, (tokens,), generator=generator).bool()
         bits = torch.randint(-(2**31), 2**31, (tokens,), generator=generator)
@@ -32,7 +36,7 @@ def batch_of(index: BatchIndex) -> Experience:
         prompts=[torch.arange(n) + 1000 * p for p, n in enumerate(index.prompt_lengths)],
         row_groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
-        **{name: column(dtype) for name, dtype in COLUMN_DTYPES.items()},
+        **{name: column(name, dtype) for name, dtype in COLUMN_DTYPES.items()},
     )
 
 
@@ -108,6 +112,27 @@ def test_every_rank_sees_the_whole_batch_and_takes_its_own_part_back(drawn):
         assert bits(mask) == bits(batch.mask)
         assert bits(advantages) == bits(batch.advantages)
         assert bits(own_tokens(index, member, advantages)) == bits(owned.advantages)
+
+
+@settings(max_examples=60)
+@given(batches())
+def test_experts_of_prompts_and_responses_come_along_and_home(drawn):
+    """Each member has a column of their shape, also one without rows."""
+    index, plan, members = drawn
+    batch = batch_of(index)
+
+    def act(link: QueueLink) -> tuple[Experience, Experience]:
+        owned = groups_of(batch, index, plan.held_by(link.member))
+        moved = move_rows(link, index, plan, owned, ROUTER_COLUMNS)
+        owned = replace(owned, experts=None, prompt_experts=None)
+        return_columns(link, index, plan, ROUTER_COLUMNS, staged=moved, owned=owned)
+        return moved, owned
+
+    for member, (moved, owned) in enumerate(all_at_once(Queues(members), *[act] * members)):
+        assert moved.experts.shape[1:] == owned.prompt_experts.shape[1:] == (3, 2)
+        expected = groups_of(batch, index, plan.needed_by(member))
+        assert_same(moved, expected, ROUTER_COLUMNS)
+        assert_same(owned, groups_of(batch, index, plan.held_by(member)), ROUTER_COLUMNS)
 
 
 def test_rows_that_stay_move_no_byte():

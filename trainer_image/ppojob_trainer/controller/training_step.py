@@ -106,17 +106,19 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     needs them before, and so do what a teacher says of the tokens that were drawn, a correction
     for the engine, a choice of tokens by their entropy, a bonus that depends on it, and an
     estimator that reads probabilities, which the pass tells as well; with `bypass` the engine's
-    stand for them.
+    stand for them. The pass also records what routers choose, for several updates.
     """
     reads_entropy = algorithm.high_entropy_share < 1.0 or algorithm.entropy_control is not None
     reads_more = algorithm.is_corrected_before or algorithm.estimator.has_sum_pi_squared
+    mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
+    several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
+    if several_updates and algorithm.router_replay == "recompute":
+        return True
     if algorithm.divergence is not None:
         return False
     has_teacher = algorithm.estimator.has_teacher
     if algorithm.kl.in_ == "reward" or has_teacher or reads_entropy or reads_more:
         return True
-    mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
-    several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
     return several_updates and not algorithm.is_bypass
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,10 @@ from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_pac
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
+from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.pipeline_stages import WHOLE, PipelineStage, stage_of
+from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
 from ppojob_trainer.parallel.fsdp import as_forward, release_root
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
@@ -34,6 +37,7 @@ class Passed:
     arrived: Tensor | None = None
     # (1, t, h) those for the next stage, which gives their gradient; None at the last
     handed_on: Tensor | None = None
+    routes: Routes | None = None  # of its tokens, where routers are recorded or given them
 
 
 class ForwardEngine:
@@ -65,23 +69,32 @@ class ForwardEngine:
         self._saving: Saving = nullcontext
         use_packed_attention(model)
 
-    def predict(self, experience: Experience, head: Head | None = None) -> TokenOutputs:
+    def predict(
+        self, experience: Experience, head: Head | None = None, *, records: bool = False
+    ) -> TokenOutputs:
         """Compute a head's outputs without gradient or dropout; all ranks do so together.
 
         The rows are this rank's, maybe none; without a head the engine's own is taken. Tensors are
-        (tokens,) float32, in row order; 0 where a token is not trained.
+        (tokens,) float32, in row order; 0 where a token is not trained. With `records` the rows
+        are told which experts their tokens went to.
         """
         self.model.eval()
         outputs: TokenOutputs = ()
+        record = RouterRecord(experience, self.model.config) if records else None
         with torch.no_grad():
             # At least one pass tells how many outputs there are.
             for rows in self._passes(experience, torch.arange(experience.num_rows), at_least=1):
                 batch = experience.select(rows) if len(rows) else one_token()
-                values = self._forward(batch, head).outputs
+                passed = self._forward(batch, head, records=records)
+                values = passed.outputs
+                if record is not None and passed.routes is not None and len(rows):
+                    record.add(rows, passed.routes, self._sequence)
                 outputs = outputs or tuple(torch.empty(experience.num_tokens) for _ in values)
                 place = experience.token_index(rows)
                 for output, value in zip(outputs, values, strict=True):
                     output[place] = value[: len(place)]
+        if record is not None:
+            record.keep(self._stage, self.model.device)
         self.release()
         return self._stage.ranks.told_by_last(outputs, experience.num_tokens, self.model.device)
 
@@ -146,7 +159,9 @@ class ForwardEngine:
         plan += [[] for _ in range(count - len(plan))]
         return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
-    def _forward(self, rows: Experience, head: Head | None = None) -> Passed:
+    def _forward(
+        self, rows: Experience, head: Head | None = None, *, records: bool = False
+    ) -> Passed:
         device = self.model.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._training.autocast == "bfloat16"):
             return packed_pass(
@@ -158,6 +173,7 @@ class ForwardEngine:
                 tensor_place=self._world.dims.place(self._world.rank, "tensor"),
                 stage=self._stage,
                 saving=self._saving,
+                records=records,
             )
 
 
@@ -171,6 +187,7 @@ def packed_pass(
     tensor_place: tuple[int, int] = (0, 1),
     stage: PipelineStage = WHOLE,
     saving: Saving = nullcontext,
+    records: bool = False,
 ) -> Passed:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
@@ -178,7 +195,8 @@ def packed_pass(
     the tokens it lies. The model is under `use_packed_attention`. There is at least one row; rows
     and outputs, tensors (tokens,) float32 in row order, are in host memory. The place is this
     rank's among the tensor ranks: each has its heads of attention, of which its ranks share again.
-    All ranks of a stage call this, and the stages one after the other.
+    All ranks of a stage call this, and the stages one after the other. Tokens go to the experts
+    that the rows have for them; else `records` says whether `Passed.routes` are kept.
     """
     config, (number, tensor) = model.config, tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -196,10 +214,13 @@ def packed_pass(
     own = packed.run(ranks.number, ranks.size)
 
     arrived = None
-    given: dict[str, Tensor] = {"input_ids": own.input_ids[None]}
+    given: dict[str, Any] = {"input_ids": own.input_ids[None]}
     if not stage.ranks.is_first:
         arrived = stage.ranks.receive(stage.states_like(len(own.input_ids), model.device))
         given = {"inputs_embeds": arrived.requires_grad_(torch.is_grad_enabled())}
+    routes = routes_of(rows, packed.sources, own.sources, model.device, records=records)
+    if routes is not None:
+        given["routes"] = routes
 
     def compute() -> TokenOutputs:
         with saving():
@@ -218,9 +239,10 @@ def packed_pass(
     if not stage.ranks.is_last:
         (states,) = outputs
         stage.ranks.send(states.detach())
-        return Passed((), arrived, states)
+        return Passed((), arrived, states, routes)
     whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
-    return Passed(tuple(_spread(output.cpu(), rows.mask) for output in whole), arrived)
+    told = tuple(_spread(output.cpu(), rows.mask) for output in whole)
+    return Passed(told, arrived, routes=routes)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -37,6 +37,9 @@ class PackedRows:
     predictors: Tensor
     targets: Tensor  # (trained,) int64, the trained tokens themselves, in row order
     places: Tensor  # (trained,) int64, which of all trained tokens these are
+    # (packed,) int64 in host memory, which token of the rows each is: those of all prompts, and
+    # behind them those of all responses; -1 for one that nobody reads
+    sources: Tensor
 
     def run(self, number: int, runs: int) -> PackedRows:
         """One of so many equal runs of the packed tokens, with the trained tokens it predicts.
@@ -55,6 +58,7 @@ class PackedRows:
             predictors=self.predictors[is_own] - first,
             targets=self.targets[is_own],
             places=self.places[is_own],
+            sources=self.sources[first : first + length],
         )
 
     def to(self, device: torch.device) -> PackedRows:
@@ -75,15 +79,17 @@ class _Packer:
     def __init__(self) -> None:
         self.ids: list[Tensor] = []
         self.positions: list[Tensor] = []
+        self.sources: list[Tensor] = []
         self.spans: list[Span] = []
         self.end = 0
 
-    def add(self, ids: Tensor, prefix: Span | None = None) -> Span:
+    def add(self, ids: Tensor, sources: Tensor, prefix: Span | None = None) -> Span:
         """Append a span that continues `prefix`, or starts a row."""
         before = 0 if prefix is None else prefix.length
         span = Span(self.end, ids.numel(), 0 if prefix is None else prefix.start, before)
         if span.length:
             self.ids.append(ids)
+            self.sources.append(sources)
             self.positions.append(torch.arange(before, before + span.length))
             self.spans.append(span)
             self.end += span.length
@@ -100,6 +106,9 @@ def pack_rows(
     packer = _Packer()
     lengths = experience.lengths.tolist()
     responses = torch.split(experience.response_tokens, lengths)
+    tokens_of_prompts = sum(prompt.numel() for prompt in experience.prompts)
+    of_prompts = _numbered(experience.prompt_lengths.tolist())
+    of_responses = _numbered(lengths, first=tokens_of_prompts)
     trained = [mask.nonzero()[:, 0] for mask in torch.split(experience.mask, lengths)]
     prompts: dict[int, Span] = {}
     predictors: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * experience.num_rows
@@ -107,18 +116,22 @@ def pack_rows(
     first_rows = {group: row for row, group in reversed(list(enumerate(groups)))}
     for row in sorted(range(len(groups)), key=lambda row: (first_rows[groups[row]], row)):
         prompt, places = experience.prompts[groups[row]], trained[row]
+        of_prompt = of_prompts[groups[row]]
         read = responses[row][: int(places[-1]) if len(places) else 0]
+        of_read = of_responses[row][: len(read)]
         if share_prompts:
             if groups[row] not in prompts:
-                prompts[groups[row]] = packer.add(prompt)
+                prompts[groups[row]] = packer.add(prompt, of_prompt)
             shared = prompts[groups[row]]
-            first = packer.add(read, shared).start
+            first = packer.add(read, of_read, shared).start
             last = shared.start + shared.length - 1
         else:
-            last = packer.add(torch.cat([prompt, read])).start + prompt.numel() - 1
+            sources = torch.cat([of_prompt, of_read])
+            last = packer.add(torch.cat([prompt, read]), sources).start + prompt.numel() - 1
             first = last + 1
         predictors[row] = torch.where(places == 0, last, first + places - 1)
-    packer.add(torch.zeros(-packer.end % multiple, dtype=torch.int64))
+    filler = torch.zeros(-packer.end % multiple, dtype=torch.int64)
+    packer.add(filler, filler - 1)
     targets = experience.response_tokens[experience.mask]
     return PackedRows(
         input_ids=torch.cat(packer.ids),
@@ -127,4 +140,10 @@ def pack_rows(
         predictors=torch.cat(predictors),
         targets=targets,
         places=torch.arange(len(targets)),
+        sources=torch.cat(packer.sources),
     )
+
+
+def _numbered(lengths: list[int], first: int = 0) -> tuple[Tensor, ...]:
+    """Runs of so many numbers each, one behind the other."""
+    return torch.split(torch.arange(first, first + sum(lengths)), lengths)

@@ -168,6 +168,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     Ranks have whole heads and layers. They need not have equally many tokens of the vocabulary.
     """
     yield from _check_engines(spec)
+    yield from _check_routers(spec)
     pods = model_pods(spec.roles)
     folders: dict[RoleName, str | None] = {
         "actorRollout": spec.model.path,
@@ -218,6 +219,18 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
                 f"at most {sizes.layers}",
                 ReasonCode.OUT_OF_RANGE,
             )
+
+
+def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
+    sizes, replay = sizes_of(spec.model.path), spec.algorithm.router_replay
+    if replay != "none" and sizes is not None and not sizes.experts:
+        yield Problem(
+            "spec.algorithm.routerReplay",
+            shown(replay),
+            f"a model of {sizes.model_type} has no routers",
+            "none, or remove it",
+            ReasonCode.NO_EFFECT,
+        )
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:

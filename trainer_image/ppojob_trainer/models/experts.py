@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ppojob_trainer.models.mixtures import MATRICES
+from ppojob_trainer.models.routes import follow_routes
 
 
 class Matrix(nn.Module):
@@ -77,14 +78,15 @@ class Experts(nn.ModuleList):
 
 
 def split_experts(model: nn.Module) -> None:
-    """Let the layers of a model of transformers hold each expert by itself.
+    """Let the layers of a model of transformers hold each expert by itself, and follow routes.
 
     The model is whole, on the meta device or with weights. One without experts stays as it is.
     """
     base: Any = model.base_model
-    for layer in base.layers:
+    for number, layer in enumerate(base.layers):
         if hasattr(layer.mlp, "experts"):
             layer.mlp.experts = Experts(layer.mlp.experts)
+            follow_routes(layer, number)
 
 
 def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tensor:

@@ -66,6 +66,15 @@ class SequenceRanks:
         arrived = _exchange(output.reshape(self.size, -1, *output.shape[1:]), self.group)
         return arrived.transpose(0, 1).flatten(1, 2)
 
+    def every(self, values: Tensor) -> Tensor:
+        """The values of all ranks, (t, ...) each, one after the other: (T, ...); no gradient."""
+        if self.size == 1:
+            return values
+        sent = values.contiguous().view(torch.uint8)
+        whole = sent.new_empty(self.size * len(sent), *sent.shape[1:])
+        dist.all_gather_single(whole, sent, group=self.group)
+        return whole.view(values.dtype)
+
     def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
         """Put the values of all ranks together, (n,) at their places of so many: (total,).
 

@@ -118,8 +118,8 @@ def hand_on(
 ) -> Experience:
     """Give all ranks of a data-parallel coordinate the rows that its leader has.
 
-    The link is between those ranks, the leader first, which alone has the rows at `positions` of
-    the batch. Raises as `move_rows`.
+    The link is between those ranks, the leader first, which has the rows at `positions` of the
+    batch, where the others have none. Raises as `move_rows`.
     """
     leads = link.member == 0
     if link.size == 1 and experience is not None:
@@ -143,13 +143,13 @@ def _moved(
     """The rows that this member needs, by its route."""
     _check_rows(index, route.held, experience)
     prompts = [] if experience is None else experience.prompts
-    names, tokens = (*ROLLOUT_COLUMNS, *columns), index.response_tokens
+    names = (*ROLLOUT_COLUMNS, *columns)
     flat_prompts, *arrived = _move(
         link,
         route,
         [
             (_concatenated(prompts, torch.int64), index.prompt_lengths),
-            *((_values(experience, name), tokens) for name in names),
+            *((_values(experience, name), _entries(index, name)) for name in names),
         ],
     )
     moved: dict[str, Any] = dict(zip(names, arrived, strict=True))
@@ -187,8 +187,9 @@ def return_columns(
     route = _Route.of(plan.reversed, link.member)
     _check_rows(index, route.held, staged)
     _check_rows(index, route.needed, owned)
-    tokens = index.response_tokens
-    arrived = _move(link, route, [(_values(staged, name), tokens) for name in columns])
+    arrived = _move(
+        link, route, [(_values(staged, name), _entries(index, name)) for name in columns]
+    )
     if owned is not None:
         for name, values in zip(columns, arrived, strict=True):
             setattr(owned, name, values)
@@ -227,13 +228,16 @@ def _move(link: Link, route: _Route, columns: Sequence[_Column]) -> list[Tensor]
     ]
     outgoing = {
         member: _concatenated(
-            [of_column[p].view(torch.uint8) for of_column in segments for p in positions],
+            [of_column[p].flatten().view(torch.uint8) for of_column in segments for p in positions],
             torch.uint8,
         )
         for member, positions in route.outgoing.items()
     }
     incoming = {
-        member: [values.itemsize * sum(sizes[p] for p in positions) for values, sizes in columns]
+        member: [
+            values.itemsize * values.shape[1:].numel() * sum(sizes[p] for p in positions)
+            for values, sizes in columns
+        ]
         for member, positions in route.incoming.items()
     }
     received = link.exchange(outgoing, {member: sum(parts) for member, parts in incoming.items()})
@@ -241,12 +245,17 @@ def _move(link: Link, route: _Route, columns: Sequence[_Column]) -> list[Tensor]
         parts = torch.split_with_sizes(received[member], incoming[member])
         for (values, sizes), of_column, part in zip(columns, segments, parts, strict=True):
             # The copy begins at an address that suits the dtype; the part may not.
-            arrived = part.clone().view(values.dtype)
+            arrived = part.clone().view(values.dtype).view(-1, *values.shape[1:])
             of_column.update(zip(positions, _split(arrived, sizes, positions), strict=True))
     return [
-        _concatenated([of_column[p] for p in route.needed], values.dtype)
+        torch.cat([values[:0], *(of_column[p] for p in route.needed)])
         for (values, _), of_column in zip(columns, segments, strict=True)
     ]
+
+
+def _entries(index: BatchIndex, name: str) -> Sequence[int]:
+    """(groups,) how many entries of a column each group has."""
+    return index.prompt_lengths if name == "prompt_experts" else index.response_tokens
 
 
 def _split(values: Tensor, sizes: Sequence[int], positions: Sequence[int]) -> list[Tensor]:

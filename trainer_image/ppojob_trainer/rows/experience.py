@@ -51,6 +51,11 @@ class Experience:
     returns: Tensor | None = None  # (tokens,) float32, R_t
     # (tokens,) bool, what of the mask the updates train on; None for all of it
     update_mask: Tensor | None = None
+    # (tokens, layers, k) int16, experts that each token goes to as the input of every layer, where
+    # passes are to take these; None where their routers choose
+    experts: Tensor | None = None
+    # (tokens of all prompts, layers, k) int16, the same of the prompts, one after the other
+    prompt_experts: Tensor | None = None
     # (tokens,) int64, how often the updates train on the row; None for once
     copies: Tensor | None = None
 
@@ -61,7 +66,7 @@ class Experience:
         expected |= dict.fromkeys(TOKEN_COLUMNS, (int(self.lengths.sum()),))
         for name, shape in expected.items():
             column: Tensor | None = getattr(self, name)
-            if column is not None and tuple(column.shape) != shape:
+            if column is not None and tuple(column.shape[:1]) != shape:
                 raise ValueError(
                     f"{name}: got shape {tuple(column.shape)}: the lengths make it {shape}"
                 )
@@ -98,9 +103,11 @@ class Experience:
 
     def token_index(self, rows: Tensor) -> Tensor:
         """(tokens of these rows,) int64: their positions in the flat columns, row after row."""
-        lengths = self.lengths[rows]
-        starts = self.offsets[rows] - (lengths.cumsum(0) - lengths)
-        return torch.repeat_interleave(starts, lengths) + torch.arange(int(lengths.sum()))
+        return _index(self.lengths, rows)
+
+    def prompt_index(self, groups: Tensor) -> Tensor:
+        """(tokens of these prompts,) int64: their positions among the tokens of all prompts."""
+        return _index(self.prompt_lengths, groups)
 
     def select(self, rows: Tensor | Sequence[int]) -> Experience:
         """The given rows, in the given order, as an experience of their own.
@@ -112,6 +119,10 @@ class Experience:
         positions = {
             group: i for i, group in enumerate(dict.fromkeys(self.row_groups[rows].tolist()))
         }
+        of_prompts = self.prompt_experts
+        if of_prompts is not None:
+            groups = torch.tensor(list(positions), dtype=torch.int64)
+            of_prompts = of_prompts[self.prompt_index(groups)]
         tokens = self.token_index(rows)
         columns: dict[str, Any] = {
             name: None if (column := getattr(self, name)) is None else column[tokens]
@@ -123,8 +134,16 @@ class Experience:
                 [positions[group] for group in self.row_groups[rows].tolist()], dtype=torch.int64
             ),
             lengths=self.lengths[rows],
+            prompt_experts=of_prompts,
             **columns,
         )
+
+
+def _index(lengths: Tensor, chosen: Tensor) -> Tensor:
+    """Positions of the tokens of some pieces, piece after piece, where all lie so."""
+    ends, own = lengths.cumsum(0), lengths[chosen]
+    starts = (ends - lengths)[chosen] - (own.cumsum(0) - own)
+    return torch.repeat_interleave(starts, own) + torch.arange(int(own.sum()))
 
 
 def joined(parts: Sequence[Experience]) -> Experience:
@@ -132,7 +151,7 @@ def joined(parts: Sequence[Experience]) -> Experience:
     groups = list(itertools.accumulate((part.num_groups for part in parts), initial=0))
     columns: dict[str, Any] = {
         name: torch.cat([getattr(part, name) for part in parts])
-        for name in TOKEN_COLUMNS
+        for name in (*TOKEN_COLUMNS, "prompt_experts")
         if getattr(parts[0], name) is not None
     }
     return Experience(
@@ -148,9 +167,12 @@ def joined(parts: Sequence[Experience]) -> Experience:
 TOKEN_COLUMNS = tuple(
     field.name
     for field in fields(Experience)
-    if field.name not in ("prompts", "row_groups", "lengths")
+    if field.name not in ("prompts", "row_groups", "lengths", "prompt_experts")
 )
 """Names of the columns with one entry a response token."""
+
+ROUTER_COLUMNS = ("prompt_experts", "experts")
+"""Which experts tokens go to; those of prompts have one entry a token of each group's prompt."""
 
 COLUMN_DTYPES = {
     **dict.fromkeys(TOKEN_COLUMNS, torch.float32),
@@ -158,5 +180,6 @@ COLUMN_DTYPES = {
     "mask": torch.bool,
     "update_mask": torch.bool,
     "copies": torch.int64,
+    **dict.fromkeys(ROUTER_COLUMNS, torch.int16),
 }
-"""The dtype of each of them."""
+"""The dtype of each column of tokens."""

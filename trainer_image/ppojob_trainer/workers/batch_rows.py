@@ -67,11 +67,7 @@ class BatchRows:
         """
         index = self.index.select(positions)
         plan = self._balanced(index)
-        present = [
-            name
-            for name in (*columns, "update_mask", "copies")
-            if getattr(self.mine, name) is not None
-        ]
+        present = self._present((*columns, "update_mask", "copies"))
         staged = self._staged(index, plan, self._held(positions), present)
         if staged.update_mask is not None:
             staged.mask = staged.update_mask
@@ -82,21 +78,29 @@ class BatchRows:
         return staged.select(torch.arange(staged.num_rows).repeat_interleave(times))
 
     def fill(
-        self, column: str, compute: Callable[[Experience], TokenOutputs], *further: str
+        self,
+        column: str,
+        compute: Callable[[Experience], TokenOutputs],
+        *further: str,
+        read: Sequence[str] = (),
+        told: Sequence[str] = (),
     ) -> tuple[Experience, TokenOutputs]:
         """Compute a per-token column of all rows, balanced over the ranks, for their owners.
 
         The first tensor that `compute` gives is the column; those behind it are kept as the
-        `further` columns. Returns the rows that this rank has computed, and all tensors.
+        `further` columns, and so are those columns that it has `told` the rows themselves. It gets
+        the rows with the columns that are to be `read`, where the job has them. Returns the rows
+        that this rank has computed, and all tensors.
         """
         plan = self._balanced(self.index)
-        staged = self._staged(self.index, plan, self.mine)
+        staged = self._staged(self.index, plan, self.mine, self._present(read))
         outputs = compute(staged)
         columns = (column, *further)
         for name, output in zip(columns, outputs, strict=False):
             setattr(staged, name, output)
+        columns = (*columns, *told)
         # All ranks of a coordinate have computed the same; its leader answers.
-        answer = staged if self._leads else None
+        answer = staged if self._leads else staged.select(())
         return_columns(self.link, self.index, plan, columns, staged=answer, owned=self.mine)
         return staged, outputs
 
@@ -132,7 +136,11 @@ class BatchRows:
         """The rows that the coordinate of this rank computes, by a plan for its leader."""
         moved = move_rows(self.link, index, plan, held, columns)
         positions = plan.needed_by(self.dims.leader_of(self.link.member))
-        return hand_on(self.within, index, positions, moved if self._leads else None, columns)
+        return hand_on(self.within, index, positions, moved, columns)
+
+    def _present(self, columns: Sequence[str]) -> list[str]:
+        """Those of the columns that the job has."""
+        return [name for name in columns if getattr(self.mine, name) is not None]
 
     def _held(self, positions: Sequence[int]) -> Experience:
         """Of the groups at some positions, those that this rank owns, in the same order."""

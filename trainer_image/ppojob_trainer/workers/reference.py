@@ -71,9 +71,11 @@ class BaseEngine(ForwardEngine):
         self.model.train(is_training)
         return states
 
-    def _forward(self, rows: Experience, head: Head | None = None) -> Passed:
+    def _forward(
+        self, rows: Experience, head: Head | None = None, *, records: bool = False
+    ) -> Passed:
         with adapters_off(self.model):
-            return super()._forward(rows, head)
+            return super()._forward(rows, head, records=records)
 
 
 class BaseReference(Reference):

@@ -1,5 +1,6 @@
 """The models in training, and what a step asks of them: the policy and the critic."""
 
+from dataclasses import replace
 from functools import partial
 
 from transformers import PreTrainedModel
@@ -25,7 +26,7 @@ from ppojob_trainer.models.load import load_model, load_scoring_model, load_valu
 from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
-from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rows.experience import ROUTER_COLUMNS, Experience
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
@@ -76,8 +77,10 @@ class Policy:
             kept = ["entropies", "sum_pi_squared"]
         else:
             head, kept = None, ["entropies"] if algorithm.high_entropy_share < 1.0 else []
-        predict = partial(engine.predict, head=head)
-        staged, (logprobs, entropy, *_) = rows.fill("old_logprobs", predict, *kept)
+        records = algorithm.router_replay == "recompute"
+        predict = partial(engine.predict, head=head, records=records)
+        told = ROUTER_COLUMNS if records else ()
+        staged, (logprobs, entropy, *_) = rows.fill("old_logprobs", predict, *kept, told=told)
         sums = token_sums(sampling_diagnostics(logprobs, entropy, staged), staged.mask)
         return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(staged.mask.sum())))
 
@@ -87,7 +90,7 @@ class Policy:
             staged = rows.staged(request.prompts, ("ref_logprobs",))
             return self.learner.engine.update(staged, self._given)
         objective = self._objective(request)
-        columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages")
+        columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages", *ROUTER_COLUMNS)
         staged, engine = rows.staged(request.prompts, columns), self.learner.engine
         if self.reference is None:
             return engine.update(staged, objective)
@@ -122,7 +125,8 @@ class Policy:
         if own is not None:
             divergence = Divergence(own.divergence, own.beta)
         head = PolicyHead.of_updates(self._spec)
-        return HeadWithKl(head, reference.last_states(rows), divergence)
+        by_itself = replace(rows, experts=None, prompt_experts=None)
+        return HeadWithKl(head, reference.last_states(by_itself), divergence)
 
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:

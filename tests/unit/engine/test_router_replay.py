@@ -1,0 +1,174 @@
+"""Experts that a pass over rows has recorded, and later passes take, against forced routers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from padded_reference import gradients, padded_logprobs, relative_difference
+from tiny_models import MIXTURE, TWO_LAYERS, save_model
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen3MoeForCausalLM
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.forward_engine import packed_pass
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.rows.experience import Experience
+
+SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": 97}
+HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
+GOAL = PolicyObjective.of(AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3))
+RATIO_OF_ONE = "actor/ppo_kl"
+
+
+def engine_of(folder, **training) -> TrainEngine:
+    spec = TrainingSpec(autocast="none", **training)
+    return TrainEngine(load_model(folder), HEAD, spec, OptimizerSpec(learning_rate=1e-3), 10)
+
+
+def read_tokens(rows: Experience) -> Tensor:
+    """(tokens,) those that a pass reads: all in front of the last trained one of their row."""
+    places = torch.arange(rows.num_tokens)
+    last = torch.full((rows.num_rows,), -1)
+    last.scatter_reduce_(0, rows.token_rows[rows.mask], places[rows.mask], "amax")
+    return places < last[rows.token_rows]
+
+
+def padded_experts(rows: Experience) -> Tensor:
+    """(rows, longest, layers, k) the record as a padded batch has its tokens."""
+    of_prompts = torch.split(rows.prompt_experts, rows.prompt_lengths.tolist())
+    of_responses = torch.split(rows.experts, rows.lengths.tolist())
+    groups = rows.row_groups.tolist()
+    whole = [torch.cat([of_prompts[g], own]) for g, own in zip(groups, of_responses, strict=True)]
+    return torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
+
+
+@contextmanager
+def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[list[Tensor]]:
+    """What the routers of transformers choose, layer by layer; or are made to, as GSPO has it."""
+    found: list[Tensor] = []
+
+    def route(router, _args, told):
+        logits, weights, chosen = told
+        if forced is not None:
+            chosen = forced[:, :, len(found)].flatten(0, 1).long()
+            weights = logits.softmax(dim=-1).gather(-1, chosen)
+            if router.norm_topk_prob:
+                weights = weights / weights.sum(dim=-1, keepdim=True)
+        found.append(chosen)
+        return logits, weights, chosen
+
+    hooks = [layer.mlp.gate.register_forward_hook(route) for layer in model.model.layers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def perturb(model: PreTrainedModel) -> None:
+    """Move the routers so far that many tokens go elsewhere."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            gate = layer.mlp.gate.weight
+            gate.add_(0.2 * torch.randn(gate.shape, generator=generator))
+
+
+@pytest.mark.parametrize("training", [{}, {"share_prompts": False}, {"micro_batch_tokens": 20}])
+def test_the_record_is_what_routers_choose_for_each_token(make_rows, tmp_path, training):
+    theirs, rows = save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES), make_rows()
+    engine = engine_of(tmp_path, **training)
+    plain = engine.predict(rows)
+    assert rows.experts is None
+    for with_record, without in zip(engine.predict(rows, records=True), plain, strict=True):
+        assert torch.equal(with_record, without)
+    with watched(theirs) as found, torch.no_grad():
+        padded_logprobs(theirs, rows)
+    record = padded_experts(rows)
+    chosen = torch.stack(found, dim=1).view(record.shape)
+    reads = [
+        torch.cat([torch.ones(len(rows.prompts[group]), dtype=torch.bool), own])
+        for group, own in zip(
+            rows.row_groups.tolist(),
+            torch.split(read_tokens(rows), rows.lengths.tolist()),
+            strict=True,
+        )
+    ]
+    is_read = torch.nn.utils.rnn.pad_sequence(reads, batch_first=True)
+    assert torch.equal(record[is_read].long(), chosen[is_read])
+    assert not rows.experts[~read_tokens(rows)].any()
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm_topk_prob": False}])
+def test_later_passes_take_the_record_with_weights_of_then(make_rows, tmp_path, changes):
+    theirs, rows = save_model(tmp_path, Qwen3MoeForCausalLM, **{**SIZES, **changes}), make_rows()
+    theirs.set_experts_implementation("eager")
+    engine = engine_of(tmp_path)
+    before, _ = engine.predict(rows, records=True)
+    assert torch.equal(engine.predict(rows)[0], before)  # to the bit
+    for model in (theirs, engine.model):
+        perturb(model)
+    free = replace(rows, experts=None, prompt_experts=None)
+    engine.predict(free, records=True)
+    flipped = (free.experts != rows.experts)[read_tokens(rows)].any(dim=-1).float().mean()
+    assert flipped > 0.2
+
+    factors = torch.randn(rows.num_tokens)
+    with watched(theirs, padded_experts(rows)) as found:
+        expected, _ = padded_logprobs(theirs, rows)
+        references = gradients(theirs, (factors * expected).sum())
+    assert len(found) == 2
+    logprobs = packed_pass(engine.model, HEAD, rows).outputs[0]
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+    assert (engine.predict(free)[0] - expected).abs().max() > 0.1
+    grads = gradients(engine.model, (factors * logprobs).sum())
+    routers = {name: grad for name, grad in references.items() if name.endswith("gate.weight")}
+    assert all(grad.norm() > 0.01 for grad in routers.values())
+    shared = {name: grad for name, grad in references.items() if ".experts." not in name}
+    assert relative_difference({name: grads[name] for name in shared}, shared) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "training",
+    [{"micro_batch_tokens": 20}, {"activation_checkpointing": True}, {"share_prompts": False}],
+)
+def test_an_update_by_the_record_is_the_same_however_it_is_computed(make_rows, tmp_path, training):
+    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+    rows, found = make_rows(), []
+    engine_of(tmp_path).predict(rows, records=True)
+    for options in ({}, training):
+        engine = engine_of(tmp_path, skip_zero_gradient_groups=False, **options)
+        perturb(engine.model)
+        engine.update(rows, GOAL)
+        grads = {name: p.grad.clone() for name, p in engine.model.named_parameters()}
+        found.append(grads)
+    assert relative_difference(found[1], found[0]) < 1e-5
+
+
+def test_a_ratio_is_one_to_the_bit_before_the_first_update(make_rows, tmp_path):
+    """And without the record as well, but not once the weights have moved."""
+    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+    rows, engine = make_rows(), engine_of(tmp_path)
+    rows.old_logprobs, _ = engine.predict(rows, records=True)
+    measured = engine.update(rows, GOAL)
+    assert measured.token_sums[RATIO_OF_ONE] == 0.0
+    assert engine.update(rows, GOAL).token_sums[RATIO_OF_ONE] != 0.0
+
+
+def test_rows_are_taken_and_joined_with_their_experts(make_rows, tmp_path):
+    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+    rows, engine = make_rows(), engine_of(tmp_path)
+    whole, _ = engine.predict(rows, records=True)
+    some = rows.select([7, 2, 2, 0])
+    perturb(engine.model)
+    expected = engine.predict(rows)[0]
+    found = engine.predict(some)[0]
+    assert not torch.allclose(expected, whole)
+    torch.testing.assert_close(found, expected[rows.token_index(torch.tensor([7, 2, 2, 0]))])

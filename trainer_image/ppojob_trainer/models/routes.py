@@ -1,0 +1,65 @@
+"""Routes: which experts the tokens of a forward pass go to, layer by layer.
+
+A pass that is given them does not ask its routers which ones; how much each counts is the routers'
+own softmax over those, so that they learn as ever (GSPO: Zheng et al. 2025, arXiv:2507.18071,
+section 5.3; R3: Ma et al. 2025, arXiv:2510.11370, section 4).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+EXPERT_DTYPE = torch.int16
+"""Of numbers of experts where they are kept."""
+
+
+class Routes:
+    """The experts of the tokens of one forward pass: those that it is given, or has chosen."""
+
+    def __init__(self, sources: Tensor, given: Tensor | None = None) -> None:
+        """Begin a pass.
+
+        Args:
+            sources: (packed,) int64, which token of the rows each is, see `PackedRows.sources`.
+            given: (t, layers, k) on the model's device, of the tokens of this rank; None where
+                routers choose.
+        """
+        self.sources = sources
+        self._given = given
+        self._chosen: dict[int, Tensor] = {}
+
+    def through(self, layer: int, router: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What a router of transformers says: logits, weights and experts of each token."""
+        logits, weights, chosen = told
+        if self._given is None:
+            self._chosen[layer] = chosen.to(EXPERT_DTYPE)
+            return told
+        chosen = self._given[:, layer].long()
+        weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
+        if router.norm_topk_prob:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return logits, weights.to(logits.dtype), chosen
+
+    def chosen(self, layers: int) -> Tensor:
+        """(t, layers, k) what the routers chose; 0 in layers of other stages."""
+        some = next(iter(self._chosen.values()))
+        absent = torch.zeros_like(some)
+        return torch.stack([self._chosen.get(layer, absent) for layer in range(layers)], dim=1)
+
+
+def follow_routes(layer: nn.Module, number: int) -> None:
+    """Let the router of a layer go by the `routes` that the layer is called with, if any.
+
+    They come with each call, for a layer may be computed again behind another pass.
+    """
+    of_call: list[Routes | None] = [None]
+
+    def take(_layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
+        of_call[0] = options.pop("routes", None)
+
+    def go_by(router: nn.Module, _args: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return told if of_call[0] is None else of_call[0].through(number, router, told)
+
+    layer.register_forward_pre_hook(take, with_kwargs=True)
+    layer.mlp.gate.register_forward_hook(go_by)  # type: ignore[union-attr]
