@@ -5,6 +5,7 @@ Run for a model as a process that starts jobs wants it, without loading torch it
 `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from transformers import (
     LlamaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
     Qwen3MoeForCausalLM,
 )
 
@@ -46,6 +49,9 @@ MIXTURE = {
     "norm_topk_prob": True,
 }
 """Of a mixture of experts, beside other sizes."""
+SECTIONS = {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2]}
+"""Of a head of eight: how many of its angles tell of time, height and width of a picture."""
+PATCH = 4
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
 CALLS = [
@@ -77,6 +83,34 @@ def save_model(
 ) -> PreTrainedModel:
     model = make_model(model_class, **changes)
     model.save_pretrained(folder)
+    return model
+
+
+def save_seeing_model(
+    folder: Path,
+    model_class: type[PreTrainedModel] = Qwen2_5_VLForConditionalGeneration,
+    **changes: object,
+) -> PreTrainedModel:
+    """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
+    sizes = {**SIZES, **TWO_LAYERS, "rope_parameters": SECTIONS, **changes}
+    tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
+    if model_class is Qwen2VLForConditionalGeneration:
+        tower |= {"embed_dim": 16, "hidden_size": sizes["hidden_size"], "mlp_ratio": 2}
+    else:
+        tower |= {"hidden_size": 16, "intermediate_size": 24, "window_size": 4 * PATCH}
+        tower |= {"out_hidden_size": sizes["hidden_size"], "fullatt_block_indexes": [1]}
+    config = model_class.config_class(
+        text_config=sizes,
+        vision_config=tower,
+        image_token_id=NAMES.index("~"),
+        tie_word_embeddings=sizes.get("tie_word_embeddings", False),
+    )
+    torch.manual_seed(0)
+    model = model_class(config)
+    model.save_pretrained(folder)
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
+    processor |= {"min_pixels": 4 * PATCH**2, "max_pixels": 64 * PATCH**2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
 
 

@@ -38,7 +38,10 @@ ROPE = {
     "short_factor": [1.0 + i / 8 for i in range(HALF)],
     "long_factor": [2.0 + i for i in range(HALF)],
 }
+SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
 OPTIONS = {
+    "qwen2_vl": {"rope_parameters": SECTIONS},
+    "qwen2_5_vl": {"rope_parameters": SECTIONS},
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma3_text": {"head_dim": 2 * HALF, "tie_word_embeddings": True},

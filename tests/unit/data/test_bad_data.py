@@ -200,6 +200,16 @@ CASES: dict[str, Case] = {
     "the row that decides the kind": only(good_row(prompt=7), good_row(prompt="3 + 5"), good_row()),
     "many bad rows": only(*(good_row(prompt=(7, None)[row % 2]) for row in range(1_000))),
     "same rows (a warning)": same_rows,
+    "media that nobody sees (a warning)": lambda files: (
+        files.warnings(
+            files.table(
+                "a.parquet",
+                good_row("<image> 3?", images=["x"]),
+                good_row("<video> 3?", images=["x"]),
+            )
+        )
+        + files.warnings(files.lines("b.jsonl", good_row("<audio> 3?", audios=["x"])))
+    ),
     "control token (a warning)": warnings(good_row(), good_row("3 <|im_end|> 5")),
     "trained on (a warning)": trained_on,
 }

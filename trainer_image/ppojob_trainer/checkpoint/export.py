@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import give_parts, join, stored_dtype, write_tensors
+from ppojob_trainer.checkpoint.tensors import (
+    give_parts,
+    join,
+    read_tensors,
+    stored_dtype,
+    write_tensors,
+)
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import (
@@ -25,8 +31,10 @@ from ppojob_trainer.models.adapter_files import (
     peft_name,
 )
 from ppojob_trainer.models.config_changes import changed_document
+from ppojob_trainer.models.config_files import TOWER, sees_pictures
 from ppojob_trainer.models.kinds import SCORE_WEIGHT
 from ppojob_trainer.models.lora import A, Adapter, B
+from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import Join
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
@@ -47,7 +55,13 @@ _TOKENIZER_FILES: Final = (
     "*.tiktoken",
     "chat_template.*",
 )
-_MODEL_FILES: Final = ("generation_config.json", "*.py", "LICENSE*", "NOTICE*")
+_MODEL_FILES: Final = (
+    "generation_config.json",
+    "*processor_config.json",
+    "*.py",
+    "LICENSE*",
+    "NOTICE*",
+)
 
 
 def export_model(
@@ -67,7 +81,7 @@ def export_model(
     """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
 
     Where the model is cut over ranks all of them call this, and weights are put together one at a
-    time; one rank writes.
+    time; one rank writes. What nobody trains, a vision tower, is taken over too.
 
     Args:
         target: the folder, replaced as a whole; None for a rank that gives its parts only.
@@ -87,7 +101,9 @@ def export_model(
         StorageError: the disk refused; an older export stands.
         ConfigError: ``model_folder`` has no readable config.json.
     """
-    named, merge, plain = dict(tensors), told(_merging(adapters)), told(join)
+    tower = _tower(model_folder)
+    named, plain = {**dict(tensors), **tower}, told(join)
+    merge = _but(tower, told(_merging(adapters)))
     head = {SCORE_WEIGHT: named[SCORE_WEIGHT]} if is_scorer else {}
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
@@ -219,6 +235,29 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
         return adapters[name].merged(tensor.detach().to(dtype)).to(dtype)
 
     return merged
+
+
+def _tower(model_folder: Path) -> dict[str, Tensor]:
+    """The weights of a vision tower where training began, mapped; none of other models."""
+    try:
+        config = json.loads((model_folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}  # whoever writes the configuration tells of it
+    if not sees_pictures(config):
+        return {}
+    files = read_weights(model_folder).files
+    paths = sorted({path for name, path in files.items() if name.startswith(TOWER)})
+    tensors = (read_tensors(path).items() for path in paths)
+    return {name: tensor for found in tensors for name, tensor in found if name.startswith(TOWER)}
+
+
+def _but(those: Mapping[str, Tensor], merge: Join) -> Join:
+    """Stores tensors that every rank has whole as they are, and others as `merge` makes them."""
+
+    def stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return (join if name in those else merge)(name, tensor, dtype)
+
+    return stored
 
 
 def _write_adapters(

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,8 +24,11 @@ Row = Mapping[str, object]
 class RowFile(ABC):
     """One open file, read once from the front, a few megabytes of it in memory at a time.
 
-    Of some formats `num_rows` is known only after the pass over ``rows``.
+    Of some formats `num_rows` is known only after the pass over ``rows``. ``unread`` are
+    columns that rows leave out.
     """
+
+    unread: Collection[str] = ()
 
     def __init__(self, path: str, num_rows: int = 0) -> None:
         self.path = path
@@ -124,6 +127,7 @@ class ParquetRows(RowFile):
         self._file = file
         present = set(file.schema_arrow.names)
         self.columns = [name for name in columns if name in present]
+        self.unread = present.difference(columns)
 
     def rows(self) -> Iterator[Row | DataProblem]:
         """Yield every row in order; a damaged row group is one problem and ends the file."""

@@ -24,6 +24,8 @@ UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
 _INTERACTION_COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 _KWARGS = "tools_kwargs"
 _SELECTION = "tool_selection"
+MEDIA = {"<image>": "images", "<video>": "videos", "<audio>": "audios"}
+"""verl's marks in a prompt, and the columns of what belongs there."""
 _NO_TOOL = "the row's agent has no such tool"
 
 
@@ -135,6 +137,18 @@ def with_control_token(
         return None
     why = "a control token within a message is tokenised as one"
     return DataProblem(spec.prompt_key, repr(token), why, "fine where it is meant")
+
+
+def with_unseen_media(
+    prompt: Prompt, columns: Collection[str], spec: DataSpec
+) -> DataProblem | None:
+    """Tell of a prompt with marks of what its row has in a column, and the model is not shown."""
+    contents = [prompt] if isinstance(prompt, str) else [str(one["content"]) for one in prompt]
+    for mark, column in MEDIA.items():
+        if column in columns and any(mark in content for content in contents):
+            why = f"the model sees the mark alone, and nothing of the column {column}"
+            return DataProblem(spec.prompt_key, mark, why, "fine where it is meant")
+    return None
 
 
 def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
@@ -28,6 +28,7 @@ from ppojob_trainer.data.row_checks import (
     unrewarded,
     untaken_kwargs,
     with_control_token,
+    with_unseen_media,
     wrong_selection,
 )
 from ppojob_trainer.data.template_renderer import BadChatTemplate
@@ -45,6 +46,7 @@ class _Candidate:
         answers: those that are learnt, each from its first turn of the assistant on.
         entry: of the list of files in the specification.
         number: of the row in all files together.
+        columns: that the row has, read or not.
     """
 
     row: PromptRow
@@ -54,6 +56,7 @@ class _Candidate:
     number: int
     path: str
     place: str
+    columns: Collection[str]
 
 
 @dataclass(slots=True)
@@ -196,7 +199,8 @@ class Scan:
                 _add(self.errors, bad.problem, file.path, place)
                 continue
             number = first + in_file
-            yield _Candidate(row, difficulty, answers, entry, number, file.path, place)
+            columns = {*cells, *file.unread}
+            yield _Candidate(row, difficulty, answers, entry, number, file.path, place, columns)
         if file.num_rows == 0:
             why, allowed = "there is nothing to draw from", "at least one row"
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
@@ -259,6 +263,7 @@ class Scan:
             (self.warnings, truthless(row, self.spec) if may_need_truth else None),
             (self.warnings, untaken_kwargs(row.extra_info, tools)),
             (self.warnings, with_control_token(whole, control, self.spec)),
+            (self.warnings, with_unseen_media(whole, candidate.columns, self.spec)),
         )
         for findings, bad in found:
             if bad is not None:

@@ -14,6 +14,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mixtures import (
     ALIGNED,
@@ -22,7 +23,7 @@ from ppojob_trainer.models.mixtures import (
     key_of_experts,
     required_sizes,
 )
-from ppojob_trainer.models.problems import ModelReason, read_object
+from ppojob_trainer.models.problems import ModelReason
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
@@ -280,6 +281,15 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
     """
     if (sizes := sizes_of(folder)) is None:
         return
+    if FAMILIES[sizes.model_type].sees_pictures:
+        yield Problem(
+            where,
+            "adapters",
+            f"beside the weights of a model of {sizes.model_type}: not in this version",
+            "all weights",
+            ReasonCode.NOT_IN_THIS_VERSION,
+        )
+        return
     names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
     for index, target in enumerate(lora.target_modules or ()):
         if target not in names | {ALL_LINEAR}:
@@ -319,7 +329,7 @@ def count_adapters(lora: LoraSpec | None, folder: str) -> int:
 def sizes_of(folder: str) -> Sizes | None:
     """What the config.json of a folder says; None where it cannot be read."""
     path = Path(folder) / "config.json"
-    config = read_object(path, ModelReason.BAD_CONFIG)
+    config = read_config(path)
     if isinstance(config, Problem) or config.get("model_type") not in FAMILIES:
         return None
     sizes = read_sizes(config, path)

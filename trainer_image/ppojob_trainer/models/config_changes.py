@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.config_files import TEXT_SECTION, read_config, sees_pictures
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.problems import ModelReason, read_object
 
 _NEW, _OLD = "rope_parameters", "rope_scaling"
 _LENGTH: Final = "max_position_embeddings"
@@ -28,7 +28,7 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     Empty for a folder other than the policy's, and for one whose config.json cannot be read, which
     the checks tell of.
     """
-    config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
+    config = read_config(Path(folder) / "config.json")
     if not isinstance(config, dict) or Path(folder) != Path(model.path):
         return {}
     changes: dict[str, Json] = {}
@@ -72,6 +72,9 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
 
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
     """A config.json with the changes, in the form that it has: transformers 5's, or the older."""
+    text = config.get(TEXT_SECTION)
+    if isinstance(text, dict) and sees_pictures(config):
+        return {**config, TEXT_SECTION: changed_document(text, changes)}
     changed = {**config, **changes}
     rope = changes.get(_NEW)
     if isinstance(rope, dict):
@@ -86,11 +89,12 @@ def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) ->
 def change(config: _Config, changes: Mapping[str, Json]) -> _Config:
     """Make the changes in a configuration of transformers; vLLM calls it on its own as well."""
     values: dict[str, Any] = dict(changes)
+    language = getattr(config, TEXT_SECTION, config)
     if _NEW in values:
-        before = getattr(config, _NEW, None) or {}
+        before = getattr(language, _NEW, None) or {}
         values[_NEW] = {name: before[name] for name in _KEPT if name in before} | values[_NEW]
     for name, value in values.items():
-        setattr(config, name, value)
+        setattr(language, name, value)
     return config
 
 

@@ -44,6 +44,8 @@ class Family:
         head_norm: what queries and keys are normalised over, if at all.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         is_mixture: whether feed-forward blocks are mixtures of experts.
+        sees_pictures: whether the model of a folder is a language model with a vision tower beside
+            it, of which the first alone is trained; see `config_files` and `vision_language`.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
             classes, which it changes for the whole process, and so for the trainer.
         logit_divisor: key of what the output layer's products are divided by, if anything.
@@ -66,6 +68,7 @@ class Family:
     head_norm: Literal["none", "each head", "all heads"] = "none"
     uncut: str = ""
     is_mixture: bool = False
+    sees_pictures: bool = False
     is_in_vllm: bool = True
     logit_divisor: str = ""
     logit_cap: str = ""
@@ -90,6 +93,15 @@ _GEMMA2: Final = Family(
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     centred_norms=True,
     logit_cap="final_logit_softcapping",
+)
+_QWEN2_VL: Final = Family(
+    "Qwen2-VL",
+    defaults={"num_key_value_heads": 8},
+    ropes=(None, "default", "mrope"),
+    biases={},
+    always_biased=_QUERIES,
+    sees_pictures=True,
+    classifiers=(),
 )
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**_ATTENTION, **_FEED_FORWARD}),
@@ -153,5 +165,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="each head",
         classifiers=(TEXTS,),
     ),
+    "qwen2_vl": _QWEN2_VL,
+    "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
 }
 """By `model_type` of config.json."""

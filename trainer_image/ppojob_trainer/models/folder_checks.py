@@ -22,17 +22,18 @@ from ppojob_trainer.models.architectures import (
     read_sizes,
 )
 from ppojob_trainer.models.config_changes import changed_document, check_changes
+from ppojob_trainer.models.config_files import TOWER, read_config, sees_pictures
 from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, Family
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
 from ppojob_trainer.models.mixtures import check_mixture
-from ppojob_trainer.models.problems import ModelReason, read_object
+from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
 
 _WANTED: Final = (
     "a folder on this machine in Hugging Face form (config.json, *.safetensors, tokenizer.json); "
     "ppojob model makes one of a hub id"
 )
-_WHOLE_LENGTH: Final = (None, "default", "llama3", "yarn")
+_WHOLE_LENGTH: Final = (None, "default", "mrope", "llama3", "yarn")
 """Types of rotary positions whose `max_position_embeddings` is the length after any stretching."""
 _BY_LENGTH: Final = ("longrope", "su")
 """Those that are fixed up to `original_max_position_embeddings`, and others beyond."""
@@ -69,7 +70,7 @@ def check_model_folder(
     path = folder / "config.json"
     if not os.path.lexists(path):
         return ModelReport([_no_model(folder, kind)])
-    config = read_object(path, ModelReason.BAD_CONFIG)
+    config = read_config(path)
     weights = read_weights(folder)
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
@@ -84,7 +85,9 @@ def check_model_folder(
         needed = {**dict(backbone_tensors(sizes)), **dict(kind.head(sizes))}
         optional = dict(kind.optional(sizes))
         errors += _of_tensors(folder, needed, optional, weights)
-        warnings += _unexpected(folder, needed.keys() | optional.keys(), weights)
+        tower = {name for name in weights.tensors if name.startswith(TOWER)}
+        known = needed.keys() | optional.keys() | (tower if sees_pictures(config) else set())
+        warnings += _unexpected(folder, known, weights)
     embedding = weights.tensors.get(EMBEDDING)
     return ModelReport(
         errors + weights.problems,
@@ -251,7 +254,7 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 def check_use(folder: Path, kind: ModelKind) -> Iterator[Problem]:
     """What keeps a folder that is judged as another kind of model from being this one too."""
     path = folder / "config.json"
-    config = read_object(path, ModelReason.BAD_CONFIG)
+    config = read_config(path)
     if not isinstance(config, Problem) and config.get("model_type") in FAMILIES:
         yield from _check_made(FAMILIES[str(config["model_type"])], config, path, kind)
 

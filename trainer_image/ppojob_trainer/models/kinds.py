@@ -12,6 +12,8 @@ SCORE_WEIGHT: Final = "score.weight"
 SCORE_BIAS: Final = "score.bias"
 
 _LANGUAGE_MODEL: Final = "ForCausalLM"
+_LANGUAGE_MODELS: Final = (_LANGUAGE_MODEL, "ForConditionalGeneration")
+"""Parts of the names of their classes, the second of those that see pictures."""
 _DEFAULT_LABELS: Final = 2
 
 Tensors = Iterator[tuple[str, Shape]]
@@ -71,7 +73,7 @@ def _nothing(_sizes: Sizes) -> Tensors:
 
 POLICY: Final = ModelKind(
     "spec.model.path",
-    (_LANGUAGE_MODEL,),
+    _LANGUAGE_MODELS,
     "it is no language model that generates",
     "a model ...ForCausalLM",
     made_as=_LANGUAGE_MODEL,
@@ -80,7 +82,7 @@ POLICY: Final = ModelKind(
 )
 CRITIC: Final = ModelKind(
     "spec.critic.path",
-    (_LANGUAGE_MODEL, *CLASSIFIERS),
+    (*_LANGUAGE_MODELS, *CLASSIFIERS),
     "no critic can be made of it",
     "a language model, or a classifier of tokens or texts with one label",
     made_as=TOKENS,
@@ -89,7 +91,7 @@ CRITIC: Final = ModelKind(
 )
 SCORER: Final = ModelKind(
     "spec.model.path",
-    (_LANGUAGE_MODEL, TEXTS),
+    (*_LANGUAGE_MODELS, TEXTS),
     "no reward model can be made of it",
     "a language model, or a classifier of texts with one label",
     made_as=TEXTS,

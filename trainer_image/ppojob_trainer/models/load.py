@@ -8,7 +8,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -22,6 +21,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
+from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_changed_config
@@ -36,8 +36,8 @@ from ppojob_trainer.models.kinds import (
 )
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
-from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.tensor_plans import styles_of
+from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
@@ -246,7 +246,7 @@ def _load(
     world = world or World.alone()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        config = language_config(folder, **options)
         change(config, overrides)
         for name, value in changes.items():
             setattr(config, name, value)
@@ -283,7 +283,7 @@ def refuse_config(
         ConfigError: with every problem, one line each.
     """
     path = folder / "config.json"
-    config = read_object(path, ModelReason.BAD_CONFIG)
+    config = read_config(path)
     if isinstance(config, Problem):
         raise ConfigError(
             f"{kind.where}: got {folder}: its config.json cannot be read (got {config.got}: "

@@ -14,6 +14,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import HEAD, count_adapters
+from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.weight_files import read_weights
 
 GIB: Final = 2**30
@@ -33,6 +34,7 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     """Weights of the models of a run by their folders, of all files that can be read.
 
     Without the output layer: where it is tied it is the embedding, even if a file holds it again.
+    Nor is a vision tower counted, which nobody trains.
     """
     spec = config.spec
     others = spec.reference, spec.critic, spec.reward_model
@@ -41,7 +43,7 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
         folder: sum(
             tensor.size
             for name, tensor in read_weights(Path(folder)).tensors.items()
-            if name != HEAD
+            if name != HEAD and not name.startswith(TOWER)
         )
         for folder in folders
     }

@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.load import refuse_config
+from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.weight_files import read_weights
 
 
@@ -32,7 +33,7 @@ def stored_weights(
             shape, or not finite.
     """
     refuse_config(Path(folder), POLICY, trust_remote_code=False, overrides=overrides or {})
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = language_config(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     split_experts(model)

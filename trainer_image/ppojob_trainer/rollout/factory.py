@@ -102,13 +102,14 @@ def build_engine(
             overrides=overrides,
             lora=lora,
         )
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from ppojob_trainer.models.experts import split_experts
     from ppojob_trainer.models.lora import add_adapters
+    from ppojob_trainer.models.vision_language import language_config
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
-    config = AutoConfig.from_pretrained(model_folder, trust_remote_code=trust_remote_code)
+    config = language_config(model_folder, trust_remote_code=trust_remote_code)
     model = AutoModelForCausalLM.from_pretrained(
         model_folder,
         config=change(config, overrides),

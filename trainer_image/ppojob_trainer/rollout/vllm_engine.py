@@ -36,7 +36,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import PreTrainedConfig
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
@@ -45,6 +45,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.lora import is_adapter
+from ppojob_trainer.models.vision_language import language_config, text_config
 from ppojob_trainer.rollout.checkpoint_names import (
     adapter_names,
     checkpoint_names,
@@ -141,7 +142,7 @@ class VllmEngine:
         self._max_model_tokens = rollout.max_model_tokens
         self._dtype = DTYPES[rollout.dtype]
         self._on_cpu = device == "cpu"
-        config = AutoConfig.from_pretrained(model_folder, trust_remote_code=trust_remote_code)
+        config = language_config(model_folder, trust_remote_code=trust_remote_code)
         self._vocab_size = int(config.vocab_size)
         self._names = checkpoint_names(config)
         self._lora = lora
@@ -149,8 +150,7 @@ class VllmEngine:
         self._owns_world = not dist.is_initialized()
         with process_state_kept(own_environment="VLLM_"):
             arguments = engine_args(rollout, config, device, trust_remote_code, shares_device)
-            if overrides:
-                arguments.hf_overrides = partial(change, changes=overrides)
+            arguments.hf_overrides = partial(_engine_config, changes=overrides or {})
             if lora is not None:
                 arguments.enable_lora = True
                 arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
@@ -383,6 +383,11 @@ class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
         return f"env://{rank}", rank, 0
 
 
+def _engine_config(config: PreTrainedConfig, changes: Mapping[str, Json]) -> PreTrainedConfig:
+    """What vLLM makes its model of, in place of what it has read from the folder."""
+    return change(text_config(config), changes)
+
+
 def _check_device(device: Literal["cpu", "cuda"]) -> None:
     found = current_platform.device_type
     if found != device:
@@ -395,7 +400,7 @@ def _check_device(device: Literal["cpu", "cuda"]) -> None:
 
 def engine_args(
     rollout: RolloutSpec,
-    config: AutoConfig,
+    config: PreTrainedConfig,
     device: str,
     trust_remote_code: bool = False,
     shares_device: bool = True,
@@ -448,7 +453,7 @@ def engine_args(
     )
 
 
-def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: AutoConfig) -> int:
+def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: PreTrainedConfig) -> int:
     """Room for all rows at full length within the limit, and for one in any case."""
     blocks = -(-length // _CPU_BLOCK_TOKENS)
     dtype, tensor = DTYPES[rollout.dtype], rollout.parallelism.tensor

@@ -1,0 +1,104 @@
+"""Language models out of folders of models that see pictures, and what is exported of both."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from refused_jobs import edit
+from safetensors.torch import load_file
+from tiny_models import PATCH, save_seeing_model
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+)
+
+from ppojob_api.problem import ReasonCode
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.models.architectures import check_targets
+from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.weight_stream import stored_weights
+
+FAMILIES = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
+
+
+def make_older(folder: Path) -> None:
+    """Write config.json as the hub's folders have it: the language model at the top."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    older = {**text, **config, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    path.write_text(json.dumps(older))
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("model_class", FAMILIES)
+def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
+    tmp_path: Path, model_class: type[PreTrainedModel], is_tied: bool, is_older: bool
+) -> None:
+    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=is_tied)
+    if is_older:
+        make_older(tmp_path)
+    report = check_model_folder(tmp_path, trust_remote_code=False)
+    assert (report.errors, report.warnings) == ([], [])
+    assert report.context_tokens == 128
+    model = load_model(tmp_path)
+    named = dict(hf_named_tensors(model))
+    assert ("lm_head.weight" in named) is not is_tied
+    stored = load_file(tmp_path / "model.safetensors")
+    assert named.keys() == {name for name in stored if not name.startswith("visual.")}
+    ids = torch.randint(3, 50, (2, 12))
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, whole(input_ids=ids).logits)
+    streamed = dict(stored_weights(tmp_path, torch.float32, torch.device("cpu")))
+    assert list(streamed) == list(named)
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_an_export_has_the_tower_and_loads_as_a_whole(tmp_path: Path, is_split: bool) -> None:
+    folder, target = tmp_path / "model", tmp_path / "export"
+    save_seeing_model(folder, tie_word_embeddings=True)
+    model = load_model(folder)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.5)
+    options = {"max_file_bytes": 10_000} if is_split else {}
+    changes = {"max_position_embeddings": 64}
+    export_model(
+        target,
+        hf_named_tensors(model),
+        model_folder=folder,
+        dtype=torch.float32,
+        overrides=changes,
+        **options,
+    )
+    before = load_file(folder / "model.safetensors")
+    loaded = Qwen2_5_VLForConditionalGeneration.from_pretrained(target)
+    assert loaded.config.text_config.max_position_embeddings == 64
+    for name, weight in loaded.model.visual.named_parameters():
+        assert torch.equal(weight, before[f"visual.{name}"])
+    for name, weight in loaded.model.language_model.named_parameters():
+        assert torch.equal(weight, before[f"model.{name}"] + 0.5)
+    processor = json.loads((target / "preprocessor_config.json").read_text())
+    assert processor["patch_size"] == PATCH
+    report = check_model_folder(target, trust_remote_code=False)
+    assert (report.errors, report.warnings) == ([], [])
+
+
+def test_what_is_not_made_of_such_a_model_is_refused(tmp_path: Path) -> None:
+    save_seeing_model(tmp_path)
+    (problem,) = check_targets(LoraSpec(rank=2), str(tmp_path), "spec.model.lora")
+    assert problem.reason_code == ReasonCode.NOT_IN_THIS_VERSION
+    (no_critic,) = check_model_folder(tmp_path, CRITIC, trust_remote_code=False).errors
+    assert no_critic.where == f"{tmp_path}/config.json:model_type"
+    edit(tmp_path / "config.json", {"text_config": {"hidden_size": "wide"}})
+    report = check_model_folder(tmp_path, trust_remote_code=False)
+    assert f"{tmp_path}/config.json:hidden_size" in [one.where for one in report.errors]

@@ -1,0 +1,108 @@
+"""The language models of families that see pictures, under the names that folders have for them.
+
+transformers has such a model as a part of a larger one, under other names. Here it is a causal
+language model like any other, so that loading, ranks, checkpoints and engines know of nothing else.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VLPreTrainedModel,
+    Qwen2_5_VLTextConfig,
+    Qwen2_5_VLTextModel,
+)
+from transformers.models.qwen2_vl.modeling_qwen2_vl import (
+    Qwen2VLPreTrainedModel,
+    Qwen2VLTextConfig,
+    Qwen2VLTextModel,
+)
+
+from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
+
+
+class Qwen2VLLanguageConfig(Qwen2VLTextConfig):  # type: ignore[misc]
+    """The language model's part of a config.json, as if there were no other."""
+
+    model_type = "qwen2_vl"
+
+
+class Qwen25VLLanguageConfig(Qwen2_5_VLTextConfig):  # type: ignore[misc]
+    """As `Qwen2VLLanguageConfig`."""
+
+    model_type = "qwen2_5_vl"
+
+
+class _LanguageModel:
+    """A decoder with an output layer, as transformers' causal language models are."""
+
+    decoder: ClassVar[Any]
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+    _keys_to_ignore_on_load_unexpected: ClassVar = [rf"^{TOWER}"]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.model = self.decoder(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()  # type: ignore[attr-defined]
+
+    def forward(self, *, logits_to_keep: int = 0, **inputs: Any) -> CausalLMOutputWithPast:
+        """Logits of the last tokens, of all for 0; inputs are the decoder's."""
+        output = self.model(**inputs)
+        logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
+        return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+
+
+class Qwen2VLForCausalLM(_LanguageModel, Qwen2VLPreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen2-VL."""
+
+    config_class = Qwen2VLLanguageConfig
+    decoder = Qwen2VLTextModel
+
+
+class Qwen25VLForCausalLM(_LanguageModel, Qwen2_5_VLPreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen2.5-VL."""
+
+    config_class = Qwen25VLLanguageConfig
+    decoder = Qwen2_5_VLTextModel
+
+
+_MODELS: Final = (Qwen2VLForCausalLM, Qwen25VLForCausalLM)
+_CONFIGS: Final = {model.config_class.model_type: model.config_class for model in _MODELS}
+for _model in _MODELS:
+    AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
+
+
+def language_config(folder: Path | str, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The configuration of the language model in a folder, of which nothing is fetched."""
+    config = AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    kind = _CONFIGS.get(config.model_type)
+    if kind is None:
+        return config
+    return kind(**_language_values(config), name_or_path=str(folder))
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of a model that says the same of text, and knows nothing of pictures.
+
+    That is Qwen2: the three positions of a token of text are one.
+    """
+    if config.model_type not in _CONFIGS:
+        return config
+    values = _language_values(config)
+    values["rope_parameters"] = {
+        name: value for name, value in values["rope_parameters"].items() if name != "mrope_section"
+    }
+    return Qwen2Config(**values, architectures=["Qwen2ForCausalLM"])
+
+
+def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
+    values: dict[str, Any] = getattr(config, TEXT_SECTION).to_dict()
+    for name in ("model_type", "architectures", "_name_or_path"):
+        values.pop(name, None)
+    return {**values, "tie_word_embeddings": config.tie_word_embeddings}
