@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import run_folders
 from ruamel.yaml import YAML
 
 REWARD = '''
@@ -67,6 +66,7 @@ def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
 
 
 def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
+    folder.mkdir(exist_ok=True)
     manifest = folder / "job.yaml"
     YAML(typ="safe").dump(make_manifest(tiny_folder, **changes), manifest)
     return manifest
@@ -120,8 +120,3 @@ def run_alone(manifest: Path) -> Path:
     command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--output", output]
     subprocess.run(command, check=True, capture_output=True, env=environment())
     return output
-
-
-def undisturbed_result(folder: Path, tiny_folder: Path, **changes: object) -> dict[str, object]:
-    """What a job leaves that nobody disturbs."""
-    return run_folders.result(run_alone(write_manifest(folder, tiny_folder, **changes)))
