@@ -161,13 +161,12 @@ def replay(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
 
 @pytest.fixture(scope="session")
 def tiny_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Tiny folders with a reward model, by their dropout and their model, each made once."""
+    """Tiny folders by their dropout and their model, each made once."""
 
     @functools.cache
     def made(dropout: float, model: str = "policy") -> Path:
         folder = tmp_path_factory.mktemp(model)
         tiny_jobs.make_tiny_folder(folder, dropout, model)
-        tiny_jobs.make_classifier(folder / "model", folder / "classifier")
         return folder
 
     return made
@@ -175,7 +174,7 @@ def tiny_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
 
 @pytest.fixture(scope="session")
 def even_folder(tiny_folder_of: Callable[..., Path]) -> Path:
-    """A tiny folder whose model draws no random numbers in updates, with a reward model."""
+    """A tiny folder whose model draws no random numbers in updates."""
     return tiny_folder_of(0.0)
 
 

@@ -50,7 +50,7 @@ def job(folder: Path) -> dict[str, object]:
         },
         "training": {"autocast": "none", "microBatchTokens": 40},
         "rewards": [],
-        "rewardModel": {"path": str(folder / "classifier"), "dtype": "float32"},
+        "rewardModel": {"path": str(tiny_jobs.classifier_of(folder)), "dtype": "float32"},
         "steps": {"total": 3, "validateEvery": 3},
     }
 

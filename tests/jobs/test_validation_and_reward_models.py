@@ -43,7 +43,7 @@ def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(start, ti
 @pytest.fixture(scope="session")
 def classifier(tiny_folder: Path) -> Path:
     """A reward model of the policy's family."""
-    return tiny_jobs.make_classifier(tiny_folder / "model", tiny_folder / "classifier")
+    return tiny_jobs.classifier_of(tiny_folder)
 
 
 def test_a_reward_model_scores_the_same_wherever_it_lives(

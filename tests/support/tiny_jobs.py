@@ -96,6 +96,12 @@ def make_classifier(policy: Path, folder: Path) -> Path:
     return folder
 
 
+def classifier_of(folder: Path) -> Path:
+    """The reward model of a tiny folder, which is made where it is not there yet."""
+    found = folder / "classifier"
+    return found if found.exists() else make_classifier(folder / "model", found)
+
+
 def make_teacher(policy: Path, folder: Path) -> Path:
     """Make a larger model that knows better what a policy should write; answers its folder."""
     subprocess.run([sys.executable, MODELS, "teacher", policy, folder], check=True)
