@@ -29,14 +29,6 @@ import run_folders  # noqa: E402
 import tiny_jobs  # noqa: E402
 
 PACKAGES = ("api", "cli", "operator", "trainer_image")
-RENAMED: Mapping[str, str] = {}
-"""What a metric, a column of rows or a failpoint was called before -> what it is called here."""
-
-ADDED = ("figures", "extra_info", "truth_is_json")
-"""Columns of rows that only this revision has, and that repeat nothing."""
-ADDED_OF_SEGMENTS = frozenset({"reward"})
-"""The same of the members of a row's segments."""
-
 KILLS = (
     "rpc.generate.answer.before@3=kill",
     "rpc.update.answer.after@2=kill",
@@ -92,55 +84,32 @@ def run(tree: Path, name: str, manifest: Path, output: Path) -> None:
     found = subprocess.run(asked, env=environment, check=True, capture_output=True, text=True)
     assert Path(found.stdout).is_relative_to(tree), f"{found.stdout} is imported, not {tree}"
     if name == "killed":
-        before = {new: old for old, new in RENAMED.items()} if tree != ROOT else {}
-        points = [_renamed(point, before, "@") for point in KILLS]
-        environment |= job_points.armed(output.with_suffix(".once"), *points)
+        environment |= job_points.armed(output.with_suffix(".once"), *KILLS)
     command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--plain", "--output", output]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name} at {tree}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     if name == "killed":
-        assert job_points.fired(output.with_suffix(".once")) == {
-            point.partition("@")[0] for point in points
-        }
+        fired = job_points.fired(output.with_suffix(".once"))
+        assert fired == {point.partition("@")[0] for point in KILLS}
 
 
 def left(output: Path) -> dict[str, object]:
-    """What a job has left, by names as they are here."""
+    """What a job has left."""
     found: dict[str, object] = {}
     for record in run_folders.without_clock(output):
         for name, value in record.items():
-            found[f"step {record['step']:g}: {_renamed(name, RENAMED, '/')}"] = value
+            found[f"step {record['step']:g}: {name}"] = value
     for part in sorted((*output.glob("rollouts/*/*"), *output.glob("validation/*/*"))):
         for column, values in pq.read_table(part).to_pydict().items():
-            key = f"{part.relative_to(output)}: {RENAMED.get(column, column)}"
-            found[key] = _segments(values) if column == "segments" else values
+            found[f"{part.relative_to(output)}: {column}"] = values
     weights = output / "export" / "model.safetensors"
     found["weights"] = hashlib.sha256(weights.read_bytes()).hexdigest()
     return found
 
 
-def _segments(rows: list[list[dict[str, object]]]) -> list[list[dict[str, object]]]:
-    return [
-        [{k: v for k, v in span.items() if k not in ADDED_OF_SEGMENTS} for span in spans]
-        for spans in rows
-    ]
-
-
-def _renamed(name: str, table: Mapping[str, str], separator: str) -> str:
-    """A name, or the longest beginning of it up to a separator that the table knows."""
-    whole, behind = name, ""
-    while whole not in table:
-        whole, found, end = whole.rpartition(separator)
-        if not found:
-            return name
-        behind = f"{found}{end}{behind}"
-    return table[whole] + behind
-
-
 def differences(there: Mapping[str, object], here: Mapping[str, object]) -> Iterator[str]:
-    added = {name for name in here.keys() - there.keys() if name.endswith(ADDED)}
-    for name in sorted((there.keys() | here.keys()) - added):
+    for name in sorted(there.keys() | here.keys()):
         # `!r` and not the values: nan is equal to nan here, and 0.0 is not -0.0.
         if repr(there.get(name)) != repr(here.get(name)):
             yield f"{name}: {there.get(name)!r} there, {here.get(name)!r} here"

@@ -1,7 +1,7 @@
 """The step of a job of ours on TRL 1.16.0's GRPOTrainer, timed: the peer of `step_speed.py`.
 
     .venv-trl/bin/python benchmarks/trl_peer.py --work work.jsonl --output trl.jsonl
-        [--model FOLDER] [--steps 4] [--micro-batch 64] [--threads 2] [--cached-casts]
+        [--steps 4] [--micro-batch 64] [--cached-casts]
 
 Runs in the environment that `trl_environment.sh` makes, on what `peer_work.py` wrote. The same as
 in our run: the model folder, the prompts and their order (token for token, checked), the scorer
@@ -264,16 +264,11 @@ def main() -> int:
     )
     parser.add_argument("--work", required=True, type=Path, help="from peer_work.py")
     parser.add_argument("--output", required=True, type=Path)
-    parser.add_argument("--model", help="instead of the folder that the work names")
-    parser.add_argument("--threads", type=int, help="instead of the threads that the work names")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--micro-batch", type=int, default=64, help="rows a forward and backward")
     parser.add_argument("--cached-casts", action="store_true", help="see above; not TRL's own")
     options = parser.parse_args()
     settings, rows = read_work(options.work)
-    given = {"model": options.model, "threads": options.threads}
-    changes = {name: value for name, value in given.items() if value is not None}
-    settings = dataclasses.replace(settings, **changes)
     # Read when torch is first imported, so set before.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     os.environ["HF_HUB_OFFLINE"] = "1"

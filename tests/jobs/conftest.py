@@ -1,5 +1,6 @@
 """Whole jobs on real processes: a tiny model and its data, `ppojob run` as a person starts it."""
 
+import functools
 import subprocess
 import sys
 import tempfile
@@ -40,11 +41,22 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(
+def alone(
     tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> dict[str, object]:
+) -> Callable[..., Path]:
+    """Runs a tiny job that nobody disturbs; answers its run folder."""
+
+    def run(folder: Path = tiny_folder, **changes: object) -> Path:
+        place = tmp_path_factory.mktemp("alone")
+        return tiny_jobs.run_alone(tiny_jobs.write_manifest(place, folder, **changes))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
     """What a tiny job leaves that nobody disturbs."""
-    return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("undisturbed"), tiny_folder)
+    return run_folders.result(alone())
 
 
 @pytest.fixture
@@ -148,24 +160,32 @@ def replay(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def even_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny folder whose model draws no random numbers in updates, with a reward model."""
-    folder = tmp_path_factory.mktemp("even")
-    tiny_jobs.make_tiny_folder(folder, dropout=0.0)
-    tiny_jobs.make_classifier(folder / "model", folder / "classifier")
-    return folder
+def tiny_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Tiny folders by their dropout and their model, each made once."""
+
+    @functools.cache
+    def made(dropout: float, model: str = "policy") -> Path:
+        folder = tmp_path_factory.mktemp(model)
+        tiny_jobs.make_tiny_folder(folder, dropout, model)
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def even_folder(tiny_folder_of: Callable[..., Path]) -> Path:
+    """A tiny folder whose model draws no random numbers in updates."""
+    return tiny_folder_of(0.0)
 
 
 @pytest.fixture
 def finished(start: Callable[..., Run], even_folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Runs a job of `even_folder` to its end; answers its run folder."""
+    """Runs a job to its end; answers its run folder."""
 
-    def run(name: str, **changes: object) -> Path:
-        place = tmp_path / name
-        place.mkdir()
+    def run(name: str, folder: Path = even_folder, **changes: object) -> Path:
         patient = {"timeouts": {"livenessSeconds": 60}, **changes}
-        start(tiny_jobs.write_manifest(place, even_folder, **patient), place / "run").succeed(600)
-        return place / "run"
+        manifest = tiny_jobs.write_manifest(tmp_path / name, folder, **patient)
+        return start(manifest, tmp_path / name / "run").succeed(600).output
 
     return run
 

@@ -21,7 +21,7 @@ def dated(tiny_job, tiny_folder: Path, tmp_path: Path) -> Path:
     """A job with policy and reward model apart; the templates of both ask for microseconds."""
     template = tmp_path / "dated.jinja"
     template.write_text("{{ strftime_now('%Y %S.%f ') }}" + TEMPLATE)
-    classifier = tiny_jobs.make_classifier(tiny_folder / "model", tmp_path / "classifier")
+    classifier = tiny_jobs.classifier_of(tiny_folder)
     return tiny_job(
         model={"path": str(tiny_folder / "model"), "chatTemplate": str(template)},
         rewardModel={

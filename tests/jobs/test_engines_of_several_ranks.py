@@ -1,10 +1,9 @@
 """Engines that several ranks share, by the real vLLM: rows, kills, pods of their own, tools."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import agent_jobs
-import job_points
-import pyarrow.parquet as pq
 import pytest
 import run_folders
 import tiny_jobs
@@ -23,17 +22,14 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(alone: Callable[..., Path]) -> Path:
     """The run folder of a job that nobody disturbs, whose two ranks share an engine and train."""
-    folder = tmp_path_factory.mktemp("shared")
-    job = {**CHANGES, "rollout": SHARED, "roles": {"actorRollout": TWO}}
-    return tiny_jobs.run_alone(tiny_jobs.write_manifest(folder, tiny_folder, **job))
+    return alone(**CHANGES, rollout=SHARED, roles={"actorRollout": TWO})
 
 
 def drawn(output: Path) -> list[list[int]]:
     """The responses of the first step, row by row."""
-    table = pq.read_table(output / "rollouts" / "step-000001.parquet").to_pylist()
-    return [row["response_ids"] for row in sorted(table, key=lambda row: row["row"])]
+    return [row["response_ids"] for row in run_folders.rows(output, 1)]
 
 
 def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undisturbed):
@@ -48,12 +44,11 @@ def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undistur
 
 
 @pytest.mark.parametrize("roles", [{}, {"rollout": TWO}], ids=["beside", "apart"])
-def test_killed_in_generation(start, tiny_job, output, once, undisturbed, roles):
+def test_killed_in_generation(run_through, tiny_job, output, undisturbed, roles):
     """One of the ranks that share the engine goes before, and one behind its answer."""
     points = ("rpc.generate.answer.before@2=kill", "rpc.generate.answer.after@1=kill")
     job = tiny_job(**CHANGES, rollout=SHARED, roles={"actorRollout": TWO, **roles})
-    start(job, output, **job_points.armed(once, *points)).succeed(1_500)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, output, *points, seconds=1_500)
     assert run_folders.result(output) == run_folders.result(undisturbed)
 
 
@@ -65,9 +60,5 @@ def test_a_tool_is_called_once_for_all_ranks_of_an_engine(start, tmp_path: Path,
     job |= {"rollout": {**SHARED, "stopTokenIds": agent_jobs.STOPS}, "steps": {"total": 2}}
     job |= {"roles": {"actorRollout": TWO}, "data": {**job["data"], "validation": []}}
     start(tiny_jobs.write_manifest(folder, folder, **job), output).succeed(600)
-    told = [
-        float(row["calls"])
-        for step in (1, 2)
-        for row in pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
-    ]
+    told = [float(row["calls"]) for step in (1, 2) for row in run_folders.rows(output, step)]
     assert sum(told) == len((folder / "calls").read_text()) > len(told)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import run_folders
 import tiny_jobs
@@ -44,11 +43,6 @@ def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path
     return make
 
 
-def rows_of(output: Path, folder: str, step: int) -> list[dict[str, object]]:
-    rows = pq.read_table(output / folder / f"step-{step:06d}.parquet").to_pylist()
-    return sorted(rows, key=lambda row: row["row"])
-
-
 def test_remax_compares_with_a_greedy_response_whatever_is_killed(
     run_through: Callable[..., Run], replay: Callable[..., Run], job_of, output: Path
 ):
@@ -61,8 +55,8 @@ def test_remax_compares_with_a_greedy_response_whatever_is_killed(
     )
     run_through(job, output, *points)
     for line in run_folders.metrics(output):
-        greedy = rows_of(output, "greedy", line["step"])
-        rows = rows_of(output, "rollouts", line["step"])
+        greedy = run_folders.rows(output, line["step"], "greedy")
+        rows = run_folders.rows(output, line["step"])
         assert [row["prompt_id"] for row in greedy for _ in range(SAMPLES)] == [
             row["prompt_id"] for row in rows
         ]
@@ -106,8 +100,8 @@ def test_gdpo_reads_what_each_reward_says(start: Callable[..., Run], job_of, out
     gdpo = {"rewardKeys": list(weights), "rewardWeights": list(weights.values())}
     start(job_of(1, type="gdpo", gdpo=gdpo), output).succeed()
     (line,) = run_folders.metrics(output)
-    rows = rows_of(output, "rollouts", 1)
-    told = rows_of(output, "advantages", 1)
+    rows = run_folders.rows(output, 1)
+    told = run_folders.rows(output, 1, "advantages")
     assert [row["score"] for row in told] == [row["score"] for row in rows]
     assert {row["prompt_id"] for row in told} == {row["prompt_id"] for row in rows}
     # With two responses a prompt each reward of the better one is 1/sqrt(2): sums of signs.

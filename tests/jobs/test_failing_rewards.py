@@ -1,6 +1,7 @@
 """A reward function that raises ends the job, and costs none of the steps before."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import job_points
@@ -26,9 +27,9 @@ def failing_from(path: Path, call: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
+def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
     """What the job leaves whose function never fails."""
-    return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, steps=STEPS)
+    return run_folders.result(alone(steps=STEPS))
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,8 @@ def run(manifest: Path, output: Path, steps: int) -> subprocess.CompletedProcess
     )
 
 
-def test_the_same_bits_and_no_second_look(server, tiny_folder, tmp_path):
-    here = tmp_path / "here"
-    here.mkdir()
-    expected = tiny_jobs.undisturbed_result(here, tiny_folder, steps=STEPS)
+def test_the_same_bits_and_no_second_look(server, alone, tiny_folder, tmp_path):
+    expected = run_folders.result(alone(steps=STEPS))
     url = f"http://127.0.0.1:{server.server_port}"
     manifest = tiny_jobs.write_manifest(tmp_path, tiny_folder, steps=STEPS, **of_urls(url))
     output = tmp_path / "runs" / "tiny"

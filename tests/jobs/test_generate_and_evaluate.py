@@ -65,11 +65,9 @@ def generate(start: Callable[..., Run]) -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_folder: Path, tmp_path_factory, fork_server: None) -> Path:
+def trained(alone: Callable[..., Path]) -> Path:
     """The run of a job with all models, which validates with several samples."""
-    changes = {**tiny_jobs.PPO, "rollout": ROLLOUT, "steps": SHORT}
-    folder = tmp_path_factory.mktemp("trained")
-    return tiny_jobs.run_alone(tiny_jobs.write_manifest(folder, tiny_folder, **changes))
+    return alone(**tiny_jobs.PPO, rollout=ROLLOUT, steps=SHORT)
 
 
 def ppo(tiny_job: Callable[..., Path], **changes: object) -> Path:
@@ -132,6 +130,10 @@ def test_without_training_responses_are_the_same(
     if is_scored:
         first = numbers(run_folders.metrics(trained)[0])
         assert [numbers(one) for one in run_folders.metrics(output)] == [first]
+        summary = json.loads((output / "summary.json").read_text())
+        assert (summary["phase"], summary["steps"]) == ("Succeeded", 0)
+        assert not list(output.glob("checkpoints/step-*"))
+        assert not (output / "export").exists()
 
 
 def test_two_engines_and_adapters(generate, start, tiny_folder, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`ppojob index` killed and interrupted as a person's machine does it, and then asked."""
 
-import hashlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import pytest
 import torch
 from tiny_models import NAMES, save_tokenizer
 from transformers import BertConfig, BertModel
+from trees import tree
 
 from ppojob_trainer.retrieval.http_retriever import HttpRetriever
 
@@ -56,14 +56,6 @@ def make(inputs: Path, output: Path, **environment: str) -> subprocess.Completed
         text=True,
         check=False,
     )
-
-
-def tree(root: Path) -> dict[str, str]:
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture(scope="module")

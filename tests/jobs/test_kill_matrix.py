@@ -4,12 +4,12 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import job_points
 import pytest
 import run_folders
-import tiny_jobs
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -33,9 +33,9 @@ VICTIMS = (
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
+def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
     """What a job with the real engine leaves that nobody disturbs."""
-    return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, **CHANGES)
+    return run_folders.result(alone(**CHANGES))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

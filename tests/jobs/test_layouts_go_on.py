@@ -19,20 +19,26 @@ LAYOUTS = {
 PODS = {name: {"ranksPerReplica": 2, "parallelism": one} for name, one in LAYOUTS.items()}
 
 
-@pytest.mark.parametrize("layout", ["copies", "sequence", "pipeline"])
+def model_of(layout: str) -> str:
+    """Two ranks can share the key heads of `pair`."""
+    return "pair" if layout == "tensor" else "policy"
+
+
+@pytest.mark.parametrize("layout", PODS)
 def test_killed_ranks_leave_what_undisturbed_ones_do(
-    run_through, tiny_folder, tiny_job, tmp_path, output, layout
+    run_through, alone, tiny_folder_of, tmp_path, output, layout
 ):
-    """With dropout, so that random states count too."""
+    """With dropout, so that random states count too, and the whole KL in the loss."""
+    folder = tiny_folder_of(0.1, model_of(layout))
+    algorithm = tiny_jobs.make_manifest(folder)["spec"]["algorithm"]
     job = {
+        "algorithm": {**algorithm, "kl": {"in": "loss", "estimator": "full"}},
         **PATIENT,
         "steps": {"total": 6, "validateEvery": 3},
         "recovery": {"restartsWithoutProgress": 100},
         "roles": {"actorRollout": PODS[layout]},
     }
-    calm = tmp_path / "calm"
-    calm.mkdir()
-    undisturbed = tiny_jobs.undisturbed_result(calm, tiny_folder, **job)
+    undisturbed = run_folders.result(alone(folder, **job))
     points = [
         "rpc.update.answer.before@3=kill",
         "rpc.update.answer.after@5=kill",
@@ -40,20 +46,18 @@ def test_killed_ranks_leave_what_undisturbed_ones_do(
         "checkpoint.shard.write.middle@2=kill",
         "rpc.save_shards.answer.before@2=kill_group",  # the whole job
     ]
-    run_through(tiny_job(**job), output, *points, seconds=600)
+    run_through(tiny_jobs.write_manifest(tmp_path, folder, **job), output, *points, seconds=600)
     assert run_folders.result(output) == undisturbed
 
 
 @pytest.mark.parametrize("layout", PODS)
-def test_a_run_goes_on_under_another_layout_and_back(start, tmp_path: Path, output, once, layout):
+def test_a_run_goes_on_under_another_layout_and_back(
+    start, finished, tiny_folder_of, tmp_path: Path, output, once, layout
+):
     """Equal to rounding, whichever layout has written the checkpoint; the log says so."""
-    folder, place = tmp_path / "folder", tmp_path / "whole"
-    place.mkdir()
-    folder.mkdir()
-    # Two ranks can share the key heads of the second.
-    tiny_jobs.make_tiny_folder(folder, 0.0, "pair" if layout == "tensor" else "policy")
+    folder = tiny_folder_of(0.0, model_of(layout))
     job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
-    start(tiny_jobs.write_manifest(place, folder, **job), place / "run").succeed(600)
+    whole = finished("whole", folder, **job)
 
     def manifest(pods: object) -> Path:
         return tiny_jobs.write_manifest(tmp_path, folder, **job, roles={"actorRollout": pods})
@@ -63,7 +67,7 @@ def test_a_run_goes_on_under_another_layout_and_back(start, tmp_path: Path, outp
         run = start(manifest(pods), output, **armed)
         assert run.wait(600) == 3, run.logs()
     start(manifest(PODS[layout]), output).succeed(600)
-    run_folders.assert_close(output, place / "run")
+    run_folders.assert_close(output, whole)
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     for change in ("1 -> 2", "2 -> 1"):
         assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: from here on" in log

@@ -96,7 +96,7 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
 
 
 def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
-    run_through, tiny_folder: Path, tiny_job, tmp_path: Path
+    run_through, alone, tiny_job, tmp_path: Path
 ):
     """Beside a policy without, over two ranks in pods of its own."""
     lora = {"rank": 2, "targetModules": ["v_proj", "down_proj"]}
@@ -108,9 +108,8 @@ def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
         "checkpoint": {"every": 1},
         "recovery": {"restartsWithoutProgress": 100},
     }
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    calm.mkdir()
-    undisturbed = tiny_jobs.undisturbed_result(calm, tiny_folder, **job)
+    killed = tmp_path / "killed"
+    undisturbed = run_folders.result(alone(**job))
     points = (
         "rpc.update.answer.before@2=kill",  # in step 1: back to the beginning
         "rpc.restore.answer.before@2=kill",

@@ -20,7 +20,7 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
         **tiny_jobs.PPO,
         "training": {"autocast": "none", "activationCheckpointing": True},
         "rewards": [],
-        "rewardModel": {"path": str(even_folder / "classifier"), "dtype": "float32"},
+        "rewardModel": {"path": str(tiny_jobs.classifier_of(even_folder)), "dtype": "float32"},
         "steps": {"total": 4, "validateEvery": 2},
         "recovery": {"restartsWithoutProgress": 100},
     }

@@ -2,15 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import job_points
-import pyarrow.parquet as pq
 import pytest
 import run_folders
 import tiny_jobs
 import tiny_models
 import torch
+from run_folders import rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
@@ -64,32 +65,9 @@ FAILING = tiny_jobs.REWARD.replace(
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
+def whole(alone: Callable[..., Path]) -> Path:
     """The run folder of the job that nobody disturbs."""
-    place = tmp_path_factory.mktemp("whole")
-    return tiny_jobs.run_alone(tiny_jobs.write_manifest(place, tiny_folder, **JOB))
-
-
-@pytest.fixture
-def finished(start, tmp_path: Path, tiny_folder: Path):
-    """Runs a job to its end; answers its run folder."""
-
-    def run(name: str, model: Path | None = None, **changes: object) -> Path:
-        place = tmp_path / name
-        place.mkdir()
-        if model is not None:
-            changes["model"] = {"path": str(model)}
-        job = tiny_jobs.write_manifest(place, tiny_folder, **{**JOB, **changes})
-        start(job, place / "run").succeed(600)
-        return place / "run"
-
-    return run
-
-
-def rows(output: Path, step: int, purpose: str = "rollouts") -> list[dict[str, object]]:
-    """The rows of a step, whoever wrote them."""
-    table = pq.read_table(output / purpose / f"step-{step:06d}.parquet")
-    return sorted(table.to_pylist(), key=lambda row: row["row"])
+    return alone(**JOB)
 
 
 def drawn(output: Path, step: int, purpose: str = "rollouts") -> list[object]:
@@ -109,14 +87,17 @@ def test_rows_are_drawn_by_weights_one_version_old(whole: Path):
     assert not run_folders.unnamed(run_folders.metrics(whole))
 
 
-def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(whole, finished, tmp_path):
+def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
+    whole, finished, tiny_folder, tmp_path
+):
     """A job that trains nothing draws all steps with weights 1, those of step 3 among them."""
-    steps = {"total": 3, "validateFirst": False}
-    ahead = finished("ahead", checkpoint={"every": 1, "keepLast": 10}, steps=steps)
+    job = {**JOB, "steps": {"total": 3, "validateFirst": False}}
+    ahead = finished("ahead", tiny_folder, **job | {"checkpoint": {"every": 1, "keepLast": 10}})
     model = tmp_path / "version-1"
     command = ["export", ahead, "--checkpoint", "step-000001", "--output", model]
     subprocess.run([sys.executable, "-m", "ppojob_cli", *command], check=True)
-    still = finished("still", model, optimizer=STILL, rollout=AT_ONCE, steps=steps)
+    job |= {"model": {"path": str(model)}, "optimizer": STILL, "rollout": AT_ONCE}
+    still = finished("still", tiny_folder, **job)
     assert drawn(still, 3) == drawn(ahead, 3) == drawn(whole, 3)
     assert drawn(still, 3, "greedy") == drawn(whole, 3, "greedy")
     assert drawn(still, 2) != drawn(whole, 2), "which is of weights 0"
@@ -135,9 +116,10 @@ def test_the_rows_are_trained_on_as_any(whole, tiny_folder, start, tmp_path):
     assert replayed == told
 
 
-def test_with_weights_that_stay_it_is_the_synchronous_job(finished):
-    common = {"optimizer": STILL, "steps": {"total": 3}, "roles": {"rollout": {"replicas": 2}}}
-    ahead, at_once = finished("ahead", **common), finished("at-once", **common, rollout=AT_ONCE)
+def test_with_weights_that_stay_it_is_the_synchronous_job(finished, tiny_folder):
+    changes = {"optimizer": STILL, "steps": {"total": 3}, "roles": {"rollout": {"replicas": 2}}}
+    ahead = finished("ahead", tiny_folder, **JOB | changes)
+    at_once = finished("at-once", tiny_folder, **JOB | changes | {"rollout": AT_ONCE})
     for step in (1, 2, 3):
         assert drawn(ahead, step) == drawn(at_once, step)
 
@@ -182,10 +164,8 @@ def test_with_weights_that_stay_it_is_the_synchronous_job(finished):
     ],
     ids=["around the engines", "with the others", "the controller", "stopped"],
 )
-def test_killed_anywhere(start, tiny_job, output: Path, once: Path, whole: Path, points):
-    job = tiny_job(**JOB)
-    start(job, output, **job_points.armed(once, *points)).succeed(1_500)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+def test_killed_anywhere(run_through, tiny_job, output: Path, whole: Path, points):
+    run_through(tiny_job(**JOB), output, *points, seconds=1_500)
     assert run_folders.result(output) == run_folders.result(whole)
 
 
@@ -252,10 +232,9 @@ def test_another_number_of_ranks_goes_on_with_the_same_rows(start, tiny_job, out
 
 
 @pytest.fixture(scope="module")
-def far(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
+def far(alone: Callable[..., Path]) -> Path:
     """The run folder of the job that draws three steps ahead, which nobody disturbs."""
-    place = tmp_path_factory.mktemp("far")
-    return tiny_jobs.run_alone(tiny_jobs.write_manifest(place, tiny_folder, **FAR))
+    return alone(**FAR)
 
 
 def spans(output: Path, step: int, purpose: str = "rollouts") -> list[list[tuple[int, int]]]:
@@ -344,13 +323,14 @@ def test_the_rows_of_several_versions_are_trained_on_as_any(far, tiny_folder, st
     ],
     ids=["the engines and the policy", "the controller"],
 )
-def test_killed_anywhere_with_rows_under_way(start, tiny_job, output, once, far, points):
-    start(tiny_job(**FAR), output, **job_points.armed(once, *points)).succeed(1_500)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+def test_killed_anywhere_with_rows_under_way(run_through, tiny_job, output, far, points):
+    run_through(tiny_job(**FAR), output, *points, seconds=1_500)
     assert run_folders.result(output) == run_folders.result(far)
 
 
-def test_adapters_alone_reach_engines_far_ahead(start, tiny_job, tiny_folder, once, tmp_path):
+def test_adapters_alone_reach_engines_far_ahead(
+    start, run_through, tiny_job, tiny_folder, tmp_path
+):
     """Which keep the weights below, go on with rows by newer adapters, and are killed."""
     lora = {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_proj"]}
     job = {
@@ -362,8 +342,7 @@ def test_adapters_alone_reach_engines_far_ahead(start, tiny_job, tiny_folder, on
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     start(tiny_job(**job), calm).succeed(600)
     points = ("rpc.generate.answer.after@4=kill", "rpc.bring_weights.answer.after@3=kill")
-    start(tiny_job(**job), killed, **job_points.armed(once, *points)).succeed(600)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(tiny_job(**job), killed, *points, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)
 
 
@@ -397,15 +376,11 @@ def test_other_engines_go_on_with_the_rows_under_way(start, tiny_job, output, on
 
 
 @pytest.mark.vllm
-def test_vllm_goes_on_with_rows_under_way(start, tiny_job, output, once, tmp_path, tiny_folder):
+def test_vllm_goes_on_with_rows_under_way(run_through, tiny_job, output, alone):
     """Its own engine, in which a phase is ended by aborts; killed behind a checkpoint."""
     rollout = {**FAR["rollout"], "engine": "vllm", "kvCacheGib": 0.1}
     changes = {**FAR, "rollout": rollout, "steps": {"total": 5, "validateFirst": False}}
-    place = tmp_path / "whole"
-    place.mkdir()
-    whole = tiny_jobs.run_alone(tiny_jobs.write_manifest(place, tiny_folder, **changes))
+    whole = alone(**changes)
     assert any(line["async/partial_rows"] > 0 for line in run_folders.metrics(whole))
-    armed = job_points.armed(once, "rpc.generate.answer.before@4=kill")
-    start(tiny_job(**changes), output, **armed).succeed(900)
-    assert job_points.fired(once)
+    run_through(tiny_job(**changes), output, "rpc.generate.answer.before@4=kill", seconds=900)
     assert run_folders.result(output) == run_folders.result(whole)

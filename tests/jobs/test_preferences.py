@@ -71,17 +71,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(
-    kind: str,
-    tiny_folder: Path,
-    pairs: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    fork_server: None,
-) -> Path:
+def whole(kind: str, pairs: Path, alone: Callable[..., Path]) -> Path:
     """The run folder of such a job that nobody disturbs."""
-    sections = sections_of(pairs, kind)
-    folder = tmp_path_factory.mktemp("whole")
-    return tiny_jobs.run_alone(tiny_jobs.write_manifest(folder, tiny_folder, **sections))
+    return alone(**sections_of(pairs, kind))
 
 
 def test_pairs_are_learnt_and_only_what_is_needed_runs(whole: Path) -> None:
@@ -177,7 +169,7 @@ def test_a_reward_model_of_adapters_is_a_model_with_them_merged_and_its_head(
 
 
 def test_a_reward_model_scores_for_ppo_as_transformers_does(
-    tiny_folder: Path, pairs: Path, start: Callable[..., Run], tiny_job, finished, output: Path
+    pairs: Path, start: Callable[..., Run], tiny_job, finished, output: Path
 ) -> None:
     learnt = finished("reward", **sections_of(pairs, "reward_model"))
     model = AutoModelForSequenceClassification.from_pretrained(learnt / "export").eval()

@@ -3,10 +3,10 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import job_points
-import pyarrow.parquet as pq
 import pytest
 import run_folders
 import tiny_jobs
@@ -26,17 +26,15 @@ APART = {
 
 
 @pytest.fixture(scope="module")
-def beside(even_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def beside(even_folder: Path, alone: Callable[..., Path]) -> Path:
     """What a short job leaves whose roles live in one rank."""
-    job = {**tiny_jobs.PPO, **PATIENT, **SHORT}
-    folder = tmp_path_factory.mktemp("beside")
-    return tiny_jobs.run_alone(tiny_jobs.write_manifest(folder, even_folder, **job))
+    return alone(even_folder, **tiny_jobs.PPO, **PATIENT, **SHORT)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
     """What a job leaves with every role in pods of its own."""
-    return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, **APART)
+    return run_folders.result(alone(**APART))
 
 
 def test_a_role_apart_gives_the_bits_of_a_role_beside(finished, beside):
@@ -73,33 +71,10 @@ def test_two_ranks_give_the_numbers_of_one(finished, beside: Path):
     }
     two = finished("two", **tiny_jobs.PPO, **SHORT, roles=roles)
     for step in (1, 2):
-        assert rows(two, step) == rows(beside, step)
+        assert run_folders.rows(two, step) == run_folders.rows(beside, step)
     run_folders.assert_close(two, beside)
     first, second = (run_folders.metrics(output)[1] for output in (beside, two))
     assert second["critic/grad_norm"] == pytest.approx(first["critic/grad_norm"], rel=1e-5)
-
-
-def test_a_run_goes_on_under_another_layout(
-    start, finished, even_folder, tmp_path: Path, output, once
-):
-    """The checkpoint of one rank is taken up by two: equal to rounding, and the log says so."""
-    job = {**PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 2}}
-    whole = finished("whole", **job)
-    killed = job_points.armed(once, "controller.step.begin@3=kill_group")
-    manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job)
-    run = start(manifest, output, **killed)
-    assert run.wait() == 3, run.logs()
-    roles = {"actorRollout": {"ranksPerReplica": 2}}
-    start(tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles), output).succeed(600)
-    run_folders.assert_close(output, whole)
-    log = (output / "logs" / "tiny-controller-0.log").read_text()
-    assert "spec.roles.actorRollout.parallelism.dataShard: 1 -> 2: from here on" in log
-
-
-def rows(output: Path, step: int) -> list[dict[str, object]]:
-    """The rows of a step, whoever wrote them."""
-    table = pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet")
-    return sorted(table.to_pylist(), key=lambda row: row["row"])
 
 
 def test_every_role_killed_in_turn(start, tiny_job, output: Path, undisturbed):

@@ -3,13 +3,12 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import job_points
-import pyarrow.parquet as pq
 import pytest
 import run_folders
-import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -30,20 +29,10 @@ ROUNDS = {
 ADAPTERS = {"lora": {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_proj"]}}
 
 
-def finished(start, folder: Path, place: Path, **changes: object) -> Path:
-    """The run folder of a job that has been run to its end."""
-    place.mkdir()
-    manifest = tiny_jobs.write_manifest(place, folder, **{**PATIENT, **changes})
-    start(manifest, place / "run").succeed(600)
-    return place / "run"
-
-
 @pytest.fixture(scope="module")
-def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
     """What a job leaves whose engines are in the policy's ranks."""
-    folder = tmp_path_factory.mktemp("beside")
-    changes = {**PATIENT, **SHORT, "algorithm": ROUNDS}
-    return tiny_jobs.undisturbed_result(folder, tiny_folder, **changes)
+    return run_folders.result(alone(**PATIENT, **SHORT, algorithm=ROUNDS))
 
 
 @pytest.mark.parametrize(
@@ -62,17 +51,17 @@ def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     ],
     ids=["greedy responses", "rounds and adapters"],
 )
-def test_engines_apart_give_the_bits_of_engines_beside(start, tiny_folder, tmp_path, changes):
+def test_engines_apart_give_the_bits_of_engines_beside(finished, tiny_folder, changes):
     if "model" in changes:
         changes = {**changes, "model": {"path": str(tiny_folder / "model"), **ADAPTERS}}
     common = {**SHORT, **changes}
-    beside = finished(start, tiny_folder, tmp_path / "beside", **common)
-    apart = finished(start, tiny_folder, tmp_path / "apart", **common, roles={"rollout": {}})
+    beside = finished("beside", tiny_folder, **common)
+    apart = finished("apart", tiny_folder, **common, roles={"rollout": {}})
     assert run_folders.result(apart) == run_folders.result(beside)
 
 
 def test_adapters_alone_reach_engines_whatever_is_killed(
-    start, tiny_folder, tiny_job, once, tmp_path
+    run_through, finished, tiny_folder, tiny_job, tmp_path
 ):
     """They compute beside the weights of the folder: what engines beside the trainer draw."""
     common = {
@@ -83,7 +72,7 @@ def test_adapters_alone_reach_engines_whatever_is_killed(
         "rollout": {"engine": "huggingface", "dtype": "float32", "adapters": "beside"},
     }
     train = {"actorRollout": {"ranksPerReplica": 2}}
-    beside = finished(start, tiny_folder, tmp_path / "beside", **common, roles=train)
+    beside = finished("beside", tiny_folder, **common, roles=train)
     points = (
         "rpc.generate.answer.before@2=kill",
         "rpc.bring_weights.answer.before@3=kill",
@@ -92,14 +81,13 @@ def test_adapters_alone_reach_engines_whatever_is_killed(
     )
     apart = tmp_path / "apart"
     job = tiny_job(**common, roles={**train, "rollout": {"replicas": 2}})
-    start(job, apart, **job_points.armed(once, *points)).succeed(600)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, apart, *points, seconds=600)
     assert run_folders.result(apart) == run_folders.result(beside)
 
     merged = {**common, "rollout": {**common["rollout"], "adapters": "merged"}}
-    other = finished(start, tiny_folder, tmp_path / "merged", **merged, roles=train)
+    other = finished("merged", tiny_folder, **merged, roles=train)
     for step in (1, 2, 3):
-        ours, theirs = rows(beside, step), rows(other, step)
+        ours, theirs = run_folders.rows(beside, step), run_folders.rows(other, step)
         assert [row["response_ids"] for row in ours] == [row["response_ids"] for row in theirs]
         for one, another in zip(ours, theirs, strict=True):
             drawn = another["rollout_logprobs"]
@@ -109,13 +97,13 @@ def test_adapters_alone_reach_engines_whatever_is_killed(
 @pytest.mark.vllm
 @pytest.mark.long
 @pytest.mark.parametrize("adapters", [None, "beside"])
-def test_vllm_apart_gives_the_bits_of_vllm_beside(start, tiny_folder, tmp_path, adapters):
+def test_vllm_apart_gives_the_bits_of_vllm_beside(finished, tiny_folder, adapters):
     engine = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
     common = {**SHORT, "rollout": {**engine, "adapters": adapters}}
     if adapters:
         common["model"] = {"path": str(tiny_folder / "model"), **ADAPTERS}
-    beside = finished(start, tiny_folder, tmp_path / "beside", **common)
-    apart = finished(start, tiny_folder, tmp_path / "apart", **common, roles={"rollout": {}})
+    beside = finished("beside", tiny_folder, **common)
+    apart = finished("apart", tiny_folder, **common, roles={"rollout": {}})
     assert run_folders.result(apart) == run_folders.result(beside)
 
 
@@ -129,25 +117,19 @@ def test_a_run_goes_on_with_engines_elsewhere(start, tiny_job, output: Path, onc
     assert run_folders.result(output) == undisturbed
 
 
-def test_numbers_of_ranks_are_free(start, tiny_folder: Path, tmp_path: Path):
+def test_numbers_of_ranks_are_free(finished, tiny_folder: Path):
     """Three engines for two ranks that train: the rows of two for two, and near enough of one."""
     common = {**SHORT, "roles": {"actorRollout": {"ranksPerReplica": 2}}}
-    beside = finished(start, tiny_folder, tmp_path / "beside", **common)
+    beside = finished("beside", tiny_folder, **common)
     common["roles"] = {**common["roles"], "rollout": {"replicas": 3}}
-    apart = finished(start, tiny_folder, tmp_path / "apart", **common)
+    apart = finished("apart", tiny_folder, **common)
     for step in (1, 2, 3):
-        ours, theirs = (rows(output, step) for output in (apart, beside))
+        ours, theirs = (run_folders.rows(output, step) for output in (apart, beside))
         assert [row["response_ids"] for row in ours] == [row["response_ids"] for row in theirs]
     for ours, theirs in zip(
         run_folders.without_clock(apart), run_folders.without_clock(beside), strict=True
     ):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
-
-
-def rows(output: Path, step: int) -> list[dict[str, object]]:
-    """The rows of a step, whoever wrote them."""
-    table = pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet")
-    return sorted(table.to_pylist(), key=lambda row: row["row"])
 
 
 @pytest.mark.parametrize(
@@ -172,28 +154,27 @@ def rows(output: Path, step: int) -> list[dict[str, object]]:
     ],
     ids=["around the engines", "with the others"],
 )
-def test_killed_anywhere(start, tiny_job, output: Path, once: Path, undisturbed, points):
+def test_killed_anywhere(run_through, tiny_job, output: Path, undisturbed, points):
     job = tiny_job(**{**PATIENT, **SHORT, "algorithm": ROUNDS, "roles": {"rollout": {}}})
-    start(job, output, **job_points.armed(once, *points)).succeed(1_500)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, output, *points, seconds=1_500)
     assert run_folders.result(output) == undisturbed
 
 
-def test_a_scorer_lost_among_rounds_leaves_the_rows_of_each(start, tiny_job, tiny_folder, tmp_path):
+def test_a_scorer_lost_among_rounds_leaves_the_rows_of_each(
+    run_through, finished, tiny_job, tiny_folder, output
+):
     """Rounds that are kept, and one that is handed over and not yet scored."""
     rounds = {"promptsPerRound": 3, "maxRounds": 4}
     algorithm = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2}
     common = {**SHORT, "algorithm": {**algorithm, "dynamicSampling": rounds}}
-    beside = finished(start, tiny_folder, tmp_path / "beside", **common)
+    beside = finished("beside", tiny_folder, **common)
     job = tiny_job(**{**PATIENT, **common, "roles": {"rollout": {}}})
-    once, output = tmp_path / "once", tmp_path / "run"
     points = ("rpc.score.answer.before@2=kill", "rpc.score.answer.after@3=kill")
-    start(job, output, **job_points.armed(once, *points)).succeed(600)
-    assert len(list(once.iterdir())) == len(points)
+    run_through(job, output, *points, seconds=600)
     assert run_folders.result(output) == run_folders.result(beside)
 
 
-def test_lost_engines_cost_no_step_and_nobody_else(start, tiny_job, output: Path, tiny_folder):
+def test_lost_engines_cost_no_step_and_nobody_else(start, tiny_job, output: Path):
     """Killed in the middle of steps: those who train keep their processes and their rows."""
     job = {**PATIENT, "roles": {"rollout": {}}, "steps": {"total": 8}, "checkpoint": {"every": 8}}
     run = start(tiny_job(**job), output)

@@ -1,17 +1,15 @@
 """What a job says of sampling reaches the engine, for training and for validations."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_a_penalty_and_min_p_reach_training_and_validation(
-    tmp_path: Path, tiny_folder: Path, fork_server: None
-) -> None:
+def test_a_penalty_and_min_p_reach_training_and_validation(alone: Callable[..., Path]) -> None:
     """With so large a penalty no token comes again; with such a min-p hardly a choice is left."""
     one_of_a_kind = {"repetitionPenalty": 100}
     rollout = {
@@ -19,9 +17,7 @@ def test_a_penalty_and_min_p_reach_training_and_validation(
         **{"minP": 0.9999, **one_of_a_kind},
     }
     steps = {"total": 1, "validateEvery": 1}
-    run = tiny_jobs.run_alone(
-        tiny_jobs.write_manifest(tmp_path, tiny_folder, rollout=rollout, steps=steps)
-    )
+    run = alone(rollout=rollout, steps=steps)
     for batch in ("rollouts/step-000001.parquet", "validation/step-000000.parquet"):
         rows = pq.read_table(run / batch).to_pylist()
         assert rows

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import job_points
 import pytest
 import run_folders
-import tiny_jobs
 import torch
 from job_runs import Run
 from safetensors.torch import load_file
@@ -71,12 +69,9 @@ def result(output: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def whole(
-    tiny_folder: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
+def whole(rows: Path, alone: Callable[..., Path]) -> Path:
     """The run folder of such a job that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("whole")
-    return tiny_jobs.run_alone(tiny_jobs.write_manifest(folder, tiny_folder, **sections_of(rows)))
+    return alone(**sections_of(rows))
 
 
 def test_the_loss_falls_and_only_what_is_needed_runs(whole: Path) -> None:
@@ -178,19 +173,6 @@ def test_jobs_of_all_kinds_learn_and_lose_nothing_when_killed(
     run_through(job, killed, *points)
     assert result(killed) == result(calm)
     assert result(calm) != result(whole)
-
-
-def test_an_interrupt_finishes_the_step_and_the_same_command_goes_on(
-    whole: Path, start: Callable[..., Run], tiny_job, rows: Path, output: Path, once: Path
-) -> None:
-    job = tiny_job(**sections_of(rows))
-    run = start(job, output, **job_points.armed(once, "controller.step.begin@3=stop"))
-    run.interrupt_where_it_stopped()
-    assert run.wait() == 130
-    assert run_folders.metrics(output)[-1]["step"] == 3
-    assert (output / "checkpoints" / "step-000003").is_dir()
-    start(job, output).succeed()
-    assert result(output) == result(whole)
 
 
 def test_ranks_and_micro_batches_change_only_rounding(

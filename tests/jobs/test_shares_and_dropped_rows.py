@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import run_folders
 import tiny_jobs
@@ -38,7 +37,7 @@ def test_shares_hold_and_dropped_rows_are_not_trained_on(
     run_through(job, output, "controller.step.recorded@2=kill")
     drawn: dict[str, list[int]] = {"few": [], "many": []}
     for step, line in enumerate(run_folders.metrics(output), start=1):
-        kept, told = (table(output / folder, step) for folder in ("rollouts", "advantages"))
+        kept, told = (rows(output, step, folder) for folder in ("rollouts", "advantages"))
         assert Counter(row["data_source"] for row in kept) == {"few": 6, "many": 6}
         assert {row["extra_info"] for row in kept} == {'{"level":1}'}
         for row in kept[::3]:
@@ -52,8 +51,3 @@ def test_shares_hold_and_dropped_rows_are_not_trained_on(
     # Three batches with two prompts each go once through the six rows of the first file.
     assert sorted(drawn["few"]) == list(range(6))
     assert len(set(drawn["many"])) == 6
-
-
-def table(folder: Path, step: int) -> list[dict[str, object]]:
-    rows = pq.read_table(folder / f"step-{step:06d}.parquet").to_pylist()
-    return sorted(rows, key=lambda row: row["row"])

@@ -1,6 +1,5 @@
-"""Jobs that only validate, keep their best checkpoint, or are scored by a reward model."""
+"""Jobs that keep their best checkpoint, or are scored by a reward model."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,6 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ACCURACY = "val-core/tiny/acc/mean@1"
-
-
-def test_a_job_that_only_validates_trains_nothing(start, tiny_job, output: Path):
-    start(tiny_job(steps={"validateOnly": True}), output).succeed()
-    (record,) = run_folders.metrics(output)
-    assert record["step"] == 0
-    assert ACCURACY in record
-    summary = json.loads((output / "summary.json").read_text())
-    assert (summary["phase"], summary["steps"]) == ("Succeeded", 0)
-    assert list(output.glob("validation/step-000000.parquet/*"))
-    assert not list(output.glob("checkpoints/step-*"))
-    assert not (output / "export").exists()
 
 
 def test_the_best_checkpoint_stays(start, tiny_job, output: Path):
@@ -56,7 +43,7 @@ def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(start, ti
 @pytest.fixture(scope="session")
 def classifier(tiny_folder: Path) -> Path:
     """A reward model of the policy's family."""
-    return tiny_jobs.make_classifier(tiny_folder / "model", tiny_folder / "classifier")
+    return tiny_jobs.classifier_of(tiny_folder)
 
 
 def test_a_reward_model_scores_the_same_wherever_it_lives(

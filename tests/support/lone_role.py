@@ -1,6 +1,7 @@
 """A role of one rank, for tests of what a rank does."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tiny_jobs
 
@@ -13,6 +14,9 @@ from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
+
+if TYPE_CHECKING:
+    from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
 
 
 def grpo_spec(prompts: int, samples: int) -> PPOJobSpec:
@@ -43,8 +47,14 @@ def rows_alone(index: BatchIndex, mine: Experience) -> BatchRows:
     return BatchRows(index, mine, Alone(), costs, ParallelDims(), Alone())
 
 
+def ask(worker: "ActorRolloutWorker", method: object, request: object) -> Any:
+    """Have a rank do what the controller would ask for."""
+    (handler,) = [route.handler for route in worker.routes() if route.method is method]
+    return handler(request)
+
+
 def pod_of(folder: Path, role: RoleName, **changes: object) -> PodEnvironment:
-    """The first pod of a role of a tiny job, whose files `tiny_jobs.make_tiny_folder` makes."""
+    """The first pod of a role of a tiny job, whose files lie in a folder."""
     return PodEnvironment(
         config=resolve(load_job(tiny_jobs.write_manifest(folder, folder, **changes))),
         role=role,

@@ -5,10 +5,12 @@ import hashlib
 import json
 import os
 import signal
-import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from patience import eventually
 
 from ppojob_trainer.metrics.names import UNREPEATABLE_PREFIXES, find
 
@@ -53,6 +55,12 @@ def assert_close(ours: Path, theirs: Path) -> None:
     """Hold the metrics of two layouts against each other, which agree to rounding."""
     for here, there in zip(without_layout(ours), without_layout(theirs), strict=True):
         assert here == pytest.approx(there, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def rows(output: Path, step: int, purpose: str = "rollouts") -> list[dict[str, Any]]:
+    """The rows of a step in their order, whoever wrote them."""
+    table = pq.read_table(output / purpose / f"step-{step:06d}.parquet")
+    return sorted(table.to_pylist(), key=lambda row: row["row"])
 
 
 def rewinds(output: Path) -> int:
@@ -103,10 +111,7 @@ def _marks(process: Path) -> str:
 
 
 def wait_until_gone(output: Path, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while (left := processes_of(output)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left, f"left running: {left}"
+    eventually(lambda: not processes_of(output), seconds)
 
 
 def fork_server_of(output: Path) -> int:

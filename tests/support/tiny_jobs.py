@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import run_folders
 from ruamel.yaml import YAML
 
 REWARD = '''
@@ -67,6 +66,7 @@ def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
 
 
 def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
+    folder.mkdir(exist_ok=True)
     manifest = folder / "job.yaml"
     YAML(typ="safe").dump(make_manifest(tiny_folder, **changes), manifest)
     return manifest
@@ -96,6 +96,12 @@ def make_classifier(policy: Path, folder: Path) -> Path:
     return folder
 
 
+def classifier_of(folder: Path) -> Path:
+    """The reward model of a tiny folder, which is made where it is not there yet."""
+    found = folder / "classifier"
+    return found if found.exists() else make_classifier(folder / "model", found)
+
+
 def make_teacher(policy: Path, folder: Path) -> Path:
     """Make a larger model that knows better what a policy should write; answers its folder."""
     subprocess.run([sys.executable, MODELS, "teacher", policy, folder], check=True)
@@ -120,8 +126,3 @@ def run_alone(manifest: Path) -> Path:
     command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--output", output]
     subprocess.run(command, check=True, capture_output=True, env=environment())
     return output
-
-
-def undisturbed_result(folder: Path, tiny_folder: Path, **changes: object) -> dict[str, object]:
-    """What a job leaves that nobody disturbs."""
-    return run_folders.result(run_alone(write_manifest(folder, tiny_folder, **changes)))

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.retrieval.build import build_index
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.tools.pool import ToolPool
@@ -16,6 +18,13 @@ def ask(
     """The answer to one call, or of a user to a turn."""
     call = ToolCall(name, arguments, created, to_user=to_user)
     return pool.start([call], ["step 1/train/row 3"]).result()[0]
+
+
+def problems_of(agent: AgentSpec, folder: Path | None = None) -> list[str]:
+    """What is said of tools that cannot be used; a folder's name is left out."""
+    with pytest.raises(ConfigError) as refused:
+        ToolPool(agent)
+    return [line.replace(str(folder), "FOLDER") for line in refused.value.problems]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A process killed at every failpoint of a checkpoint leaves the old one or the new, never half."""
 
-import hashlib
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from pathlib import Path
 import kill_server
 import pytest
 import torch
+from trees import tree
 
 from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint import export, journal, store, tensors
@@ -44,18 +44,6 @@ def run_process() -> Iterator[Callable[..., int]]:
     with server:
         yield run
         server.stdin.close()
-
-
-def tree(root: Path) -> dict[str, str]:
-    """Every file and link below a folder, with its content."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root).as_posix()
-        if path.is_symlink():
-            found[name] = f"-> {path.readlink()}"
-        elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
 
 
 @pytest.fixture(scope="module")

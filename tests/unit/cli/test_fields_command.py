@@ -1,7 +1,6 @@
-"""`ppojob fields` and docs/fields.md know every field of the models, and no other."""
+"""`ppojob fields` knows every field of the models, and no other."""
 
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -9,7 +8,6 @@ from click.testing import CliRunner, Result
 from ppojob_api import shape
 from ppojob_cli.main import main
 
-PAGE = Path(__file__).parents[3] / "docs" / "fields.md"
 PATHS = [path for path in shape.all_paths() if path.startswith("spec.")]
 
 
@@ -62,9 +60,3 @@ def test_an_unknown_path(path: str, answer: str) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f'PATH: got "{path}": ')
     assert result.stderr.endswith(f"; {answer}\n")
-
-
-def test_the_page_has_every_field_once() -> None:
-    tables = PAGE.read_text().partition("## Names of other frameworks")[0]
-    rows = re.findall(r"^(?:\| `|## )(spec\.[\w.\[\]]+)", tables, re.MULTILINE)
-    assert sorted(row.replace("[]", "") for row in rows) == sorted(PATHS)

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from cluster_commands import JOB, PODS, call, job
 from fake_api_server import Answer, FakeApiServer, refusal
 
@@ -28,19 +29,13 @@ def test_a_table_by_name(server: FakeApiServer) -> None:
     assert call("metrics", "sum", "--raw") == EXPOSITION
 
 
-def test_a_controller_that_does_not_serve(server: FakeApiServer) -> None:
-    server.routes |= {
-        f"GET {JOB}": Answer(value=job()),
-        f"GET {METRICS}": refusal(503, "no endpoints"),
-    }
-    said = call("metrics", "sum", code=2)
-    assert said.startswith("metrics: got no answer from pod sum-controller-0: the job is Pending")
-
-
-def test_something_that_is_no_exposition(server: FakeApiServer) -> None:
-    server.routes |= {
-        f"GET {JOB}": Answer(value=job()),
-        f"GET {METRICS}": Answer(value=json.dumps("{")),
-    }
-    said = call("metrics", "sum", code=2)
-    assert said.startswith("metrics: got ")
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (refusal(503, "no endpoints"), "no answer from pod sum-controller-0: the job is Pending"),
+        (Answer(value=json.dumps("{")), ""),
+    ],
+)
+def test_what_is_no_exposition(server: FakeApiServer, answer: Answer, said: str) -> None:
+    server.routes |= {f"GET {JOB}": Answer(value=job()), f"GET {METRICS}": answer}
+    assert call("metrics", "sum", code=2).startswith(f"metrics: got {said}")

@@ -1,4 +1,3 @@
-import hashlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from tokenizers.pre_tokenizers import ByteLevel
+from trees import tree
 
 from ppojob_cli.data import data
 from ppojob_trainer.agents.formats import calls
@@ -43,11 +43,6 @@ def no_sandbox() -> Runner:
     raise AssertionError("a calculator runs no code")
 
 
-def contents(folder: Path) -> dict[str, str]:
-    files = sorted(folder.iterdir())
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
 COMMANDS = {
     "addition": ("addition",),
     "countdown": ("countdown", "--rows", 60, "--validation-rows", 20),
@@ -63,13 +58,13 @@ def test_what_is_made_passes_every_check_and_is_made_alike_again(name, tmp_path,
     output = tmp_path / "deep" / "output"
     status, told = run(*COMMANDS[name], "--output", output)
     assert status == 0, told
-    first = contents(output)
+    first = tree(output)
     assert told.splitlines() == [
         f"{output}/{split}.parquet: {pq.read_metadata(output / f'{split}.parquet').num_rows} rows"
         for split in ("train", "test")
     ]
     assert run(*COMMANDS[name], "--output", output)[0] == 0
-    assert contents(output) == first
+    assert tree(output) == first
 
     held_out = [{"path": str(output / "test.parquet")}]
     spec = files.spec(output / "train.parquet", validation=held_out, maxPromptTokens=1000)
@@ -216,9 +211,9 @@ def test_a_corpus_of_facts_answers_its_questions(tmp_path: Path) -> None:
     assert status == 0, told
     assert told.splitlines()[0] == f"{tmp_path}/a/corpus.jsonl: 400 documents"
     run(*command, tmp_path / "b")
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
     run(*command, tmp_path / "c", "--seed", 1)
-    assert contents(tmp_path / "c") != contents(tmp_path / "a")
+    assert tree(tmp_path / "c") != tree(tmp_path / "a")
 
     lines = (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()
     texts = [json.loads(line)["contents"] for line in lines]

@@ -15,8 +15,6 @@ from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.event_files import TensorBoard
 from ppojob_trainer.metrics.sinks import JsonLines, encode_line
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def clock() -> float:
     return 1000.5
@@ -133,11 +131,6 @@ def test_tensorboard_says_which_folder_is_full(tmp_path: Path):
         sink._file = full
         with pytest.raises(StorageError, match="No space left on device"):
             sink.write(1, {"x": 1.0})
-
-
-def test_the_page_is_what_the_table_says():
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    assert page == names.render(), "python -m ppojob_trainer.metrics.names > docs/metrics.md"
 
 
 def test_each_name_is_there_once_and_finds_itself():

@@ -160,22 +160,14 @@ def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
     assert held(config, "critic") == {"critic": 8 * CRITIC}
 
 
-def test_ranks_that_share_tokens_hold_parts_of_a_shard(tmp_path):
-    layout = {"dataShard": 1, "sequence": 2}
-    roles = {"actorRollout": {"ranksPerReplica": 4, "parallelism": layout}}
-    assert held(config_of(tmp_path, roles=roles), "actorRollout")["policy"] == 8 * POLICY
-
-
-def test_tensor_ranks_share_what_a_shard_holds(tmp_path):
-    pods = {"ranksPerReplica": 4, "parallelism": {"tensor": 2}}
+@pytest.mark.parametrize(
+    ("layout", "each"),
+    [({"dataShard": 1, "sequence": 2}, 8), ({"tensor": 2}, 4), ({"pipeline": 2}, 4)],
+)
+def test_ranks_of_a_layout_hold_parts_of_the_policy(tmp_path, layout, each):
+    pods = {"ranksPerReplica": 4, "parallelism": layout}
     found = held(config_of(tmp_path, roles={"actorRollout": pods}), "actorRollout")
-    assert found == {"policy": 4 * POLICY, "rollout engine": 4 * POLICY}
-
-
-def test_a_rank_of_a_pipeline_holds_its_layers(tmp_path):
-    pods = {"ranksPerReplica": 4, "parallelism": {"pipeline": 2}}
-    found = held(config_of(tmp_path, roles={"actorRollout": pods}), "actorRollout")
-    assert found == {"policy": 4 * POLICY, "rollout engine": 4 * POLICY}
+    assert found == {"policy": each * POLICY, "rollout engine": 4 * POLICY}
 
 
 def test_a_job_that_only_validates_holds_engines_alone(tmp_path):

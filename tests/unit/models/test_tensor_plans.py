@@ -13,7 +13,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from ppojob_api.problem import ReasonCode
+from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.models.architectures import check_layouts
@@ -70,6 +70,26 @@ def test_every_weight_of_a_mixture_has_a_style() -> None:
     assert all(styles[f"model.layers.0.mlp.experts.{n}.gate_proj"] == ROWS for n in range(6))
 
 
+HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def problems(
+    folder: Path, configs: dict[str, dict[str, object]], **changes: object
+) -> list[Problem]:
+    """What is wrong with the layout of a job whose models have these configs."""
+    for name, config in configs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    manifest = tiny_jobs.write_manifest(folder, folder, **changes)
+    return list(check_layouts(resolve(load_job(manifest)).spec))
+
+
+def out_of_range(found: list[Problem]) -> dict[str, str]:
+    """Places of problems, and what is allowed there."""
+    assert all(one.reason_code == ReasonCode.OUT_OF_RANGE for one in found)
+    return {one.where: one.allowed for one in found}
+
+
 @pytest.mark.parametrize(
     ("ranks", "changes", "allowed"),
     [
@@ -82,20 +102,13 @@ def test_every_weight_of_a_mixture_has_a_style() -> None:
     ],
 )
 def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, changes, allowed) -> None:
-    sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, **changes}
-    (tmp_path / "model").mkdir()
-    text = json.dumps({"model_type": "llama", **sizes})
-    (tmp_path / "model" / "config.json").write_text(text)
     job = {
         "rollout": {"engine": "vllm", "parallelism": {"tensor": ranks}},
         "roles": {"actorRollout": {"ranksPerReplica": 4}},
         "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
     }
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
-    found = list(check_layouts(resolve(load_job(manifest)).spec))
-    assert [(p.where, p.allowed, p.reason_code) for p in found] == (
-        [("spec.rollout.parallelism.tensor", allowed, ReasonCode.OUT_OF_RANGE)] if allowed else []
-    )
+    found = out_of_range(problems(tmp_path, {"model": {**HEADS, **changes}}, **job))
+    assert found == ({"spec.rollout.parallelism.tensor": allowed} if allowed else {})
 
 
 @pytest.mark.parametrize(
@@ -103,11 +116,11 @@ def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, change
     [("vllm", "olmo2", True), ("huggingface", "olmo2", False), ("vllm", "mistral", False)],
 )
 def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refused: bool) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": family, **SIZES}))
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, rollout={"engine": engine})
-    found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
-    assert found == ([("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else [])
+    configs = {"model": {"model_type": family, **SIZES}}
+    found = problems(tmp_path, configs, rollout={"engine": engine})
+    assert [(one.where, one.reason_code) for one in found] == (
+        [("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else []
+    )
 
 
 @pytest.mark.parametrize(("changes", "refused"), [({}, True), (EXPERTS, False)])
@@ -124,14 +137,11 @@ def test_a_dense_model_has_no_routers_to_replay(tmp_path: Path, changes, refused
 
 @pytest.mark.parametrize(("engine", "refused"), [("vllm", True), ("huggingface", False)])
 def test_vllm_has_no_adapters_beside_experts(tmp_path: Path, engine: str, refused: bool) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps({**SIZES, **EXPERTS}))
     model = {"path": str(tmp_path / "model"), "lora": {"rank": 2}}
     rollout = {"engine": engine, "adapters": "beside"}
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, model=model, rollout=rollout)
-    found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
+    found = problems(tmp_path, {"model": {**SIZES, **EXPERTS}}, model=model, rollout=rollout)
     refusal = ("spec.rollout.adapters", ReasonCode.NOT_IN_THIS_VERSION)
-    assert found == ([refusal] if refused else [])
+    assert [(one.where, one.reason_code) for one in found] == ([refusal] if refused else [])
 
 
 @pytest.mark.parametrize(
@@ -146,17 +156,8 @@ def test_vllm_has_no_adapters_beside_experts(tmp_path: Path, engine: str, refuse
     ],
 )
 def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, allowed) -> None:
-    sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, **changes}
-    for name in ("model", "critic"):
-        (tmp_path / name).mkdir()
-        text = json.dumps({"model_type": "llama", **(sizes if name == "critic" else SIZES)})
-        (tmp_path / name / "config.json").write_text(text)
     pods = {"ranksPerReplica": 4, "parallelism": {"tensor": ranks}, "colocateWith": "none"}
     ppo = {**tiny_jobs.PPO, "critic": {"path": str(tmp_path / "critic")}}
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **ppo, roles={"critic": pods})
-    found = list(check_layouts(resolve(load_job(manifest)).spec))
-    assert [(p.where, p.allowed, p.reason_code) for p in found] == (
-        [("spec.roles.critic.parallelism.tensor", allowed, ReasonCode.OUT_OF_RANGE)]
-        if allowed
-        else []
-    )
+    configs = {"model": SIZES, "critic": {**HEADS, **changes}}
+    found = out_of_range(problems(tmp_path, configs, **ppo, roles={"critic": pods}))
+    assert found == ({"spec.roles.critic.parallelism.tensor": allowed} if allowed else {})

@@ -1,11 +1,11 @@
 """An index that is interrupted anywhere, gone on with, and is the undisturbed one."""
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from trees import tree
 
 from ppojob_trainer import failpoints
 from ppojob_trainer.errors import ConfigError, InjectedFault
@@ -25,14 +25,6 @@ FILE_POINTS = [
 
 def quiet(what: str, count: int) -> None:
     return None
-
-
-def tree(root: Path) -> dict[str, str]:
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture(autouse=True)

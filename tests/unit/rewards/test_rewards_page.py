@@ -1,7 +1,5 @@
 """The table of scorers is all that a new one needs: everything else is made of it."""
 
-from pathlib import Path
-
 import pytest
 
 from ppojob_trainer.errors import ConfigError
@@ -12,12 +10,6 @@ from ppojob_trainer.rewards.records import Verdict, verdict
 from ppojob_trainer.rewards.routing import SCORERS, Scorer, route
 from ppojob_trainer.rewards.row_checks import RowChecks
 from ppojob_trainer.sandbox.executor import Sandbox
-
-PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
-
-
-def test_the_page_is_made_of_the_table() -> None:
-    assert PAGE.read_text() == page(), "python -m ppojob_trainer.rewards.page > docs/rewards.md"
 
 
 def test_what_is_absent_is_said() -> None:

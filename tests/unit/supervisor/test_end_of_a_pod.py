@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import eventually
 from pod_plans import pod_plan
 from run_folders import is_told_to_end
 
@@ -49,12 +49,9 @@ def pod(plan: PodPlan) -> Iterator[Pod]:
     made.end()
 
 
-def tick_until(pod: Pod, is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline, pod.status()
-        pod.tick()
-        time.sleep(0.01)
+def is_done(pod: Pod) -> bool:
+    pod.tick()
+    return pod.status().phase == "done"
 
 
 def test_a_controller_that_does_not_listen_yet_is_not_killed(pod: Pod, gate: Path):
@@ -65,14 +62,14 @@ def test_a_controller_that_does_not_listen_yet_is_not_killed(pod: Pod, gate: Pat
     pod.ask_to_end()
     assert is_told_to_end(rank.pid)
     gate.touch()
-    tick_until(pod, lambda: pod.status().phase == "done")
+    eventually(lambda: is_done(pod), pause=0.01)
     assert (pod.status().exit_code, pod.status().restarts) == (contract.EXIT_INVALID, 0)
 
 
 def test_a_controller_that_hangs_when_it_is_told_to_end_has_failed(plan: PodPlan):
     pod = Pod(replace(plan, silent_seconds=0, startup_seconds=0, restarts_without_progress=0))
     pod.ask_to_end()
-    tick_until(pod, lambda: pod.status().phase == "done")
+    eventually(lambda: is_done(pod), pause=0.01)
     assert exit_status(pod.status()) == contract.EXIT_FAILED
 
 

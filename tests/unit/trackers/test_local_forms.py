@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import tracker_runs
+from patience import eventually
 
 from ppojob_trainer.metrics.sinks import JsonLines, Sinks
 from ppojob_trainer.trackers.libraries import LIBRARIES
@@ -49,11 +49,12 @@ def test_each_step_once_after_kills_and_rewinds(tracker: str, tmp_path: Path):
 
     sinks, sink = opened()
     write(sinks, 0, 5)
-    wait_for_step(sink, 3)
-    kill_process_of(sink)
+    eventually(lambda: sink.last_step >= 3, 120)
+    assert sink.pid is not None
+    os.kill(sink.pid, signal.SIGKILL)
     sinks.cut_after(3)
     write(sinks, 4, 8)
-    wait_for_step(sink, 8)
+    eventually(lambda: sink.last_step >= 8, 120)
     sinks.cut_after(6)
     sinks.close()  # the controller is killed, and finds ranks that live on
     sinks, _ = opened()
@@ -64,18 +65,6 @@ def test_each_step_once_after_kills_and_rewinds(tracker: str, tmp_path: Path):
     assert len(found) == 71 * 2
     by_hand(tracker, tmp_path)
     assert tracker_runs.points(tracker, tmp_path) == found
-
-
-def wait_for_step(sink: TrackerSink, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while sink.last_step < step:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def kill_process_of(sink: TrackerSink) -> None:
-    assert sink.pid is not None
-    os.kill(sink.pid, signal.SIGKILL)
 
 
 def by_hand(tracker: str, folder: Path) -> None:

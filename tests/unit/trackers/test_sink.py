@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import eventually
 
 from ppojob_trainer.metrics.sinks import JsonLines, Sinks
 from ppojob_trainer.trackers.messages import TrackedRun
@@ -47,13 +48,6 @@ def logged(folder: Path) -> list[int]:
     return [int(line) for line in (folder / "logged").read_text().split()]
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -77,7 +71,7 @@ def test_one_that_gives_no_answer_is_started_again(stub, tmp_path: Path, caplog)
     all_sinks = sinks(tmp_path, answer_seconds=4.0, end_seconds=0.1)
     for step in range(1, 5):
         all_sinks.write(step, {"x": 1.0})
-    wait_for(lambda: (folder / "tried").exists() and len((folder / "tried").read_bytes()) == 2)
+    eventually(lambda: (folder / "tried").exists() and len((folder / "tried").read_bytes()) == 2)
     (folder / "way").write_text("works")
     all_sinks.close()
     assert lines(caplog)[0].startswith("wandb: no answer within 4 s; the job goes on without it")
@@ -88,7 +82,7 @@ def test_one_that_raises_costs_one_line_without_the_key(stub, tmp_path: Path, ca
     folder = stub("raises")
     all_sinks = sinks(tmp_path)
     all_sinks.write(1, {"x": 1.0})
-    wait_for(lambda: (folder / "tried").exists() and len((folder / "tried").read_bytes()) > 2)
+    eventually(lambda: (folder / "tried").exists() and len((folder / "tried").read_bytes()) > 2)
     all_sinks.close()
     raised, unfinished = lines(caplog)
     told = "ConnectionError: no https://***@api.wandb.ai and more"
@@ -103,7 +97,7 @@ def test_one_that_is_killed_goes_on_behind_what_it_has(stub, tmp_path: Path, cap
     all_sinks = sinks(tmp_path)
     for step in range(1, 5):
         all_sinks.write(step, {"x": 1.0})
-    wait_for(lambda: (folder / "logged").exists() and logged(folder)[-1] == 4)
+    eventually(lambda: (folder / "logged").exists() and logged(folder)[-1] == 4)
     all_sinks.cut_after(2)
     for step in range(3, 7):
         all_sinks.write(step, {"x": 1.0})

@@ -1,12 +1,18 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tiny_models
 import torch
 import training_cases
+from lone_role import pod_of
 
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.pod_environment import RankEnvironment
+from ppojob_trainer.rpc.keys import read_key_ring, write_key_folders
+from ppojob_trainer.workers.actor_rollout import open_actor_rollout_worker
 from ppojob_trainer.workers.learner import Learner
 
 
@@ -17,6 +23,20 @@ def torch_as_it_was() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(deterministic)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def open_worker(torch_as_it_was: None, tmp_path: Path) -> Callable[..., Any]:
+    """Opens the only rank of the policy of a tiny job."""
+    tiny_models.save_policy(tmp_path / "model", dropout=0.1)
+    write_key_folders(tmp_path / "keys", ("actorRollout",))
+    keys = read_key_ring(tmp_path / "keys" / "actorRollout", "actorRollout")
+    rank = RankEnvironment(rank=0, local_rank=0, attempt=1)
+
+    def opened(**changes: object) -> Any:
+        return open_actor_rollout_worker(pod_of(tmp_path, "actorRollout", **changes), rank, keys)
+
+    return opened
 
 
 @pytest.fixture

@@ -1,23 +1,18 @@
 """The rollout engine and the trainer take turns with the device: a real rank, step by step."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import msgspec
 import pytest
-import tiny_jobs
-from lone_role import pod_of
+from lone_role import ask
 
-from ppojob_trainer.pod_environment import RankEnvironment
 from ppojob_trainer.rollout.protocol import Request, RolloutError, SamplingParams
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens, SyncWeights
 from ppojob_trainer.rpc.messages.rows import PlaceRows, RowIndex
 from ppojob_trainer.rpc.messages.saving import Restore
 from ppojob_trainer.rpc.messages.training import Advantages, Forward, Update
-from ppojob_trainer.rpc.methods import Method
-from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker, open_actor_rollout_worker
+from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
 
 pytestmark = pytest.mark.processes
 
@@ -26,25 +21,9 @@ SAMPLES = 4
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> KeyRing:
-    write_key_folders(tmp_path / "keys", ("actorRollout",))
-    return read_key_ring(tmp_path / "keys" / "actorRollout", "actorRollout")
-
-
-@pytest.fixture
-def worker(torch_as_it_was: None, tmp_path: Path, keys: KeyRing) -> Iterator[ActorRolloutWorker]:
-    tiny_jobs.make_tiny_folder(tmp_path)
-    rank = RankEnvironment(rank=0, local_rank=0, attempt=1)
-    with open_actor_rollout_worker(pod_of(tmp_path, "actorRollout"), rank, keys) as opened:
+def worker(open_worker: Callable[..., Any]) -> Iterator[ActorRolloutWorker]:
+    with open_worker() as opened:
         yield opened
-
-
-def ask(
-    worker: ActorRolloutWorker, method: Method[object, object], request: msgspec.Struct
-) -> msgspec.Struct:
-    """Have the rank do what the controller would ask for."""
-    (handler,) = [route.handler for route in worker.routes() if route.method is method]
-    return handler(request)
 
 
 def restore(worker: ActorRolloutWorker) -> None:

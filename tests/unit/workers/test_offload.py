@@ -1,6 +1,6 @@
 """What of a rank's models is on its device in each phase of a step; and that no bit changes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 import tiny_jobs
 import training_cases
-from lone_role import pod_of
+from lone_role import ask
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import PreTrainedModel
+from trees import tree
 
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.pod_environment import RankEnvironment
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.keys import read_key_ring, write_key_folders
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens, SyncWeights
 from ppojob_trainer.rpc.messages.rows import PlaceRows, RowIndex
 from ppojob_trainer.rpc.messages.saving import ExportModel, Restore, SaveShards
 from ppojob_trainer.rpc.messages.training import Advantages, Forward, Update
-from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker, open_actor_rollout_worker
+from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
 
 OFFLOADED = {
     "actorRollout": {"offload": ["weights", "optimizer", "activations"]},
@@ -29,25 +28,6 @@ OFFLOADED = {
 }
 PPO = {**tiny_jobs.PPO, "training": {"autocast": "none", "activationCheckpointing": True}}
 PROMPTS = [PromptTokens(number, [4, 5, 6]) for number in range(4)]
-
-
-@pytest.fixture
-def open_worker(torch_as_it_was: None, tmp_path: Path) -> Callable[..., Any]:
-    tiny_jobs.make_tiny_folder(tmp_path)
-    write_key_folders(tmp_path / "keys", ("actorRollout",))
-    keys = read_key_ring(tmp_path / "keys" / "actorRollout", "actorRollout")
-    rank = RankEnvironment(rank=0, local_rank=0, attempt=1)
-
-    def opened(roles: dict[str, object]) -> Any:
-        pod = pod_of(tmp_path, "actorRollout", **PPO, roles=roles)
-        return open_actor_rollout_worker(pod, rank, keys)
-
-    return opened
-
-
-def ask(worker: ActorRolloutWorker, method: object, request: object) -> Any:
-    (handler,) = [route.handler for route in worker.routes() if route.method is method]
-    return handler(request)
 
 
 def on_device(worker: ActorRolloutWorker) -> dict[str, tuple[float, float]]:
@@ -106,16 +86,11 @@ def a_step(worker: ActorRolloutWorker, folder: Path) -> Iterator[tuple[str, dict
     ask(worker, methods.SAVE_SHARDS, SaveShards(f"{place}/again"))
 
 
-def written(folder: Path) -> dict[str, bytes]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
 @pytest.mark.processes
 def test_models_are_on_the_device_in_their_turns_alone(open_worker, tmp_path: Path) -> None:
-    with open_worker({}) as worker:
+    with open_worker(**PPO) as worker:
         plain = dict(a_step(worker, tmp_path / "plain"))
-    with open_worker(OFFLOADED) as worker:
+    with open_worker(**PPO, roles=OFFLOADED) as worker:
         found = dict(a_step(worker, tmp_path / "offloaded"))
     nothing, weights, trained = (0.0, 0.0), (1.0, 0.0), (2.0, 0.0)
     rest = dict.fromkeys(("policy", "critic", "reference"), nothing)
@@ -136,7 +111,7 @@ def test_models_are_on_the_device_in_their_turns_alone(open_worker, tmp_path: Pa
     }
     everything = {"policy": (2.0, 2.0), "critic": (2.0, 2.0), "reference": weights}
     assert plain["sync"] == everything
-    kept, expected = written(tmp_path / "offloaded"), written(tmp_path / "plain")
+    kept, expected = tree(tmp_path / "offloaded"), tree(tmp_path / "plain")
     assert len(kept) > 10
     assert kept == expected
 

@@ -156,13 +156,7 @@ def provide() -> None:
     """Put the modules where imports find them, where verl is not installed."""
     if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
         return
-    schemas: dict[str, Any] = {
-        "OpenAIFunctionPropertySchema": OpenAIFunctionPropertySchema,
-        "OpenAIFunctionParametersSchema": OpenAIFunctionParametersSchema,
-        "OpenAIFunctionSchema": OpenAIFunctionSchema,
-        "OpenAIFunctionToolSchema": OpenAIFunctionToolSchema,
-        "ToolResponse": ToolResponse,
-    }
+    schemas: dict[str, Any] = {form.__name__: form for form in _Form.__subclasses__()}
     registry: dict[str, Any] = {
         "FUNCTION_TOOL_REGISTRY": FUNCTION_TOOL_REGISTRY,
         "FunctionTool": FunctionTool,

@@ -1,15 +1,12 @@
 import json
 import random
 import time
-from pathlib import Path
 
 import pytest
 
 from ppojob_trainer.agents.formats.calls import BadCall, Call
-from ppojob_trainer.agents.formats.page import page
 from ppojob_trainer.agents.formats.table import FORMATS
 
-PAGE = Path(__file__).parents[4] / "docs" / "agent-formats.md"
 ADD = {
     "type": "function",
     "function": {
@@ -36,12 +33,6 @@ def marks_of(name: str) -> list[str]:
     """What a call is made of: `<a>x</a>` is `<a>`, `x` and `</a>`."""
     form = FORMATS[name].form.replace(">", ">\n").replace("<", "\n<")
     return sorted({mark for mark in form.split("\n") if mark})
-
-
-def test_the_page_is_made_of_the_table() -> None:
-    assert PAGE.read_text() == page(), (
-        "python -m ppojob_trainer.agents.formats.page > docs/agent-formats.md"
-    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
