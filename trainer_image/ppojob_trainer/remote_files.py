@@ -25,7 +25,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, FETCHED_FILE, JOURNAL_FILE
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import durable
-from ppojob_trainer.errors import CannotResume, ConfigError, JobFailed
+from ppojob_trainer.errors import CannotResume, ConfigError, JobFailed, PPOJobError
 
 _log = logging.getLogger(__name__)
 FETCHED_FOLDER: Final = ".fetched"
@@ -37,7 +37,8 @@ _OF_MODELS: Final = (".json", ".safetensors", ".jinja", ".model", ".txt", ".py")
 _MARKS: Final = ("ETag", "etag", "md5Hash", "checksum", "generation", "blob_id", "Content-MD5",
                  "Last-Modified", "LastModified", "mtime")  # fmt: skip
 """By what stores tell one version of a file from another, besides its size."""
-_TRIES: Final = 4
+_PATIENT_SECONDS: Final = 300.0
+_LONGEST_WAIT_SECONDS: Final = 30.0
 _TOLD_SECONDS: Final = 10.0
 _PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "hdfs": "pyarrow"}
 
@@ -119,7 +120,7 @@ def unreadable(spec: PPOJobSpec) -> Iterator[str]:
     """A line for each URL of a job behind which there is nothing to read; nothing is fetched."""
     for url, where in remote_files.urls(spec).items():
         try:
-            _again(partial(_list, url, where), url, tries=1)
+            again(partial(_list, url, where), url, "read", patient_seconds=0.0)
         except (ConfigError, JobFailed) as problem:
             yield from str(problem).splitlines()
 
@@ -167,23 +168,52 @@ def _fetched(url: str, where: str, cache: Path, tell: Tell) -> Fetched:
         path = f"{path}/{listing.last}" if remote_files.is_of_data(where) else path
         return Fetched(path, (folder / "content").read_text())
 
-    return _again(attempt, url)
+    return again(attempt, url, "fetched", tell)
 
 
-def _again(act: Callable[[], T], url: str, tries: int = _TRIES) -> T:
-    """Do it, and do it again a few times where the store, or the way to it, fails."""
-    for left in reversed(range(tries)):
+def again(
+    act: Callable[[], T],
+    url: str,
+    done: str,
+    tell: Tell = _log.warning,
+    patient_seconds: float = _PATIENT_SECONDS,
+) -> T:
+    """Do it, and do it again where the store, or the way to it, fails.
+
+    Waits grow from a second to half a minute, to `patient_seconds` in all.
+
+    Raises:
+        JobFailed: it fails still; `done` is the word for what was to be done.
+        PPOJobError: as `act` raises it.
+    """
+    wait, waited = 1.0, 0.0
+    while True:
         try:
             return act()
-        except ConfigError:
+        except PPOJobError:
             raise
         except Exception as problem:  # each store has its own
             why = _told(problem)
-            if not left:
-                raise JobFailed(f"{url}: not fetched: {why}") from None
-            _log.warning("%s: %s; once more", url, why)
-            time.sleep(2.0 ** (tries - left - 1))
-    raise AssertionError("unreachable")
+            if waited >= patient_seconds:
+                raise JobFailed(f"{url}: not {done}: {why}") from None
+            tell(f"{url}: {why}; asked again in {wait:g} s")
+        time.sleep(wait)
+        waited, wait = waited + wait, min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def refusing(where: str, url: str) -> Iterator[None]:
+    """Refuse what no patience mends, by ConfigError: a missing package or right."""
+    scheme = url.partition("://")[0]
+    try:
+        yield
+    except ImportError:
+        package = _PACKAGES.get(scheme, "aiohttp")
+        raise _refusal(
+            where, url, f"the package {package} is not installed here", f"pip install {package}"
+        ) from None
+    except PermissionError as problem:
+        raise _refusal(where, url, _told(problem), "credentials that may read it") from None
 
 
 def _list(url: str, where: str) -> _Listing:
@@ -194,19 +224,14 @@ def _list(url: str, where: str) -> _Listing:
     """
     import fsspec  # late: every process of a job loads this module, and few of them fetch
 
-    scheme = url.partition("://")[0]
     try:
-        system, inside = fsspec.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-        details, last = _details(system, inside, url, is_data=remote_files.is_of_data(where))
-    except ImportError:
-        package = _PACKAGES.get(scheme, "aiohttp")
-        raise _refusal(
-            where, url, f"the package {package} is not installed here", f"pip install {package}"
-        ) from None
+        with refusing(where, url):
+            system, inside = fsspec.url_to_fs(
+                url, use_listings_cache=False, skip_instance_cache=True
+            )
+            details, last = _details(system, inside, url, is_data=remote_files.is_of_data(where))
     except (FileNotFoundError, NotADirectoryError):
         details, last = [], ""
-    except PermissionError as problem:
-        raise _refusal(where, url, _told(problem), "credentials that may read it") from None
     if not details:
         allowed = "a URL of files that are there"
         raise _refusal(where, url, "there is nothing to read", allowed)
