@@ -155,6 +155,25 @@ def test_nothing_is_fetched_twice(store, tmp_path):
     assert "/model/model.safetensors" not in Handler.asked
 
 
+def test_a_version_goes_when_no_run_names_it_any_more(store, tmp_path):
+    root, url = store
+    config, old = job_of(url), tmp_path / "runs" / "old"
+    before = Path(locate(config, old).spec.data.train[0].path)
+    (root / "train.jsonl").write_text('{"prompt": "another"}\n')
+    after = Path(locate(config, tmp_path / "runs" / "new").spec.data.train[0].path)
+    os.utime(before.parents[1] / "content", (0, 0))
+    os.utime(after.parents[1] / "content", (0, 0))
+    half = before.parents[2] / "0123-4567.part"
+    half.mkdir()
+    os.utime(half, (0, 0))
+    locate(config, tmp_path / "runs" / "newer")
+    assert (before.exists(), after.exists(), half.exists()) == (True, True, False)
+    shutil.rmtree(old)
+    locate(config, tmp_path / "runs" / "newest")
+    assert (before.exists(), after.exists()) == (False, True)
+    assert not [path for path in before.parents[2].iterdir() if path.suffix == ".gone"]
+
+
 def test_a_changed_file_is_fetched_by_a_new_run_alone(store, tmp_path):
     root, url = store
     config, old = job_of(url), tmp_path / "runs" / "old"

@@ -30,6 +30,7 @@ from ppojob_trainer.errors import CannotResume, ConfigError, JobFailed, PPOJobEr
 _log = logging.getLogger(__name__)
 FETCHED_FOLDER: Final = ".fetched"
 FETCH_POINT: Final = durable.point("fetched", "fsync", *durable.RENAME_ACTS)
+CLEAR_POINT: Final = durable.point("fetched.clear", *durable.RENAME_ACTS, "remove")
 PLACES_POINT: Final = durable.point("fetched.places", *durable.FILE_ACTS)
 
 _OF_MODELS: Final = (".json", ".safetensors", ".jinja", ".model", ".txt", ".py")
@@ -37,6 +38,7 @@ _OF_MODELS: Final = (".json", ".safetensors", ".jinja", ".model", ".txt", ".py")
 _MARKS: Final = ("ETag", "etag", "md5Hash", "checksum", "generation", "blob_id", "Content-MD5",
                  "Last-Modified", "LastModified", "mtime")  # fmt: skip
 """By what stores tell one version of a file from another, besides its size."""
+_KEPT_SECONDS: Final = 86_400.0
 _PATIENT_SECONDS: Final = 300.0
 _LONGEST_WAIT_SECONDS: Final = 30.0
 _TOLD_SECONDS: Final = 10.0
@@ -100,6 +102,7 @@ def locate(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> RunCo
     durable.make_folder(run_folder, parents=True, exist_ok=True)
     kept = json.dumps({url: asdict(one) for url, one in found.items()}, indent=2, sort_keys=True)
     durable.write_file(run_folder / FETCHED_FILE, kept.encode(), PLACES_POINT)
+    _clear(cache)
     return config.located({url: one.path for url, one in found.items()})
 
 
@@ -125,10 +128,29 @@ def unreadable(spec: PPOJobSpec) -> Iterator[str]:
             yield from str(problem).splitlines()
 
 
+def _clear(cache: Path) -> None:
+    """Remove the versions that no run beside them names, a day after one has taken them last."""
+    named = set[str]()
+    for run in cache.parent.iterdir():
+        named |= {part for one in _kept(run).values() for part in Path(one.path).parts}
+    for path in cache.iterdir():
+        if not path.is_dir() or path.name in named:
+            continue
+        taken = path / "content"
+        age = time.time() - (taken if taken.exists() else path).stat().st_mtime
+        with _locked(cache / f"{path.name.partition('.')[0]}.lock", wait=False) as is_ours:
+            if is_ours and age > _KEPT_SECONDS:
+                # Out of sight first: half of a version must not look like one.
+                gone = path.with_suffix(".gone")
+                if path != gone:
+                    durable.rename(path, gone, CLEAR_POINT)
+                durable.remove_tree(gone, CLEAR_POINT)
+
+
 def _kept(run_folder: Path) -> dict[str, Fetched]:
     try:
         kept = json.loads((run_folder / FETCHED_FILE).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     return {url: Fetched(**one) for url, one in kept.items()}
 
@@ -164,6 +186,7 @@ def _fetched(url: str, where: str, cache: Path, tell: Tell) -> Fetched:
                     raise OSError("it was changed while it was fetched")
                 with _whole(folder) as aside:
                     (aside / "content").write_text(_content(aside / "files"))
+            os.utime(folder / "content")  # nobody clears it until the run names it
         path = str(folder / "files")
         path = f"{path}/{listing.last}" if remote_files.is_of_data(where) else path
         return Fetched(path, (folder / "content").read_text())
@@ -273,12 +296,16 @@ def _told(problem: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Own a version while the block runs, so that it comes once; others wait."""
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Own a version while the block runs, so that it comes once; others wait, or do without."""
     durable.make_folder(path.parent, parents=True, exist_ok=True)
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _aside(folder: Path) -> Path:
