@@ -342,7 +342,8 @@ rollout_data_dir validation_data_dir | not needed | the run folder always has th
 balance_batch | not needed | work is always balanced
 critic_warmup | spec.critic.warmupSteps | one less than in verl
 resume_from_path | not needed | a run goes on in its folder, and a new one begins with an export
-default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
+default_hdfs_dir | spec.checkpoint.copyTo | in a folder of the job's name there
+del_local_ckpt_after_load esi_redundant_time | not yet
 use_v1 v1 | not yet | other trainers; spec.rollout.maxStaleness has engines draw ahead
 ray_kwargs | not needed | there is no Ray
 hydra defaults | not needed | there is no Hydra

@@ -268,7 +268,7 @@ def memory_lines(config: RunConfig) -> Iterator[str]:
         if not offloads(config, role.role):
             yield f"{role.role:<13} {in_gib(held)} GiB a {unit}"
             continue
-        yield f"{role.role:<13} {in_gib(held)} GiB a {unit}, with host memory; of it there:"
+        yield f"{role.role:<13} {in_gib(held)} GiB a {unit}, some in host memory; on the {unit}:"
         for worker, there in held_in_turns(config, role.role, parameters).items():
             yield f"{'':<13} {in_gib(there)} GiB while the {worker} works"
 

@@ -144,8 +144,10 @@ def _check_data(
     """Tokenizer, chat template and rows; answers the ids of tokens where they can be read."""
     spec, given = config.spec, config.spec.algorithm.given
     folder = spec.model.tokenizer_path or spec.model.path
-    if folder == spec.model.path and not os.path.isdir(folder):
-        # That the folder is missing has been said.
+    is_missing = any(one.reason_code == ModelReason.MODEL_MISSING for one in model.errors)
+    has_tokenizer = os.path.isfile(os.path.join(folder, "tokenizer.json"))
+    if folder == spec.model.path and is_missing and not has_tokenizer:
+        # That there is no model has been said.
         found.add(unusable_files(spec.prompts, given=given))
         return None
     try:

@@ -22,6 +22,7 @@ from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.summary import Ending, finished_summary, keep_model
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
+from ppojob_trainer.checkpoint.copies import restore
 from ppojob_trainer.checkpoint.store import LATEST_NAME
 from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.remote_files import locate
@@ -106,7 +107,8 @@ def run_job(
     folder = output or Path(folder_of_runs) / config.name
     if finished_summary(folder, config) is None:
         refuse_owned(folder)  # before it is looked at, for it changes meanwhile
-        config = locate(config, folder, lambda line: click.echo(line, err=True))
+        restore(config, folder, _tell)
+        config = locate(config, folder, _tell)
         found = check_run(config, folder)
         for line in found.warnings:
             click.echo(f"warning: {line}", err=True)
@@ -123,6 +125,10 @@ def run_job(
             write_job(folder, config)
             keep_model(folder, config)
         return _run_pods(config, folder, view, interrupts)
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupts) -> int:

@@ -1,4 +1,7 @@
-"""A job whose model and data lie behind URLs is the job whose files lie on this machine."""
+"""A job whose files lie behind URLs is the job whose files lie on this machine.
+
+Also where its run folder is lost half-way, and goes on from a copy.
+"""
 
 import functools
 import http.server
@@ -53,10 +56,14 @@ def run(manifest: Path, output: Path, steps: int) -> subprocess.CompletedProcess
     )
 
 
-def test_the_same_bits_and_no_second_look(server, alone, tiny_folder, tmp_path):
+def test_the_same_bits_no_second_look_and_a_lost_folder(server, alone, tiny_folder, tmp_path):
     expected = run_folders.result(alone(steps=STEPS))
     url = f"http://127.0.0.1:{server.server_port}"
-    manifest = tiny_jobs.write_manifest(tmp_path, tiny_folder, steps=STEPS, **of_urls(url))
+    bucket = tmp_path / "bucket" / "tiny"
+    checkpoint = {"every": 1, "copyTo": str(bucket.parent)}
+    manifest = tiny_jobs.write_manifest(
+        tmp_path, tiny_folder, steps=STEPS, checkpoint=checkpoint, **of_urls(url)
+    )
     output = tmp_path / "runs" / "tiny"
     first = run(manifest, output, 2)
     assert first.returncode == 0, first.stderr
@@ -64,10 +71,16 @@ def test_the_same_bits_and_no_second_look(server, alone, tiny_folder, tmp_path):
     assert f"path: {url}/model" in (output / "job.yaml").read_text()
     server.shutdown()
     server.server_close()
+    shutil.rmtree(output)
     second = run(manifest, output, 4)
     assert second.returncode == 0, second.stderr
-    assert run_folders.result(output) == expected
-    shutil.rmtree(tmp_path / "runs" / ".fetched")
-    lost = run(manifest, output, 6)
-    assert lost.returncode == 3, lost.stderr
-    assert f"{url}/model: not fetched" in lost.stderr
+    assert "goes on from the copy of step 2" in second.stderr
+    found = run_folders.result(output)
+    # Rows of before are not copied; nothing goes on from them.
+    assert found == {key: value for key, value in expected.items() if key in found}
+    assert "metrics" in found
+    assert [name for name in found if "step-000004" in name]
+    copied = (bucket / "export" / "model.safetensors").read_bytes()
+    assert copied == (output / "export" / "model.safetensors").read_bytes()
+    steps = sorted(path.name for path in (bucket / "checkpoints").iterdir())
+    assert steps == ["step-000003", "step-000004"]

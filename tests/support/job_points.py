@@ -21,8 +21,8 @@ _OF_GIVEN_ANSWERS = ("rpc.demonstrate.", "rpc.measure_loss.")
 """Of given answers: test_sft.py and test_preferences.py of tests/jobs."""
 _OF_AN_INDEX = ("index.",)
 """Those of `ppojob index`, whose names are loaded with the tool `search`: test_index_goes_on.py."""
-_OF_FETCHED_FILES = ("fetched.",)
-"""Of files behind URLs: tests/unit/test_remote_files.py."""
+_OF_STORES = ("fetched.", "copied.", "restored.")
+"""Files behind URLs, and copies: unit/test_remote_files.py, unit/checkpoint/test_copies.py."""
 _OF_GENERATION = ("responses.",)
 """Of a job that only generates: test_generate_and_evaluate.py."""
 ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
@@ -45,7 +45,7 @@ def of_a_small_job() -> list[str]:
     """Names of those that a job hits whose models all live in one role."""
     left_out = (
         *(_ONLY_ON_DAMAGE + _ONLY_BETWEEN_ROLES),
-        *(_OF_GIVEN_ANSWERS + _OF_AN_INDEX + _OF_FETCHED_FILES + _OF_GENERATION),
+        *(_OF_GIVEN_ANSWERS + _OF_AN_INDEX + _OF_STORES + _OF_GENERATION),
     )
     return [point for point in all_points() if not point.startswith(left_out)]
 

@@ -22,9 +22,9 @@ from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.well_known import RoleName
 from ppojob_cli.validate import validate
 from ppojob_trainer import failpoints
-from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault
+from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault, JobFailed
 from ppojob_trainer.pod_environment import PodEnvironment
-from ppojob_trainer.remote_files import locate, located, unreadable
+from ppojob_trainer.remote_files import again, locate, located, unreadable
 from ppojob_trainer.supervisor.main import fetch
 
 POINTS = [point for point in failpoints.all_points() if point.startswith("fetched.")]
@@ -155,6 +155,25 @@ def test_nothing_is_fetched_twice(store, tmp_path):
     assert "/model/model.safetensors" not in Handler.asked
 
 
+def test_a_version_goes_when_no_run_names_it_any_more(store, tmp_path):
+    root, url = store
+    config, old = job_of(url), tmp_path / "runs" / "old"
+    before = Path(locate(config, old).spec.data.train[0].path)
+    (root / "train.jsonl").write_text('{"prompt": "another"}\n')
+    after = Path(locate(config, tmp_path / "runs" / "new").spec.data.train[0].path)
+    os.utime(before.parents[1] / "content", (0, 0))
+    os.utime(after.parents[1] / "content", (0, 0))
+    half = before.parents[2] / "0123-4567.part"
+    half.mkdir()
+    os.utime(half, (0, 0))
+    locate(config, tmp_path / "runs" / "newer")
+    assert (before.exists(), after.exists(), half.exists()) == (True, True, False)
+    shutil.rmtree(old)
+    locate(config, tmp_path / "runs" / "newest")
+    assert (before.exists(), after.exists()) == (False, True)
+    assert not [path for path in before.parents[2].iterdir() if path.suffix == ".gone"]
+
+
 def test_a_changed_file_is_fetched_by_a_new_run_alone(store, tmp_path):
     root, url = store
     config, old = job_of(url), tmp_path / "runs" / "old"
@@ -217,6 +236,23 @@ def test_what_came_whole_is_not_fetched_again_after_a_break(store, tmp_path):
     assert Handler.asked.count("/model/model.safetensors") == 2
     assert Handler.asked.count("/model/config.json") == 1
     assert Handler.breaks == set()
+
+
+def test_a_store_that_is_down_for_a_while_ends_nothing():
+    told, answers = [], iter([OSError("down"), 7])
+
+    def ask() -> int:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    assert again(ask, "s3://bucket/a", "read", told.append) == 7
+    assert told == ["s3://bucket/a: OSError: down; asked again in 1 s"]
+    answers = iter([OSError("down")] * 3)
+    with pytest.raises(JobFailed, match="s3://bucket/a: not read: OSError: down"):
+        again(ask, "s3://bucket/a", "read", told.append, patient_seconds=1.0)
+    assert next(answers).args == ("down",)  # it was asked twice
 
 
 def test_two_processes_fetch_once(store, tmp_path):

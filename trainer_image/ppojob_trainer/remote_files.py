@@ -25,11 +25,12 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, FETCHED_FILE, JOURNAL_FILE
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import durable
-from ppojob_trainer.errors import CannotResume, ConfigError, JobFailed
+from ppojob_trainer.errors import CannotResume, ConfigError, JobFailed, PPOJobError
 
 _log = logging.getLogger(__name__)
 FETCHED_FOLDER: Final = ".fetched"
 FETCH_POINT: Final = durable.point("fetched", "fsync", *durable.RENAME_ACTS)
+CLEAR_POINT: Final = durable.point("fetched.clear", *durable.RENAME_ACTS, "remove")
 PLACES_POINT: Final = durable.point("fetched.places", *durable.FILE_ACTS)
 
 _OF_MODELS: Final = (".json", ".safetensors", ".jinja", ".model", ".txt", ".py")
@@ -37,7 +38,9 @@ _OF_MODELS: Final = (".json", ".safetensors", ".jinja", ".model", ".txt", ".py")
 _MARKS: Final = ("ETag", "etag", "md5Hash", "checksum", "generation", "blob_id", "Content-MD5",
                  "Last-Modified", "LastModified", "mtime")  # fmt: skip
 """By what stores tell one version of a file from another, besides its size."""
-_TRIES: Final = 4
+_KEPT_SECONDS: Final = 86_400.0
+_PATIENT_SECONDS: Final = 300.0
+_LONGEST_WAIT_SECONDS: Final = 30.0
 _TOLD_SECONDS: Final = 10.0
 _PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "hdfs": "pyarrow"}
 
@@ -99,6 +102,7 @@ def locate(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> RunCo
     durable.make_folder(run_folder, parents=True, exist_ok=True)
     kept = json.dumps({url: asdict(one) for url, one in found.items()}, indent=2, sort_keys=True)
     durable.write_file(run_folder / FETCHED_FILE, kept.encode(), PLACES_POINT)
+    _clear(cache)
     return config.located({url: one.path for url, one in found.items()})
 
 
@@ -119,15 +123,34 @@ def unreadable(spec: PPOJobSpec) -> Iterator[str]:
     """A line for each URL of a job behind which there is nothing to read; nothing is fetched."""
     for url, where in remote_files.urls(spec).items():
         try:
-            _again(partial(_list, url, where), url, tries=1)
+            again(partial(_list, url, where), url, "read", patient_seconds=0.0)
         except (ConfigError, JobFailed) as problem:
             yield from str(problem).splitlines()
+
+
+def _clear(cache: Path) -> None:
+    """Remove the versions that no run beside them names, a day after one has taken them last."""
+    named = set[str]()
+    for run in cache.parent.iterdir():
+        named |= {part for one in _kept(run).values() for part in Path(one.path).parts}
+    for path in cache.iterdir():
+        if not path.is_dir() or path.name in named:
+            continue
+        taken = path / "content"
+        age = time.time() - (taken if taken.exists() else path).stat().st_mtime
+        with _locked(cache / f"{path.name.partition('.')[0]}.lock", wait=False) as is_ours:
+            if is_ours and age > _KEPT_SECONDS:
+                # Out of sight first: half of a version must not look like one.
+                gone = path.with_suffix(".gone")
+                if path != gone:
+                    durable.rename(path, gone, CLEAR_POINT)
+                durable.remove_tree(gone, CLEAR_POINT)
 
 
 def _kept(run_folder: Path) -> dict[str, Fetched]:
     try:
         kept = json.loads((run_folder / FETCHED_FILE).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     return {url: Fetched(**one) for url, one in kept.items()}
 
@@ -163,27 +186,57 @@ def _fetched(url: str, where: str, cache: Path, tell: Tell) -> Fetched:
                     raise OSError("it was changed while it was fetched")
                 with _whole(folder) as aside:
                     (aside / "content").write_text(_content(aside / "files"))
+            os.utime(folder / "content")  # nobody clears it until the run names it
         path = str(folder / "files")
         path = f"{path}/{listing.last}" if remote_files.is_of_data(where) else path
         return Fetched(path, (folder / "content").read_text())
 
-    return _again(attempt, url)
+    return again(attempt, url, "fetched", tell)
 
 
-def _again(act: Callable[[], T], url: str, tries: int = _TRIES) -> T:
-    """Do it, and do it again a few times where the store, or the way to it, fails."""
-    for left in reversed(range(tries)):
+def again(
+    act: Callable[[], T],
+    url: str,
+    done: str,
+    tell: Tell = _log.warning,
+    patient_seconds: float = _PATIENT_SECONDS,
+) -> T:
+    """Do it, and do it again where the store, or the way to it, fails.
+
+    Waits grow from a second to half a minute, to `patient_seconds` in all.
+
+    Raises:
+        JobFailed: it fails still; `done` is the word for what was to be done.
+        PPOJobError: as `act` raises it.
+    """
+    wait, waited = 1.0, 0.0
+    while True:
         try:
             return act()
-        except ConfigError:
+        except PPOJobError:
             raise
         except Exception as problem:  # each store has its own
             why = _told(problem)
-            if not left:
-                raise JobFailed(f"{url}: not fetched: {why}") from None
-            _log.warning("%s: %s; once more", url, why)
-            time.sleep(2.0 ** (tries - left - 1))
-    raise AssertionError("unreachable")
+            if waited >= patient_seconds:
+                raise JobFailed(f"{url}: not {done}: {why}") from None
+            tell(f"{url}: {why}; asked again in {wait:g} s")
+        time.sleep(wait)
+        waited, wait = waited + wait, min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def refusing(where: str, url: str) -> Iterator[None]:
+    """Refuse what no patience mends, by ConfigError: a missing package or right."""
+    scheme = url.partition("://")[0]
+    try:
+        yield
+    except ImportError:
+        package = _PACKAGES.get(scheme, "aiohttp")
+        raise _refusal(
+            where, url, f"the package {package} is not installed here", f"pip install {package}"
+        ) from None
+    except PermissionError as problem:
+        raise _refusal(where, url, _told(problem), "credentials that may read it") from None
 
 
 def _list(url: str, where: str) -> _Listing:
@@ -194,19 +247,14 @@ def _list(url: str, where: str) -> _Listing:
     """
     import fsspec  # late: every process of a job loads this module, and few of them fetch
 
-    scheme = url.partition("://")[0]
     try:
-        system, inside = fsspec.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-        details, last = _details(system, inside, url, is_data=remote_files.is_of_data(where))
-    except ImportError:
-        package = _PACKAGES.get(scheme, "aiohttp")
-        raise _refusal(
-            where, url, f"the package {package} is not installed here", f"pip install {package}"
-        ) from None
+        with refusing(where, url):
+            system, inside = fsspec.url_to_fs(
+                url, use_listings_cache=False, skip_instance_cache=True
+            )
+            details, last = _details(system, inside, url, is_data=remote_files.is_of_data(where))
     except (FileNotFoundError, NotADirectoryError):
         details, last = [], ""
-    except PermissionError as problem:
-        raise _refusal(where, url, _told(problem), "credentials that may read it") from None
     if not details:
         allowed = "a URL of files that are there"
         raise _refusal(where, url, "there is nothing to read", allowed)
@@ -248,12 +296,16 @@ def _told(problem: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Own a version while the block runs, so that it comes once; others wait."""
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Own a version while the block runs, so that it comes once; others wait, or do without."""
     durable.make_folder(path.parent, parents=True, exist_ok=True)
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _aside(folder: Path) -> Path:

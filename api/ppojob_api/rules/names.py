@@ -192,6 +192,10 @@ NAME_RULES = (
         spec.loggers | | Duplicate
             it is in the list twice; each logger once
         must: self.all(one, self.exists_one(other, other == one))
+
+        spec.profile | steps ranks | Duplicate | here
+            a number is in the list twice; each once
+        must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other == one))
         """,
         HUB_ID=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*$",
         IS_PROGRAM="self.format == 'python' || "

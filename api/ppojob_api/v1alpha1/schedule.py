@@ -7,6 +7,10 @@ from pydantic import Field
 from ppojob_api.v1alpha1.section import Items, Name, ObjectName, Quantity, Seconds, Section
 
 _Step = Annotated[int, Field(ge=1, le=1_000_000_000)]
+CopyTarget = Annotated[
+    str,
+    Field(max_length=4_096, pattern=r"^((s3|gs|hdfs)://[^/@?#\s]+)?(/[^?#\s]*)?$", min_length=1),
+]
 _Rank = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
@@ -96,6 +100,11 @@ class CheckpointSpec(Section):
 
     volume: VolumeSpec | None = None
     """Where a cluster keeps the run folder, and needs it; `ppojob run` has its --output instead."""
+
+    copy_to: CopyTarget | None = None
+    """Copy checkpoints and export there too, in a folder of the job's name, beside the training: an
+    s3://, gs:// or hdfs:// URL, or an absolute path. A run whose folder is lost goes on from there.
+    verl: trainer.default_hdfs_dir."""
 
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the last good checkpoint; never, of `ppojob run` alone: refuse a run folder

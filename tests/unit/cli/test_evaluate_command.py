@@ -152,6 +152,13 @@ def test_a_run_that_has_validated_nothing(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_the_folder_of_a_model_is_told_for_what_it_is(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    (line,) = evaluated(tmp_path).stderr.splitlines()
+    assert line.startswith(f"{tmp_path}: got the folder of a model: ")
+
+
 def test_no_torch_is_loaded(tmp_path: Path) -> None:
     code = (
         "import sys; from ppojob_cli.main import main\n"

@@ -106,6 +106,10 @@ CASES: dict[str, Spoil] = {
         shutil.copytree(folder, folder / "export"),
         (folder / "config.json").unlink(),
     ],
+    "a checkpoint": lambda folder: [
+        (folder / WEIGHTS).unlink(),
+        (folder / "manifest.json").write_text("{}"),
+    ],
     "config is no JSON": write("config.json", b'{"model_type": "llama",\n  bad}'),
     "config is a list": write("config.json", b"[1, 2]"),
     "config is no UTF-8": write("config.json", b'{"a": "\xff"}'),

@@ -102,6 +102,18 @@ def folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def step_of(name: str) -> int | None:
+    """The step of a complete checkpoint's folder; None for what is none."""
+    match = _SEALED.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def steps_in(root: Path) -> tuple[int, ...]:
+    """Steps of all complete checkpoints of a folder, whole or damaged, ascending."""
+    found = (step_of(path.name) for path in root.iterdir() if path.is_dir())
+    return tuple(sorted(step for step in found if step is not None))
+
+
 class CheckpointStore:
     """The checkpoints of one job in one folder.
 
@@ -195,8 +207,7 @@ class CheckpointStore:
 
     def steps(self) -> tuple[int, ...]:
         """Steps of all complete checkpoints, whole or damaged, ascending."""
-        matches = (_SEALED.fullmatch(path.name) for path in self.root.iterdir() if path.is_dir())
-        return tuple(sorted(int(match[1]) for match in matches if match))
+        return steps_in(self.root)
 
     def read(self, step: int) -> Checkpoint:
         """Read one checkpoint: manifest, identity, presence and length of each file; not its bytes.
@@ -275,14 +286,16 @@ class CheckpointStore:
             self._point(LATEST_NAME, found.checkpoint.folder)
         return found
 
-    def prune(self, keep_last: int, best: int | None = None) -> tuple[int, ...]:
+    def prune(
+        self, keep_last: int, best: int | None = None, held: int | None = None
+    ) -> tuple[int, ...]:
         """Remove old checkpoints; the newest that is whole always stays.
 
         A checkpoint counts only once every byte of it was checked in this process (or was hashed on
         its way to the disk), so that a good one never goes in favour of a damaged one.
 
         The last `keep_last` whole ones stay, and the checkpoint of step `best`, where the link
-        points.
+        points, and that of step `held`, which somebody reads.
 
         Returns:
             Steps of the removed ones, newest first.
@@ -293,7 +306,7 @@ class CheckpointStore:
             self._point(BEST_NAME, self.root / folder_name(best))
         for step in reversed(self.steps()):
             if kept >= keep_last:
-                if step == best:
+                if step in {best, held}:
                     continue
                 self._remove(step)
                 removed.append(step)

@@ -9,6 +9,7 @@ from typing import Final
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.v1alpha1.schedule import BestCheckpointSpec
+from ppojob_trainer.checkpoint.copies import Copies
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
@@ -76,6 +77,7 @@ class Checkpoints:
         tell_saved: called with the step when a checkpoint is safe.
         write_ahead: writes rows that were drawn for the step behind a state; None where none are.
             It is given the state, the folder of the checkpoint, and what names this attempt.
+        copies: makes copies beside the training; None where none are asked for.
     """
 
     roles: Roles
@@ -86,6 +88,7 @@ class Checkpoints:
     best: BestCheckpoint | None
     tell_saved: Callable[[int], None]
     write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
+    copies: Copies | None = None
     _failures: int = 0
 
     def is_due(self, progress: Progress) -> bool:
@@ -127,6 +130,8 @@ class Checkpoints:
             CheckpointSaved(time=time.time(), step=progress.step, size_bytes=size_bytes)
         )
         self.tell_saved(progress.step)
+        if self.copies is not None:
+            self.copies.start()
         self.prune()
 
     def _write_shards(self, pending: PendingCheckpoint) -> list[FileEntry]:
@@ -161,6 +166,7 @@ class Checkpoints:
         """Remove checkpoints beyond those to keep; one that cannot be removed costs space."""
         best = None if self.best is None else self.best.among(self.store.steps())
         try:
-            self.store.prune(self.keep_last, best)
+            held = None if self.copies is None else self.copies.under_way
+            self.store.prune(self.keep_last, best, held)
         except StorageError as problem:
             _log.warning("old checkpoints stay: %s", problem)

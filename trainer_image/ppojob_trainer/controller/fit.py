@@ -106,6 +106,8 @@ class Loop:
         step = position.progress.step if position.progress else checkpoint or 0
         self.reporter.training.begin(position.controller_attempt + 1, step, checkpoint)
         progress = self._recovered(partial(self.recovery.resume, position), before)
+        if self.checkpoints.copies is not None:
+            self.checkpoints.copies.start()
         while True:
             try:
                 while not (self.is_done(progress) or self.stop_requested()):
@@ -127,6 +129,11 @@ class Loop:
         except StorageError as problem:
             _log.error("no checkpoint after step %d: %s", progress.step, problem)
             self.reporter.report(message=f"no checkpoint: {problem}")
+
+    def _tell_of_copies(self) -> None:
+        copies = self.checkpoints.copies
+        if copies is not None and copies.trouble is not None:
+            self.reporter.notice(copies.trouble)
 
     def _advance(self, progress: Progress) -> Progress:
         """The first validation, one that failed before, or a step; returns the state behind it."""
@@ -161,6 +168,7 @@ class Loop:
         if self.checkpoints.is_due(progress):
             with timer("save_checkpoint"):
                 self._save_on_the_way(progress)
+            self._tell_of_copies()
         failpoints.hit(STEP_BEGIN)
         cursor = progress.data
         self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
@@ -342,6 +350,11 @@ class Loop:
             stages = self.training.stages
             stages.roles.ask_all(stages.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
+        if self.is_done(progress) and self.checkpoints.copies is not None:
+            self.reporter.report(stage="copy")
+            folder = self.records.run_folder / EXPORT_FOLDER
+            export = folder if self.spec.checkpoint.export else None
+            self.checkpoints.copies.finish(export, self.stop_requested)
 
     def _recovered(self, recover: Callable[[], Progress], before: Progress) -> Progress:
         """Have all roles serve in a common state, also when more of them are lost meanwhile."""

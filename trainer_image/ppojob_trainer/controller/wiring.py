@@ -15,6 +15,7 @@ from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_api.validation import check_length, length_warnings
 from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.algorithms.coefficients import EntropyController
+from ppojob_trainer.checkpoint.copies import Copies
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
@@ -102,6 +103,9 @@ def build_loop(
         reporter.training.checkpoint(step)
 
     checkpoints = _checkpoints(spec, roles, store, journal, records, tell_saved)
+    if spec.checkpoint.copy_to is not None:
+        best = checkpoints.best.among if checkpoints.best is not None else lambda _: None
+        checkpoints.copies = Copies(config, store, best)
     if isinstance(source, StepsAhead):
         checkpoints.write_ahead = source.save
     return Loop(

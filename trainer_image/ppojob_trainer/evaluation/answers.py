@@ -143,6 +143,11 @@ def _files(path: Path) -> list[Path]:
                     f"no held-out rows; {one / 'rollouts'} where it has drawn responses, what "
                     "`ppojob generate` makes with its export, or a file of rows"
                 )
+        if (one / "config.json").is_file():
+            raise ConfigError(
+                f"{one}: got the folder of a model: responses are scored, without a model; rows "
+                "that `ppojob generate` draws with it, or a run folder"
+            )
         inside = folder.rglob("[!.]*") if folder.is_dir() else [folder]
         found += [file for file in inside if file.name.endswith(_ENDINGS) and file.is_file()]
     if not found:

@@ -68,7 +68,7 @@ def check_model_folder(
 ) -> ModelReport:
     """Judge a folder in Hugging Face form, as a model of some kind, with what a job changes."""
     path = folder / "config.json"
-    if not os.path.lexists(path):
+    if not os.path.lexists(path) or _is_checkpoint(folder):
         return ModelReport([_no_model(folder, kind)])
     config = read_config(path)
     weights = read_weights(folder)
@@ -98,7 +98,21 @@ def check_model_folder(
     )
 
 
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether it is a checkpoint of a run, whose config.json is no model's."""
+    return os.path.isfile(folder / "manifest.json") and not any(folder.glob("*.safetensors"))
+
+
 def _no_model(folder: Path, kind: ModelKind) -> Problem:
+    if _is_checkpoint(folder):
+        step = folder.name.removeprefix("step-").lstrip("0")
+        return Problem(
+            kind.where,
+            f'"{folder}"',
+            "it is a checkpoint of a run",
+            f"ppojob export RUN --checkpoint {step} --output DIR makes a model of it",
+            ModelReason.MODEL_MISSING,
+        )
     try:
         os.scandir(folder).close()
         why = "there is no config.json in it"

@@ -15,6 +15,7 @@ from ppojob_api import contract
 from ppojob_api.remote_files import is_url
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer import remote_files, stop_signal
+from ppojob_trainer.checkpoint.copies import restore
 from ppojob_trainer.errors import Interrupted
 from ppojob_trainer.models.fingerprint import fingerprint
 from ppojob_trainer.models.weight_files import BadHeader
@@ -107,6 +108,8 @@ def supervise() -> int:
 def fetch(environment: PodEnvironment) -> Future[RunConfig]:
     """Fetch the files behind the job's URLs into the volume of the run, for all of its pods.
 
+    A run that is gone from there is brought back first from its copies.
+
     The controller's pod of a cluster does it, before its controller starts and asks for ranks: so
     one pod needs credentials, and all read the same. `ppojob run` has done it for its own pods.
     """
@@ -117,6 +120,7 @@ def fetch(environment: PodEnvironment) -> Future[RunConfig]:
 
     def act() -> None:
         try:
+            restore(environment.config, environment.run_folder)
             files.set_result(remote_files.locate(environment.config, environment.run_folder))
         except BaseException as problem:
             files.set_exception(problem)

@@ -1,0 +1,170 @@
+"""Copies of checkpoints in a store, which is a folder here."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kill_server
+import pytest
+
+from ppojob_api import validation
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_trainer import failpoints
+from ppojob_trainer.checkpoint.copies import Copies, restore
+from ppojob_trainer.checkpoint.journal import Journal, last_saved
+from ppojob_trainer.checkpoint.store import CheckpointStore
+from ppojob_trainer.errors import CannotResume, InjectedFault
+from ppojob_trainer.processor import has_native_bfloat16
+
+POINTS = [point for point in failpoints.all_points() if point.startswith(("copied.", "restored."))]
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm({})
+
+
+def fail_at(point: str) -> None:
+    failpoints.arm({"PPOJOB_ENABLE_FAILPOINTS": "1", "PPOJOB_FAILPOINT": f"{point}=raise"})
+
+
+def job_of(tmp_path: Path, **spec: Any) -> RunConfig:
+    job = {
+        "apiVersion": "ppojob.dev/v1alpha1",
+        "kind": "PPOJob",
+        "metadata": {"name": "sum"},
+        "spec": {
+            "model": {"path": "model"},
+            "data": {"train": [{"path": "a.jsonl"}]},
+            "algorithm": {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2},
+            "rewards": [{"function": "gsm8k"}],
+            "steps": {"total": 9},
+            "checkpoint": {"copyTo": str(tmp_path / "bucket")},
+            **spec,
+        },
+    }
+    judged = validation.validate(job)
+    assert isinstance(judged, PPOJob), judged
+    return resolve(judged).on_processor(native_bfloat16=has_native_bfloat16())
+
+
+def store_of(run: Path, config: RunConfig) -> CheckpointStore:
+    return CheckpointStore(run / "checkpoints", job_uid=config.uid, config=config.trajectory_json())
+
+
+def train(run: Path, config: RunConfig, *steps: int) -> CheckpointStore:
+    """Do some steps, each with a checkpoint and a copy of it."""
+    store = store_of(run, config)
+    Journal(run / "checkpoints" / "journal.jsonl").began()
+    copies = Copies(config, store, lambda _: None)
+    for step in steps:
+        lines = [json.dumps({"step": number}) for number in range(step + 1)]
+        (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        kill_server.make_checkpoint(store, step)
+        copies.start()
+        with contextlib.suppress(Exception):
+            copies._wait(lambda: False)
+        store.prune(2, held=copies.under_way)
+    return store
+
+
+def content(run: Path) -> dict[str, bytes]:
+    """What decides how a run goes on; the manifest names the job."""
+    checkpoints = run / "checkpoints"
+    files = {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in checkpoints.rglob("step-*/**/*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+    began = Journal(checkpoints / "journal.jsonl").began()
+    return files | {"metrics": (run / "metrics.jsonl").read_bytes(), "began": str(began).encode()}
+
+
+def test_a_lost_run_goes_on_from_its_newest_copy(tmp_path: Path) -> None:
+    config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
+    train(run, config, 1, 2, 3)
+    there = sorted(path.name for path in (tmp_path / "bucket" / "sum" / "checkpoints").iterdir())
+    assert there == ["step-000002", "step-000003"]
+    before = content(run)
+    shutil.rmtree(run)
+    other = config.model_copy(update={"uid": "a-younger-job"})
+    restore(other, run)
+    assert content(run) == {k: v for k, v in before.items() if "step-000002" not in k}
+    found = store_of(run, other).recover().checkpoint
+    assert found is not None
+    assert found.step == 3
+    assert last_saved(Journal(run / "checkpoints" / "journal.jsonl").read()) == 3
+    restore(config, run)  # a folder with checkpoints is left alone
+    assert store_of(run, other).latest().checkpoint is not None
+
+
+def test_a_damaged_copy_is_not_used(tmp_path: Path) -> None:
+    config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
+    train(run, config, 1, 2)
+    shutil.rmtree(run)
+    newest = tmp_path / "bucket" / "sum" / "checkpoints" / "step-000002"
+    (newest / "actor" / "rank-0" / "model.safetensors").write_bytes(b"cut")
+    told: list[str] = []
+    restore(config, run, told.append)
+    assert store_of(run, config).steps() == (1,)
+    assert "rank-0/model.safetensors" in told[0]
+
+
+def test_copies_of_another_run_are_neither_taken_nor_touched(tmp_path: Path) -> None:
+    config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
+    train(run, config, 1)
+    checkpoint = {"copyTo": str(tmp_path / "bucket")}
+    other = job_of(tmp_path, seed=5)
+    with pytest.raises(CannotResume) as refused:
+        restore(other, tmp_path / "runs" / "other")
+    assert [line.partition(":")[0] for line in refused.value.problems] == ["spec.seed"]
+    with pytest.raises(CannotResume, match=r"^spec.checkpoint.resume"):
+        restore(job_of(tmp_path, checkpoint={**checkpoint, "resume": "never"}), tmp_path / "new")
+    store = store_of(tmp_path / "runs" / "other", other)
+    Journal(store.root / "journal.jsonl").began()
+    kill_server.make_checkpoint(store, 2)
+    copies = Copies(other, store, lambda _: None)
+    copies.start()
+    copies._wait(lambda: False)
+    assert copies.trouble is not None
+    assert "spec.seed" in copies.trouble
+    there = (tmp_path / "bucket" / "sum" / "checkpoints").iterdir()
+    assert [path.name for path in there] == ["step-000001"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_leaves_whole_copies_alone(point: str, tmp_path: Path) -> None:
+    config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
+    train(run, config, 1, 2)
+    (run / "export").mkdir()
+    (run / "export" / "config.json").write_text("{}")
+    (run / "export" / "model.safetensors").write_text("weights")
+    fail_at(point)
+    store = train(run, config, 3)
+    copies = Copies(config, store, lambda _: None)
+    with contextlib.suppress(Exception):
+        copies.finish(run / "export", lambda: False)
+    lost = tmp_path / "runs" / "lost"
+    with contextlib.suppress(InjectedFault):
+        restore(config, lost)
+    failpoints.arm({})
+    restore(config, lost)
+    assert store_of(lost, config).latest().checkpoint is not None
+    copies.finish(run / "export", lambda: False)
+    bucket = tmp_path / "bucket" / "sum"
+    there = sorted(path.name for path in (bucket / "checkpoints").iterdir())
+    assert there == ["step-000002", "step-000003"]
+    assert sorted(path.name for path in (bucket / "export").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    restore(config, tmp_path / "runs" / "last")
+    ours = content(run)
+    assert content(tmp_path / "runs" / "last") == {
+        key: value for key, value in ours.items() if "step-000002" not in key
+    }

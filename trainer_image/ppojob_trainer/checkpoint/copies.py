@@ -1,0 +1,351 @@
+"""Copies of checkpoints and of the export in a store, each complete or absent (ADR 58).
+
+::
+
+    <copyTo>/<name of the job>/
+      checkpoints/step-000010/   files, and in run/ what else a run goes on from; last the manifest
+      export/                    last its config.json
+
+fsspec writes them as it reads what lies behind URLs; a path is written as well. This file loads no
+torch: the controller imports it.
+"""
+
+import hashlib
+import json
+import logging
+import posixpath
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ppojob_api.problem import shown
+from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import (
+    CHECKPOINTS_FOLDER,
+    EXPORT_FOLDER,
+    FETCHED_FILE,
+    JOURNAL_FILE,
+    METRICS_FILE,
+)
+from ppojob_trainer import durable, failpoints
+from ppojob_trainer.checkpoint import manifest
+from ppojob_trainer.checkpoint.files import check_content
+from ppojob_trainer.checkpoint.identity import changed_settings
+from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
+from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ppojob_trainer.checkpoint.store import CheckpointStore, folder_name, step_of, steps_in
+from ppojob_trainer.errors import CannotResume, DamagedCheckpoint, Interrupted, JobFailed
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.processor import has_native_bfloat16
+from ppojob_trainer.remote_files import Tell, again, refusing
+
+_log = logging.getLogger(__name__)
+COPY_FILE: Final = failpoints.declare("copied.file")
+COPY_MANIFEST: Final = failpoints.declare("copied.manifest")
+COPY_PRUNED: Final = failpoints.declare("copied.pruned")
+COPY_EXPORT: Final = failpoints.declare("copied.export")
+RESTORE_FILE: Final = durable.point("restored.file", *durable.FILE_ACTS)
+RESTORE_POINT: Final = durable.point("restored", "fsync", *durable.RENAME_ACTS)
+
+FIELD: Final = "spec.checkpoint.copyTo"
+_RUN_FOLDER: Final = "run"
+_CONFIG_FILE: Final = "config.json"
+_POLL_SECONDS: Final = 0.2
+
+
+class _Place:
+    """A job's copies in their store; every method asks it again while it fails."""
+
+    def __init__(self, config: RunConfig, tell: Tell = _log.warning) -> None:
+        assert config.spec.checkpoint.copy_to is not None
+        self.url = posixpath.join(config.spec.checkpoint.copy_to, config.name)
+        self._tell = tell
+        with refusing(FIELD, self.url):
+            self._system, self._root = self._again(self._open)
+
+    def _again(self, act: Callable[[], Any]) -> Any:
+        return again(act, self.url, "reached", self._tell)
+
+    def _open(self) -> Any:
+        import fsspec  # late: every controller loads this module, and few copy
+
+        own = {} if "://" in self.url else {"auto_mkdir": True}
+        return fsspec.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **own)
+
+    def _checkpoint(self, step: int, *path: str) -> str:
+        return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
+
+    def steps(self) -> list[int]:
+        """Steps of all copies, complete or not, ascending."""
+
+        def listed() -> list[str]:
+            try:
+                with refusing(FIELD, self.url):
+                    return list(self._system.ls(f"{self._root}/{CHECKPOINTS_FOLDER}", detail=False))
+            except FileNotFoundError:
+                return []
+
+        names = map(posixpath.basename, (name.rstrip("/") for name in self._again(listed)))
+        return sorted(step for name in names if (step := step_of(name)) is not None)
+
+    def is_complete(self, step: int) -> bool:
+        """Whether a copy has its manifest, which comes last and goes first."""
+        path = self._checkpoint(step, MANIFEST_NAME)
+        return bool(self._again(lambda: self._system.exists(path)))
+
+    def read(self, step: int, *path: str) -> bytes:
+        """Read a small file of a copy."""
+        found: bytes = self._again(lambda: self._system.cat_file(self._checkpoint(step, *path)))
+        return found
+
+    def get(self, step: int, path: str, target: Path) -> None:
+        """Fetch a file of a copy."""
+        remote = self._checkpoint(step, path)
+        self._again(lambda: self._system.get_file(remote, str(target)))
+
+    def put(self, step: int, path: str, source: Path | bytes) -> None:
+        """Write a file of a copy."""
+        self._put(self._checkpoint(step, path), source)
+
+    def _put(self, remote: str, source: Path | bytes) -> None:
+        def act() -> None:
+            if isinstance(source, bytes):
+                self._system.pipe_file(remote, source)
+                return
+            self._system.put_file(str(source), remote)
+            size, there = source.stat().st_size, self._system.info(remote)["size"]
+            if there != size:
+                raise OSError(f"{source.name}: {there} of {size} bytes came")
+
+        self._again(act)
+
+    def remove(self, step: int) -> None:
+        """Remove a copy, its manifest first: what is left of a removal is no copy."""
+        if self.is_complete(step):
+            self._remove(self._checkpoint(step, MANIFEST_NAME))
+        self._remove(self._checkpoint(step))
+
+    def _remove(self, path: str) -> None:
+        def act() -> None:
+            if self._system.exists(path):
+                self._system.rm(path, recursive=True)
+
+        self._again(act)
+
+    def put_export(self, folder: Path) -> None:
+        """Replace the copy of the export; without config.json it is no model."""
+        target = f"{self._root}/{EXPORT_FOLDER}"
+        self._remove(f"{target}/{_CONFIG_FILE}")
+        self._remove(target)
+        names = [
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        ]
+        for name in sorted(names, key=lambda name: (name == _CONFIG_FILE, name)):
+            failpoints.hit(COPY_EXPORT)
+            self._put(f"{target}/{name}", folder / name)
+
+
+class Copies:
+    """Copies checkpoints beside the training, one at a time, the newest first.
+
+    A store that does not answer costs copies, and the job nothing before its end.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: CheckpointStore,
+        best: Callable[[Collection[int]], int | None],
+    ) -> None:
+        self.trouble: str | None = None
+        self.under_way: int | None = None
+        self._config, self._store, self._best = config, store, best
+        self._place: _Place | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to copy what is not there, unless that is under way."""
+        if self._thread is None or not self._thread.is_alive():
+            self._begin(self._copy_all)
+
+    def finish(self, export: Path | None, stop: Callable[[], bool]) -> None:
+        """Copy what is not there, and an export, before the job ends.
+
+        Raises:
+            Interrupted: somebody asked to end meanwhile.
+            JobFailed: the store does not take them.
+        """
+        self._wait(stop)
+        self._begin(partial(self._copy_all, export))
+        self._wait(stop)
+        if self.trouble is not None:
+            raise JobFailed(
+                f"{self.trouble}; the run is whole in its folder, and the next start copies it"
+            )
+
+    def _begin(self, act: Callable[[], None]) -> None:
+        # A controller that is asked to end does not outlive a store that hangs.
+        self._thread = threading.Thread(
+            target=self._guarded, args=(act,), name="copies", daemon=True
+        )
+        self._thread.start()
+
+    def _wait(self, stop: Callable[[], bool]) -> None:
+        while self._thread is not None and self._thread.is_alive():
+            if stop():
+                raise Interrupted("asked to end while copies were made; the next start makes them")
+            self._thread.join(_POLL_SECONDS)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+            self.trouble = None
+        except Exception as problem:  # a checkpoint that goes meanwhile, too
+            self.trouble = f"{FIELD}: not copied: {problem}"
+            _log.warning("%s", self.trouble)
+        finally:
+            self.under_way = None
+
+    def _copy_all(self, export: Path | None = None) -> None:
+        if self._place is None:
+            place = _Place(self._config)
+            for step in _complete(place):
+                _refuse_others(place, step, _manifest_of(place, step), self._config)
+                break
+            self._place = place
+        while (missing := self._next(self._place)) is not None:
+            self.under_way = missing
+            self._copy(self._place, missing)
+        self._prune(self._place)
+        if export is not None:
+            self._place.put_export(export)
+
+    def _next(self, place: _Place) -> int | None:
+        """The newest checkpoint that has no copy, or the best."""
+        steps = self._store.steps()
+        wanted = [*steps[-1:], self._best(steps)]
+        return next((one for one in wanted if one is not None and not place.is_complete(one)), None)
+
+    def _copy(self, place: _Place, step: int) -> None:
+        found = self._store.read(step)
+        for entry in found.manifest.files:
+            failpoints.hit(COPY_FILE)
+            check_content(found.folder, entry)
+            place.put(step, entry.path, found.folder / entry.path)
+        folder = self._store.root.parent
+        lines = durable.read_lines(folder / METRICS_FILE)[: found.manifest.progress.metrics_lines]
+        began = durable.read_lines(self._store.root / JOURNAL_FILE)[:1]
+        place.put(step, f"{_RUN_FOLDER}/{METRICS_FILE}", _text(lines))
+        place.put(step, f"{_RUN_FOLDER}/{JOURNAL_FILE}", _text(began))
+        fetched = folder / FETCHED_FILE
+        place.put(
+            step,
+            f"{_RUN_FOLDER}/{FETCHED_FILE}",
+            fetched.read_bytes() if fetched.exists() else b"{}",
+        )
+        failpoints.hit(COPY_MANIFEST)
+        place.put(step, MANIFEST_NAME, (found.folder / MANIFEST_NAME).read_bytes())
+
+    def _prune(self, place: _Place) -> None:
+        complete = list(_complete(place))
+        keep = {*complete[: self._config.spec.checkpoint.keep_last], self._best(complete)}
+        for step in place.steps():
+            if step not in keep:
+                failpoints.hit(COPY_PRUNED)
+                place.remove(step)
+
+
+def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
+    """Bring back the newest complete copy of a run that has no checkpoint in its folder.
+
+    A copy belongs to whoever has its settings: from there the same comes to the same bits.
+
+    Raises:
+        CannotResume: the copies are of a run with other settings, or none is to be gone on from.
+        ConfigError: the store cannot be read as the job names it.
+        JobFailed: the store did not answer, however often it was asked.
+        StorageError: the disk refused.
+    """
+    root = run_folder / CHECKPOINTS_FOLDER
+    if config.spec.checkpoint.copy_to is None or (root.is_dir() and steps_in(root)):
+        return
+    place = _Place(config, tell)
+    for step in _complete(place):
+        if config.spec.checkpoint.resume == "never":
+            raise CannotResume(
+                f'spec.checkpoint.resume: got "never": {place.url} has a copy of step {step}; '
+                "auto to go on from there, or another copyTo"
+            )
+        try:
+            found = _manifest_of(place, step)
+            _refuse_others(place, step, found, config)
+            folder = _fetched(place, step, found, root, config.uid)
+        except DamagedCheckpoint as problem:
+            tell(f"{place.url}: {problem}: this copy is not used")
+            continue
+        _bring_run_back(place, step, found, run_folder)
+        durable.rename(folder, root / folder_name(step), RESTORE_POINT)
+        tell(f"{place.url}: the run goes on from the copy of step {step}")
+        return
+
+
+def _complete(place: _Place) -> Iterator[int]:
+    """Steps of complete copies, the newest first."""
+    return (step for step in reversed(place.steps()) if place.is_complete(step))
+
+
+def _manifest_of(place: _Place, step: int) -> Manifest:
+    return manifest.decode(place.read(step, MANIFEST_NAME), f"{folder_name(step)}/{MANIFEST_NAME}")
+
+
+def _refuse_others(place: _Place, step: int, found: Manifest, config: RunConfig) -> None:
+    """Refuse the copies of a run with other settings by CannotResume, a line for each."""
+    path = next((file.path for file in found.files if file.sha256 == found.config_sha256), "")
+    data = place.read(step, path)
+    if hashlib.sha256(data).hexdigest() != found.config_sha256:
+        raise DamagedCheckpoint(f"{folder_name(step)}/{path}", "it was changed")
+    theirs: dict[str, Json] = json.loads(data)
+    here = config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
+    differences = changed_settings(theirs["spec"], json.loads(here)["spec"])
+    if differences:
+        raise CannotResume(
+            f"{where}: got {new}: the copies at {shown(place.url)} were made with {old}; another "
+            "spec.checkpoint.copyTo or name of the job, or the old value"
+            for where, old, new in differences
+        )
+
+
+def _fetched(place: _Place, step: int, found: Manifest, root: Path, uid: str) -> Path:
+    """Fetch a copy aside, every byte of it checked; its manifest names this job."""
+    folder = root / f".{folder_name(step)}.partial"
+    durable.make_folder(folder, parents=True, exist_ok=True)
+    for entry in found.files:
+        target = folder / entry.path
+        durable.make_folder(target.parent, parents=True, exist_ok=True)
+        place.get(step, entry.path, target)
+        check_content(folder, entry)
+    ours = manifest.encode(msgspec.structs.replace(found, job_uid=uid))
+    durable.write_file(folder / MANIFEST_NAME, ours, RESTORE_FILE)
+    for path in (*folder.rglob("*"), folder):
+        durable.fsync_file(path, RESTORE_POINT)
+    return folder
+
+
+def _bring_run_back(place: _Place, step: int, found: Manifest, run_folder: Path) -> None:
+    """What a run goes on from besides a checkpoint, where it is gone as well."""
+    journal = run_folder / CHECKPOINTS_FOLDER / JOURNAL_FILE
+    for target in (run_folder / METRICS_FILE, run_folder / FETCHED_FILE, journal):
+        if not target.exists():
+            data = place.read(step, _RUN_FOLDER, target.name)
+            durable.write_file(target, data, RESTORE_FILE)
+    size_bytes = sum(entry.size_bytes for entry in found.files)
+    Journal(journal).append(CheckpointSaved(time=time.time(), step=step, size_bytes=size_bytes))
+
+
+def _text(lines: list[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
