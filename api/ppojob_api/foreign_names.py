@@ -98,6 +98,14 @@ hybrid_engine | not needed | engines live in the trainer's ranks, or in pods of 
 nccl_timeout ray_wait_register_center_timeout | not needed | spec.timeouts says what is too long
 prompt_key | spec.data.promptKey
 messages_key | spec.data.promptKey | of algorithm.type: sft
+data.max_length | spec.data.maxPromptTokens spec.data.maxResponseTokens | one for each
+data.max_token_len_per_gpu | spec.training.microBatchTokens
+tools_key enable_thinking_key enable_thinking_default | not yet | templates by row
+pad_mode balance_dp_token | not needed | rows are packed and nothing is padded
+ignore_input_ids_mismatch | not needed | turns are read as a rollout would have made them
+data.num_workers | not needed | data is read ahead
+trainer.seed | spec.seed
+profile_interval | not yet | spec.profile.steps
 prompt_dict_keys | spec.data.promptKey | a path: extra_info.question
 response_key response_dict_keys | spec.data.answerKey | a path: extra_info.answer
 custom_cls.path | spec.data.train[].path | a Python file
@@ -220,7 +228,8 @@ entropy_from_logits_with_chunking entropy_from_logits_chunk_size | not needed | 
 entropy_checkpointing | not needed | always in chunks
 pad_to_length pad_to_length_bucket | not needed | rows are packed and nothing is padded
 rollout_n | not needed | samplesPerPrompt
-model_engine turbo_config megatron veomni torchtitan | not yet | other trainers than FSDP2
+model_engine | not needed | FSDP2 trains: with other trainers numbers agree to rounding
+turbo_config megatron veomni torchtitan | not yet | other trainers than FSDP2
 actor.engine ref.engine critic.engine | not yet | other trainers than FSDP2
 moe_aux_loss_coeff moe_z_loss_coeff | not yet | losses of routers
 fp8_recipe override_transformer_config.fp8 | not yet | float8
@@ -336,7 +345,7 @@ project_name | spec.pods[].env | WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME
 n_gpus_per_node | spec.roles.actorRollout.gpusPerReplica
 device | spec.roles.actorRollout.gpusPerReplica | where 0 is the CPU
 default_local_dir | spec.checkpoint.volume.claimName | and `ppojob run --output` here
-max_actor_ckpt_to_keep max_critic_ckpt_to_keep | spec.checkpoint.keepLast
+max_ckpt_to_keep max_actor_ckpt_to_keep max_critic_ckpt_to_keep | spec.checkpoint.keepLast
 num_examine log_val_generations | spec.numExamine
 rollout_data_dir validation_data_dir | not needed | the run folder always has them
 balance_batch | not needed | work is always balanced

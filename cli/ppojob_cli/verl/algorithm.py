@@ -6,7 +6,7 @@ from pydantic.alias_generators import to_camel
 
 from ppojob_cli.verl.asynchronous import step_prompts
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import FULLY_ASYNC
+from ppojob_cli.verl.trainers import FULLY_ASYNC, SFT
 
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
@@ -48,6 +48,9 @@ _WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean")
 def estimator(verl: Verl, job: Draft) -> None:
     """The estimator, and the settings that it reads."""
     if _learns_from_teacher(verl):
+        return
+    if verl.trainer is SFT:
+        job.set("spec.algorithm.type", "sft")
         return
     job.copy("algorithm.adv_estimator")
     written = job.fields.get("spec.algorithm.type")

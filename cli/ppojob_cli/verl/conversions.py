@@ -27,6 +27,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
     for one in (
         surroundings.train_files,
         surroundings.validation_files,
+        surroundings.given_answers,
         surroundings.own_code,
         surroundings.pictures,
         surroundings.overlong_prompts,

@@ -96,10 +96,30 @@ def rows() -> dict[str, Key]:
     return {key.name: key for key in _keys()}
 
 
+_OF_SFT: Final = {
+    "model": ("actor_rollout_ref.model",),
+    "optim": ("actor_rollout_ref.actor.optim",),
+    "engine": ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.megatron"),
+    "checkpoint": ("actor_rollout_ref.actor.checkpoint",),
+    "profiler": ("actor_rollout_ref.actor.profiler",),
+}
+"""The sections of sft_trainer, whose rows are those of the one model that it trains."""
+
+
 def find(name: str) -> Key | None:
     """The row of a key: its own, or that of all below a key."""
+    return _find(HYDRA_GROUP if "@" in name or name in _OF_SFT else _in_full(name))
+
+
+def _in_full(name: str) -> str:
+    """A key of sft_trainer as the other trainers have it; others as they are."""
+    section, _, rest = name.partition(".")
+    full = [f"{one}.{rest}" for one in _OF_SFT.get(section, ()) if rest]
+    return next((one for one in full if _find(one) is not None), name)
+
+
+def _find(name: str) -> Key | None:
     table = rows()
-    name = HYDRA_GROUP if "@" in name else name
     if name in table:
         return table[name]
     words = name.split(".")
@@ -120,7 +140,7 @@ def nearest(name: str) -> str | None:
 
 def main_name(name: str) -> str:
     """The key that a key is another name of, or itself."""
-    key = find(name)
+    key, name = find(name), _in_full(name)
     if key is None or not key.how.startswith("as "):
         return name
     return key.other + name.removeprefix(key.name.removesuffix(".*"))

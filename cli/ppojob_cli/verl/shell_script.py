@@ -16,9 +16,12 @@ from ppojob_cli.verl import unread
 from ppojob_cli.verl.shell_words import Variable, Words, line_of, parsed, source_of
 
 MAIN: Final = re.compile(
-    r"(?:[\w./]*[./])?(?:main_ppo(?:_sync|_v0)?|main_dapo|fully_async_main)(?:\.py)?"
+    r"(?:[\w./]*[./])?(?:main_ppo(?:_sync|_v0)?|main_dapo|fully_async_main"
+    r"|(?:fsdp_)?sft_trainer(?:_ray)?)(?:\.py)?"
 )
 _DECLARE: Final = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_TORCHRUN: Final = {"nproc_per_node": "trainer.n_gpus_per_node", "nnodes": "trainer.nnodes"}
+"""Options of torchrun, which decide what the keys of sft_trainer say besides."""
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 
 
@@ -63,6 +66,15 @@ def read_script(text: str, name: str, variables: Mapping[str, str]) -> Script:
     with suppress(_EndError):
         reader.run(root)
     return reader.script
+
+
+def _of_torchrun(words: list[Argument]) -> Iterator[Argument]:
+    """How many ranks there are, as settings."""
+    for word, behind in zip(words, [*words[1:], Argument("", 0)], strict=True):
+        name, _, value = word.text.removeprefix("--").partition("=")
+        key = _TORCHRUN.get(name.replace("-", "_"))
+        if key is not None and word.text.startswith("--"):
+            yield Argument(f"{key}={value or behind.text}", word.line)
 
 
 class _Reader:
@@ -146,7 +158,8 @@ class _Reader:
                 if (found := _ASSIGNED.fullmatch(word.text)) is not None:
                     self._words.variables[found[1]] = found[3]
         elif at is not None and name not in {"echo", "pkill", "grep", "ps"}:
-            self.script.launches.append(Launch(words[at].text, words[at].line, words[at + 1 :]))
+            arguments = [*words[at + 1 :], *_of_torchrun(words[:at])]
+            self.script.launches.append(Launch(words[at].text, words[at].line, arguments))
         elif name in self._functions:
             self.run(self._functions.pop(name))
         elif name in {"exit", "exec", "return"}:

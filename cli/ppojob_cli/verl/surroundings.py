@@ -26,7 +26,24 @@ def train_files(verl: Verl, job: Draft) -> None:
 
 def validation_files(verl: Verl, job: Draft) -> None:
     """The held-out files."""
-    job.set("spec.data.validation", _files(verl["data.val_files"]), "data.val_files")
+    files = _files(verl["data.val_files"])
+    job.set("spec.data.validation", files or None, "data.val_files")
+
+
+def given_answers(verl: Verl, job: Draft) -> None:
+    """Rows that have their answers, which verl limits together with the prompt."""
+    longest = "data.max_length"
+    if verl.is_given(longest):
+        for name in ("maxPromptTokens", "maxResponseTokens"):
+            job.set(f"spec.data.{name}", verl[longest], longest)
+        job.note("of prompt and answer together there, of each of them here", longest)
+    for field, key in (("promptKey", "data.prompt"), ("answerKey", "data.response")):
+        column, inner = f"{key}_key", f"{key}_dict_keys"
+        given = list(filter(verl.is_given, (column, inner)))
+        if inner in given or (key == "data.response" and given):
+            within = verl[inner] if isinstance(verl[inner], list) else [verl[inner]]
+            path = [str(name) for name in (verl[column], *within) if name]
+            job.set(f"spec.data.{field}", ".".join(path), *given)
 
 
 def _files(value: Any) -> list[dict[str, str]]:

@@ -33,8 +33,27 @@ MAIN_PPO: Final = Trainer(
 DAPO: Final = Trainer(r"(?:.*[./])?main_dapo(?:\.py)?", {"reward.reward_manager.name": "dapo"})
 ONE_STEP_OFF: Final = Trainer(r"(?:.*[./])?one_step_off_policy[./]main_ppo(?:\.py)?", _PODS)
 FULLY_ASYNC: Final = Trainer(r"(?:.*[./])?fully_async_main(?:\.py)?", _PODS)
+SFT: Final = Trainer(
+    r"(?:.*[./])?(?:fsdp_)?sft_trainer(?:_ray)?(?:\.py)?",
+    {
+        "actor_rollout_ref.model.lora.merge": True,
+        "actor_rollout_ref.actor.optim.lr": 1e-3,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 2**30,  # all rows of a step
+        "data.train_batch_size": 256,
+        "data.prompt_key": "messages",
+        "data.max_prompt_length": 1024,
+        "data.max_response_length": 1024,
+        "data.train_files": "~/data/gsm8k/train.parquet",
+        "data.val_files": [],
+        "trainer.experiment_name": "test",
+        "trainer.n_gpus_per_node": 1,
+        "trainer.total_epochs": 4,
+        "trainer.val_before_train": False,
+    },
+)
 
-_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC)
+_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT)
 
 
 def of_module(module: str) -> Trainer | None:

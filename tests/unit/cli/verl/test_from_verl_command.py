@@ -37,7 +37,8 @@ def test_a_script_is_told_word_for_word(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "async.sh", "one_step.sh"]
+    "name",
+    ["grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "async.sh", "one_step.sh", "sft.sh"],
 )
 def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     result = run(name, "trainer.experiment_name=x")
@@ -106,7 +107,7 @@ def test_what_is_no_source_is_one_line(arguments: str, tmp_path: Path) -> None:
         ("bad.yaml", "a: [b\n"),
         ("list.yaml", "- a\n"),
         ("job.yaml", "apiVersion: ppojob.dev/v1alpha1\nkind: PPOJob\n"),
-        ("other.sh", "python3 -m verl.trainer.sft_trainer a=1\n"),
+        ("other.sh", "python3 -m verl.trainer.main_eval a=1\n"),
         ("maybe.sh", "if $(command -v x); then\n  python -m verl.trainer.main_ppo a=1\nfi\n"),
         ("nothing.sh", "python3 -m verl.trainer.main_ppo\n"),
         ("bytes.sh", b"\xff\xfe"),

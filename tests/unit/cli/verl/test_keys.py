@@ -395,6 +395,12 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{MODEL}.enable_gradient_checkpointing=false {ROLLOUT}.ignore_eos=true",
         {"spec.training.activationCheckpointing": None, "spec.rollout.ignoreEos": True},
     ),
+    # The older SFT trainer names columns and fields within them.
+    (
+        "data.prompt_key=extra_info data.prompt_dict_keys=[question]"
+        " data.response_key=extra_info data.response_dict_keys=[answer]",
+        {"spec.data.promptKey": "extra_info.question", "spec.data.answerKey": "extra_info.answer"},
+    ),
     # Of a reference or a critic that is there.
     (f"{REFERENCE}.param_offload=true", {"spec.roles.reference.offload": None}),
     (
