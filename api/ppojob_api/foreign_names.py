@@ -254,7 +254,7 @@ save_lora_only | not needed | with spec.model.lora a checkpoint holds adapters a
 router_replay router_replay.mode moe_enable_routing_replay | spec.algorithm.routerReplay
 ref.router_replay ref.router_replay.mode | not yet | the reference's routers choose for themselves
 router_replay.record_file router_replay.replay_file | not yet | records of routers in files
-enable_rollout_routing_replay | not yet | replay of an engine's routers
+enable_rollout_routing_replay | not needed | engines are asked with routerReplay: rollout
 skip.rollout | spec.rollout.replay
 rollout.name | spec.rollout.engine
 temperature | spec.rollout.temperature
@@ -615,7 +615,7 @@ spec.algorithm.policyLoss.type | reinforce | bypass | with bypass.form: reinforc
 spec.algorithm.policyLoss.type | luspo | gspo | with lossAggregation: sequence_mean_token_sum
 spec.algorithm.routerReplay | disabled off | none
 spec.algorithm.routerReplay | r2 | recompute
-spec.algorithm.routerReplay | r3 | not yet
+spec.algorithm.routerReplay | r3 | rollout
 spec.algorithm.lossAggregation | dapo bnpo | token_mean
 spec.algorithm.lossAggregation | seq-mean-token-sum | sequence_mean_token_sum
 spec.algorithm.lossAggregation | seq-mean-token-sum-norm dr_grpo | sequence_mean_token_sum_norm

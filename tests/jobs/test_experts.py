@@ -1,4 +1,4 @@
-"""Mixtures of experts by the real vLLM: its numbers are the trainer's, and kills lose nothing."""
+"""Mixtures of experts by both engines: their numbers are the trainer's, and kills lose nothing."""
 
 from pathlib import Path
 
@@ -12,18 +12,22 @@ from transformers import AutoModelForCausalLM
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
-def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(run_through, tmp_path: Path):
-    """Over two ranks, which both have rows for some of the experts only."""
+@pytest.mark.parametrize(("engine", "replay"), [("vllm", "recompute"), ("huggingface", "rollout")])
+def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
+    run_through, tmp_path: Path, engine: str, replay: str
+):
+    """Over two ranks, which both have rows for some of the experts only; experts are kept."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.0, "mixture")
+    cache = {"kvCacheGib": 0.1} if engine == "vllm" else {}
     job = {
         "algorithm": {
             "type": "grpo",
             "promptsPerStep": 4,
             "samplesPerPrompt": 4,
             "miniBatchPrompts": 2,
-            "routerReplay": "recompute",
+            "routerReplay": replay,
         },
-        "rollout": {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16},
+        "rollout": {"engine": engine, "dtype": "float32", "maxSequences": 16, **cache},
         "roles": {"actorRollout": {"ranksPerReplica": 2}},
         "steps": {"total": 3},
         "checkpoint": {"every": 1},

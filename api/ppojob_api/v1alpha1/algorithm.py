@@ -399,10 +399,11 @@ class AlgorithmSpec(Section):
     """Correction for an engine whose numbers are not the trainer's; absent: none.
     verl: algorithm.rollout_correction."""
 
-    router_replay: Literal["none", "recompute"] = "none"
-    """Experts that updates of a mixture let each token go to: none: those that its routers choose
-    then; recompute: those that they chose before the first update of the step, with weights of now
-    (GSPO: arXiv:2507.18071). verl: actor.router_replay.mode, of which R2 is recompute."""
+    router_replay: Literal["none", "recompute", "rollout"] = "none"
+    """Experts that updates of a mixture let each token go to, with weights of now: none: those that
+    its routers choose then; recompute: those that they chose before the first update of the step
+    (GSPO: arXiv:2507.18071); rollout: those that the engine chose (R3: arXiv:2510.11370), also
+    before the updates. verl: actor.router_replay.mode: disabled, R2, R3."""
 
     loss_aggregation: LossAggregation = "token_mean"
     """How token losses become one number; every denominator is the whole mini-batch's.

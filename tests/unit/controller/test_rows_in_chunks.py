@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pyarrow.parquet as pq
@@ -16,8 +17,9 @@ from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rollout.protocol import Finished
+from ppojob_trainer.rollout.protocol import Finished, RolloutError
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rows.experience import ROUTER_COLUMNS
 from ppojob_trainer.rows.row_files import read_tokens, read_verdicts, write_part
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import WriteRows
@@ -31,8 +33,11 @@ SAMPLES = 2
 TRUTHS: list[Json] = ["0", None, {"two": [2]}, "3", 4]
 PROMPTS = [PromptRow(7 * n, (n, n), "p", f"source {n}", TRUTHS[n], {"n": n}) for n in range(5)]
 TWO_TURNS = Trajectory(
-    (Segment((3, 1), (-0.5, -0.25), 4), Segment((8, 9)), Segment((7,), (-0.1,), 5)), "length"
+    (Segment((3, 1), (-0.5, -0.25), 4), Segment((8, 9)), Segment((7,), (-0.1,), 5)),
+    "length",
+    experts=bytes(range(6 * 2)),  # one layer, two experts a token, without the last token
 )
+MIXTURE = SimpleNamespace(num_hidden_layers=1, num_experts_per_tok=2, num_experts=32)
 
 
 def extras(row: int) -> dict[str, float | str]:
@@ -64,10 +69,12 @@ def rows_of(first: int, last: int) -> OwnedRows:
     responses = [
         TWO_TURNS
         if row == 3
-        else Trajectory.of(Finished(str(row), (row, 1), (-1 / 3, 0.0), "stop", 0))
+        else Trajectory.of(
+            Finished(str(row), (row, 1), (-1 / 3, 0.0), "stop", 0, bytes([row] * 2 * 3))
+        )
         for row in range(2 * first, 2 * last)
     ]
-    return own_rows(first, prompts[first:last], SAMPLES, responses)
+    return own_rows(first, prompts[first:last], SAMPLES, responses, mixture=MIXTURE)
 
 
 @pytest.fixture
@@ -132,8 +139,25 @@ def test_what_is_read_back_is_what_was_written(written, batch: Batch):
     prompts = [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in PROMPTS]
     for first, last in ((0, 5), (1, 3), (4, 5)):
         rows = trajectories(read_tokens(parts, first * SAMPLES, last * SAMPLES))
-        found, expected = own_rows(first, prompts[first:last], SAMPLES, rows), rows_of(first, last)
+        found = own_rows(first, prompts[first:last], SAMPLES, rows, mixture=MIXTURE)
+        expected = rows_of(first, last)
         assert (found.spans, found.truncated) == (expected.spans, expected.truncated)
-        for column in ("response_tokens", "lengths", "mask", "rollout_logprobs"):
+        columns = ("response_tokens", "lengths", "mask", "rollout_logprobs", *ROUTER_COLUMNS)
+        for column in columns:
             ours, theirs = getattr(found.experience, column), getattr(expected.experience, column)
             assert torch.equal(ours, theirs)
+
+
+def test_experts_lie_where_their_tokens_do():
+    """Those of a prompt are its first row's; the last token of a response was not read."""
+    rows = rows_of(1, 2).experience  # rows 2 and 3
+    assert rows.prompt_experts.flatten().tolist() == [2] * 4
+    of_first, of_second = torch.split(rows.experts.flatten(1), rows.lengths.tolist())
+    assert of_first.tolist() == [[2, 2], [0, 0]]
+    assert of_second.tolist() == [[4, 5], [6, 7], [8, 9], [10, 11], [0, 0]]
+
+
+def test_rows_without_experts_are_no_rows_of_such_a_job():
+    drawn = [Trajectory((Segment((3, 1), (-0.5, -0.25), 4),), "stop")]
+    with pytest.raises(RolloutError, match="routerReplay: got rollout: the rows tell no experts"):
+        own_rows(0, [PromptTokens(0, [1])], 1, drawn, mixture=MIXTURE)

@@ -18,8 +18,14 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
+from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
+from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rpc.messages.rollout import PromptTokens
+from ppojob_trainer.workers.row_store import own_rows
 
 SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": 97}
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
@@ -160,6 +166,25 @@ def test_a_ratio_is_one_to_the_bit_before_the_first_update(make_rows, tmp_path):
     measured = engine.update(rows, GOAL)
     assert measured.token_sums[RATIO_OF_ONE] == 0.0
     assert engine.update(rows, GOAL).token_sums[RATIO_OF_ONE] != 0.0
+
+
+def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path):
+    """They are those that the trainer's routers choose for the same rows."""
+    model = save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+    split_experts(model)
+    engine = HuggingFaceEngine(model, max_model_tokens=64, max_sequences=4, tells_experts=True)
+    prompts = [PromptTokens(0, [5, 9, 60, 2, 7]), PromptTokens(1, [3, 3])]
+    asked = [
+        Request(f"{n}", tuple(prompts[n // 3].tokens), SamplingParams(1.0, 1.0, -1, 4 + n), seed=n)
+        for n in range(6)
+    ]
+    drawn = [Trajectory.of(response) for response in generate(engine, asked)]
+    owned = own_rows(0, prompts, 3, drawn, mixture=model.config)
+    rows = replace(owned.experience, experts=None, prompt_experts=None)
+    engine_of(tmp_path).predict(rows, records=True)
+    assert torch.equal(owned.experience.experts, rows.experts)
+    assert torch.equal(owned.experience.prompt_experts, rows.prompt_experts)
+    assert rows.experts.any()
 
 
 def test_rows_are_taken_and_joined_with_their_experts(make_rows, tmp_path):

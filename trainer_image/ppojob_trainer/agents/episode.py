@@ -58,6 +58,7 @@ class Episode:
     _of_user: list[ToolAnswer] = field(default_factory=list)
     _conversation: Conversation = field(init=False)
     _finish_reason: FinishReason = "stop"
+    _experts: bytes = b""  # of the whole row up to the last turn
 
     def __post_init__(self) -> None:
         self._conversation = Conversation(_messages(self.user.prompt) if self.user else [])
@@ -83,6 +84,7 @@ class Episode:
         """Take in a turn of the model; answers what it wants, nothing where the row is over."""
         self._drawn += 1
         self._finish_reason = response.finish_reason
+        self._experts = response.experts
         if response.tokens:
             self._add(Segment(response.tokens, response.logprobs, response.policy_version))
         agent = self.agent
@@ -167,6 +169,7 @@ class Episode:
             self._finish_reason,
             msgspec.json.encode(self.figures),
             tool_seconds=sum(answer.seconds for answer in self._answers),
+            experts=self._experts,
         )
 
     def _tell(self, role: str, text: str) -> None:

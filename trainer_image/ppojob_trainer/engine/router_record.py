@@ -55,6 +55,6 @@ def routes_of(
     `sources` are of all packed tokens, `own` of those of this rank.
     """
     if rows.experts is None or rows.prompt_experts is None:
-        return Routes(sources) if records else None
+        return Routes(sources=sources) if records else None
     given = torch.cat([rows.prompt_experts, rows.experts])[own]
-    return Routes(sources, given.to(device))
+    return Routes(given.to(device))

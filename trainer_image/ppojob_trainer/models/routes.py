@@ -5,8 +5,10 @@ own softmax over those, so that they learn as ever (GSPO: Zheng et al. 2025, arX
 section 5.3; R3: Ma et al. 2025, arXiv:2510.11370, section 4).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,15 +19,15 @@ EXPERT_DTYPE = torch.int16
 class Routes:
     """The experts of the tokens of one forward pass: those that it is given, or has chosen."""
 
-    def __init__(self, sources: Tensor, given: Tensor | None = None) -> None:
+    def __init__(self, given: Tensor | None = None, sources: Tensor | None = None) -> None:
         """Begin a pass.
 
         Args:
-            sources: (packed,) int64, which token of the rows each is, see `PackedRows.sources`.
             given: (t, layers, k) on the model's device, of the tokens of this rank; None where
                 routers choose.
+            sources: (packed,) int64, which token of the rows each is, see `PackedRows.sources`.
         """
-        self.sources = sources
+        self.sources = torch.empty(0, dtype=torch.int64) if sources is None else sources
         self._given = given
         self._chosen: dict[int, Tensor] = {}
 
@@ -46,6 +48,24 @@ class Routes:
         some = next(iter(self._chosen.values()))
         absent = torch.zeros_like(some)
         return torch.stack([self._chosen.get(layer, absent) for layer in range(layers)], dim=1)
+
+
+def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:
+    """Experts (t, layers, k) of tokens, piece after piece, as engines tell them."""
+    if not pieces:
+        return b""
+    width = torch.uint8 if config.num_experts <= 256 else EXPERT_DTYPE
+    return torch.cat(list(pieces)).to(width).numpy().tobytes()
+
+
+def of_bytes(told: bytes, tokens: int, config: Any) -> Tensor:
+    """(tokens, layers, k) of what an engine told; of tokens that it has not read 0."""
+    shape = (config.num_hidden_layers, config.num_experts_per_tok)
+    width = np.uint8 if config.num_experts <= 256 else np.int16
+    experts = torch.zeros(tokens, *shape, dtype=EXPERT_DTYPE)
+    known = torch.from_numpy(np.frombuffer(told, width).astype(np.int16)).view(-1, *shape)
+    experts[: len(known)] = known[:tokens]
+    return experts
 
 
 def follow_routes(layer: nn.Module, number: int) -> None:

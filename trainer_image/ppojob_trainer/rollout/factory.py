@@ -75,6 +75,7 @@ def build_engine(
     shares_device: bool,
     overrides: Mapping[str, Json],
     lora: LoraSpec | None,
+    tells_experts: bool,
 ) -> RolloutEngine:
     """Build the engine that `rollout` names; it sleeps until it is given weights.
 
@@ -85,6 +86,7 @@ def build_engine(
     be run. `shares_device` says whether a training model will be on the device too. `overrides` are
     changes of the folder's config.json (`config_changes`). `lora` are adapters that the engine
     computes with beside its weights; None where these are all that it gets.
+    It may be asked to tell which experts of a mixture tokens went to.
     """
     if rollout.replay is not None:
         return NoEngine()
@@ -101,6 +103,7 @@ def build_engine(
             shares_device=shares_device,
             overrides=overrides,
             lora=lora,
+            tells_experts=tells_experts,
         )
     from transformers import AutoModelForCausalLM
 
@@ -121,7 +124,10 @@ def build_engine(
     if lora is not None:
         add_adapters(model, lora)
     engine = HuggingFaceEngine(
-        model.to(device), max_model_tokens=max_model_tokens, max_sequences=rollout.max_sequences
+        model.to(device),
+        max_model_tokens=max_model_tokens,
+        max_sequences=rollout.max_sequences,
+        tells_experts=tells_experts,
     )
     engine.sleep()
     return engine

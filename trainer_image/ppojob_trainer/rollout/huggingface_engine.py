@@ -7,15 +7,16 @@ same bits; a row's random stream is its own, so another company changes its toke
 last bits of a logit decide.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from ppojob_trainer.models.lora import is_adapter
+from ppojob_trainer.models.routes import Routes, as_bytes
 from ppojob_trainer.rollout.protocol import (
     Finished,
     FinishReason,
@@ -38,6 +39,8 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    # (t, layers, k) of the tokens that were read, piece by piece
+    experts: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -54,13 +57,20 @@ class HuggingFaceEngine:
     """A `RolloutEngine` over a causal language model of transformers."""
 
     def __init__(
-        self, model: PreTrainedModel, *, max_model_tokens: int, max_sequences: int
+        self,
+        model: PreTrainedModel,
+        *,
+        max_model_tokens: int,
+        max_sequences: int,
+        tells_experts: bool = False,
     ) -> None:
         """Take over a model, on its device and in the type to generate in.
 
         Prompt and response together have `max_model_tokens` at most. So many rows as
-        `max_sequences` run at once, further ones wait.
+        `max_sequences` run at once, further ones wait. A mixture, whose experts are apart, tells
+        which ones tokens went to.
         """
+        self._tells_experts = tells_experts
         self._model = model.eval().requires_grad_(False)
         if getattr(model.config, "attn_logit_softcapping", None) is not None:
             model.set_attn_implementation("eager")  # the fused kernel knows of no soft cap
@@ -119,6 +129,7 @@ class HuggingFaceEngine:
                     tuple(row.logprobs),
                     row.finish_reason,
                     self._policy_version,
+                    as_bytes(row.experts, self._model.config),
                 )
             )
         return finished
@@ -193,13 +204,16 @@ class HuggingFaceEngine:
             input_ids[n, longest - len(prompt) :] = torch.tensor(prompt)
             attention_mask[n, longest - len(prompt) :] = 1
         attention_mask = attention_mask.to(self._home)
-        output = self._model(
+        output, experts = self._pass(
             input_ids=input_ids.to(self._home),
             attention_mask=attention_mask,
             position_ids=(attention_mask.cumsum(dim=-1) - 1).clamp(min=0),
             use_cache=True,
             logits_to_keep=1,
         )
+        for row in rows if experts else ():
+            prompt = row.request.prompt
+            row.experts.append(experts[position[prompt]][longest - len(prompt) :])
         spread = torch.tensor([position[r.request.prompt] for r in rows], device=self._home)
         output.past_key_values.batch_select_indices(spread)
         return _Batch(
@@ -211,7 +225,7 @@ class HuggingFaceEngine:
         last = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self._home)
         seen = batch.attention_mask.new_ones(len(batch.rows), 1)
         batch.attention_mask = torch.cat([batch.attention_mask, seen], dim=1)
-        output = self._model(
+        output, experts = self._pass(
             input_ids=last,
             attention_mask=batch.attention_mask,
             position_ids=batch.attention_mask.sum(dim=-1, keepdim=True) - 1,
@@ -219,6 +233,17 @@ class HuggingFaceEngine:
             use_cache=True,
         )
         batch.logits = output.logits[:, -1]
+        for row, own in zip(batch.rows, experts, strict=False):
+            row.experts.append(own)
+
+    def _pass(self, input_ids: Tensor, **options: Any) -> tuple[Any, Sequence[Tensor]]:
+        """What the model says of rows, (B, t), and the experts of each row, if they are asked."""
+        if not self._tells_experts:
+            return self._model(input_ids=input_ids, **options), ()
+        routes = Routes()
+        output = self._model(input_ids=input_ids, routes=routes, **options)
+        chosen = routes.chosen(self._model.config.num_hidden_layers).cpu()
+        return output, torch.split(chosen, input_ids.shape[1])
 
     def _draw(self, batch: _Batch) -> list[_Row]:
         """Give each row its next token; return the rows that it ended."""

@@ -110,6 +110,9 @@ class Finished:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason  # "abort" keeps what was drawn until then, possibly nothing
     policy_version: int  # of the weights that drew it
+    # (prompt and all tokens but the last, layers, k) numbers of the experts that each went to, one
+    # byte each where the model has 256 at most, else two; empty of an engine that is not asked
+    experts: bytes = b""
 
 
 def not_a_number(request_id: str, policy_version: int) -> RolloutError:

@@ -35,12 +35,15 @@ class Trajectory:
     finish_reason: FinishReason
     figures: bytes = b""  # JSON of numbers besides the tokens; empty for a row of one turn
     tool_seconds: float = field(default=0.0, compare=False)
+    # of the prompt and what follows, as far as the engine read it; see `Finished`
+    experts: bytes = b""
 
     @classmethod
     def of(cls, response: Finished) -> Trajectory:
         """A row of one turn: a single response of the engine."""
         drawn = Segment(response.tokens, response.logprobs, response.policy_version)
-        return cls((drawn,) if drawn.tokens else (), response.finish_reason)
+        segments = (drawn,) if drawn.tokens else ()
+        return cls(segments, response.finish_reason, experts=response.experts)
 
     @property
     def tokens(self) -> list[int]:

@@ -129,6 +129,7 @@ class VllmEngine:
         shares_device: bool = True,
         overrides: Mapping[str, Json] | None = None,
         lora: LoraSpec | None = None,
+        tells_experts: bool = False,
     ) -> None:
         """Build the model; it sleeps. Collective over the role's world, if there is one.
 
@@ -146,11 +147,13 @@ class VllmEngine:
         self._vocab_size = int(config.vocab_size)
         self._names = checkpoint_names(config)
         self._lora = lora
+        self._tells_experts = tells_experts
         self._adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
         self._owns_world = not dist.is_initialized()
         with process_state_kept(own_environment="VLLM_"):
             arguments = engine_args(rollout, config, device, trust_remote_code, shares_device)
             arguments.hf_overrides = partial(_engine_config, changes=overrides or {})
+            arguments.enable_return_routed_experts = tells_experts
             if lora is not None:
                 arguments.enable_lora = True
                 arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
@@ -361,12 +364,16 @@ class VllmEngine:
             )
         if any(map(math.isnan, logprobs)):
             raise not_a_number(output.request_id, self._policy_version)
+        experts = completion.routed_experts
+        if self._tells_experts and (experts is None or len(experts) < len(tokens)):
+            raise RolloutError(f"request {output.request_id!r}: vLLM told no experts of its tokens")
         return Finished(
             output.request_id,
             tokens,
             logprobs,
             reasons[completion.finish_reason],
             self._policy_version,
+            b"" if experts is None else experts.tobytes(),
         )
 
 

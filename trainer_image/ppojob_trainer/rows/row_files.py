@@ -41,6 +41,7 @@ SCHEMA: Final = pa.schema(
         ("response_ids", pa.list_(pa.int32())),
         ("rollout_logprobs", pa.list_(pa.float32())),
         ("segments", pa.list_(_SEGMENT)),
+        ("experts", pa.binary()),
         ("figures", pa.string()),
         ("extra_info", pa.string()),
         ("reward_values", pa.string()),
@@ -53,6 +54,8 @@ SCHEMA: Final = pa.schema(
 - `segments`: which tokens of a response belong together. `version` is that of the weights that drew
   them; null where they were given (by a tool, say) and are not trained. `reward` is what a tool
   gave for a turn.
+- `experts`: of each token of prompt and response that the engine read, which experts of every layer
+  it went to; null where nobody asks.
 - `figures`: JSON object of turns and calls; null for rows of one turn.
 - `extra_info`: JSON object.
 - `reward_values`: JSON object of what the scorers said beside the score.
@@ -78,7 +81,7 @@ _VALUE_TYPES: Final = {"number": pa.float64(), "text": pa.string()}
 _VERDICT: Final = (
     *("row", "score", "response_tokens", "truncated", "figures", "reward_values", "segments"),
 )
-_TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments")
+_TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments", "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
-    """Rows `[first, last)` in order: `truncated`, `response_ids`, `rollout_logprobs`, `segments`.
+    """Rows `[first, last)` in order: their columns of tokens.
 
     Raises:
         OSError, pyarrow.ArrowException: a part cannot be read.

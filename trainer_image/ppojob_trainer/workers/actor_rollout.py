@@ -128,7 +128,8 @@ class ActorRolloutWorker:
         batches = batches_of(request)
         made = self.generation.run(batches)
         for batch, rows in zip(batches, made, strict=True):
-            self._keep(batch.purpose, batch.round, self._own(rows, rows.trajectories))
+            own = self._own(batch.purpose, rows, rows.trajectories)
+            self._keep(batch.purpose, batch.round, own)
         return generated(made)
 
     def _bring_weights(self, request: BringWeights) -> Nothing:
@@ -152,7 +153,8 @@ class ActorRolloutWorker:
         link, owners = channels.link(request.role), channels.owners(request.role)
         arrived = take_rows(link, request, self.rank, makers_from=owners)
         for batch, rows in zip(request.batches, arrived, strict=False):
-            self._keep(batch.purpose, batch.round, self._own(rows, rows.trajectories))
+            own = self._own(batch.purpose, rows, rows.trajectories)
+            self._keep(batch.purpose, batch.round, own)
             self._told[batch] = generated([rows])
         return Nothing()
 
@@ -167,7 +169,7 @@ class ActorRolloutWorker:
         first, last = (p * request.samples for p in (request.first, request.last))
         parts = [self.run_folder / request.folder / part for part in request.parts]
         rows = trajectories(read_tokens(parts, first, last))
-        self._keep(request.purpose, request.round, self._own(request, rows))
+        self._keep(request.purpose, request.round, self._own(request.purpose, request, rows))
         return Nothing()
 
     def _demonstrate(self, request: Demonstrate) -> Nothing:
@@ -180,10 +182,19 @@ class ActorRolloutWorker:
         mine = demonstrated_rows(request.given.first, request.given.rows).experience
         return self.policy.loss(self.stages.batch_rows(batch_index(request.index), mine))
 
-    def _own(self, request: LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
-        agent = self.generation.spec.agent
-        has_turns = agent is not None and agent.tool_rewards == "add"
-        return own_rows(request.first, request.prompts, request.samples, rows, has_turns=has_turns)
+    def _own(self, purpose: str, request: LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
+        spec, mixture = self.generation.spec, None
+        has_turns = spec.agent is not None and spec.agent.tool_rewards == "add"
+        if spec.algorithm.router_replay == "rollout" and purpose == TRAIN and self.policy:
+            mixture = self.policy.learner.model.config
+        return own_rows(
+            request.first,
+            request.prompts,
+            request.samples,
+            rows,
+            has_turns=has_turns,
+            mixture=mixture,
+        )
 
     def _keep(self, purpose: str, round_: int, rows: OwnedRows) -> None:
         """Keep the rows of a round; with the first one those of the step before go."""

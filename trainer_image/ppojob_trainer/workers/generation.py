@@ -302,6 +302,7 @@ def open_generation(
                 shares_device=role.role == "actorRollout",
                 overrides=config_changes(model.path, model),
                 lora=spec.adapters_of_engines,
+                tells_experts=spec.algorithm.router_replay == "rollout",
             )
         stack.callback(engine.close)
         # The time is the prompts': what stands between turns does not tell it.

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.models.routes import of_bytes
+from ppojob_trainer.rollout.protocol import RolloutError
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
 from ppojob_trainer.rows.row_files import SCHEMA, truth_cells, value_cells, with_values
@@ -38,6 +40,7 @@ class OwnedRows:
     truncated: list[bool]  # (rows,) whether the response ran into the limit
     spans: list[list[Span]]  # (rows,) what each row is made of
     figures: list[bytes]  # (rows,) JSON; empty for rows of one turn
+    experts: list[bytes]  # (rows,) as engines tell them; empty where they are not asked
 
     def response(self, row: int) -> tuple[list[int], list[float]]:
         """The token ids of one response, and what they were drawn with."""
@@ -59,11 +62,15 @@ def own_rows(
     trajectories: Sequence[Trajectory],
     *,
     has_turns: bool = False,
+    mixture: Any = None,
 ) -> OwnedRows:
     """Make rows of trajectories, which come prompt after prompt.
 
     `first` is the position in the batch of the first prompt; `has_turns` says whether rows of this
-    job have rewards of turns.
+    job have rewards of turns, and `mixture`, a model's configuration, that they have experts.
+
+    Raises:
+        RolloutError: the rows have no experts, as those that another job has drawn.
     """
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
 
@@ -79,6 +86,8 @@ def own_rows(
         rollout_logprobs=column((t.logprobs for t in trajectories), torch.float32),
         turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
     )
+    if mixture is not None:
+        _take_experts(experience, trajectories, mixture)
     return OwnedRows(
         first=first,
         prompt_ids=[prompt.prompt for prompt in prompts],
@@ -90,7 +99,29 @@ def own_rows(
             for trajectory in trajectories
         ],
         figures=[trajectory.figures for trajectory in trajectories],
+        experts=[trajectory.experts if mixture is not None else b"" for trajectory in trajectories],
     )
+
+
+def _take_experts(rows: Experience, drawn: Sequence[Trajectory], mixture: Any) -> None:
+    """Give rows the experts that their engine told; a prompt those of its first row."""
+    of_prompts: list[Tensor] = []
+    of_responses: list[Tensor] = []
+    groups = rows.row_groups.tolist()
+    for row, (trajectory, length) in enumerate(zip(drawn, rows.lengths.tolist(), strict=True)):
+        if length and not trajectory.experts:
+            raise RolloutError(
+                "spec.algorithm.routerReplay: got rollout: the rows tell no experts of their "
+                "tokens; none or recompute, or rows that were drawn with it"
+            )
+        prompt = rows.prompts[groups[row]].numel()
+        experts = of_bytes(trajectory.experts, prompt + length, mixture)
+        if groups[row] == len(of_prompts):
+            of_prompts.append(experts[:prompt])
+        of_responses.append(experts[prompt:])
+    nothing = of_bytes(b"", 0, mixture)
+    rows.prompt_experts = torch.cat([nothing, *of_prompts])
+    rows.experts = torch.cat([nothing, *of_responses])
 
 
 def demonstrated_rows(first: int, rows: Sequence[Demonstration]) -> OwnedRows:
@@ -157,6 +188,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "response_ids": response,
                     "rollout_logprobs": logprobs,
                     "segments": [span._asdict() for span in rows.spans[row]],
+                    "experts": rows.experts[row] or None,
                     "figures": rows.figures[row].decode() or None,
                     "extra_info": extra_info,
                     "reward_values": request.extras[told].decode(),
@@ -169,12 +201,18 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
 def trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
     """Rows that `row_files.read_tokens` gave, as they were generated."""
     return [
-        Trajectory(tuple(_segments(ids, logprobs, segments)), "length" if truncated else "stop")
-        for truncated, ids, logprobs, segments in zip(
+        Trajectory(
+            tuple(_segments(ids, logprobs, segments)),
+            "length" if truncated else "stop",
+            experts=experts or b"",
+        )
+        for truncated, ids, logprobs, segments, experts in zip(
             columns["truncated"],
             columns["response_ids"],
             columns["rollout_logprobs"],
             columns["segments"],
+            # Rows that an earlier version wrote have none.
+            columns.get("experts", [None] * len(columns["segments"])),
             strict=True,
         )
     ]

@@ -79,8 +79,10 @@ class Policy:
             head, kept = None, ["entropies"] if algorithm.high_entropy_share < 1.0 else []
         records = algorithm.router_replay == "recompute"
         predict = partial(engine.predict, head=head, records=records)
-        told = ROUTER_COLUMNS if records else ()
-        staged, (logprobs, entropy, *_) = rows.fill("old_logprobs", predict, *kept, told=told)
+        told, read = (ROUTER_COLUMNS, ()) if records else ((), ROUTER_COLUMNS)
+        staged, (logprobs, entropy, *_) = rows.fill(
+            "old_logprobs", predict, *kept, read=read, told=told
+        )
         sums = token_sums(sampling_diagnostics(logprobs, entropy, staged), staged.mask)
         return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(staged.mask.sum())))
 
