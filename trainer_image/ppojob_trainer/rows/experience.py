@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -53,6 +53,8 @@ class Experience:
     update_mask: Tensor | None = None
     # (tokens,) int64, how often the updates train on the row; None for once
     copies: Tensor | None = None
+    # (groups,) the pictures of each prompt as one value (`data.pictures`); empty where none has any
+    pictures: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not all(prompt.numel() for prompt in self.prompts):
@@ -123,6 +125,7 @@ class Experience:
                 [positions[group] for group in self.row_groups[rows].tolist()], dtype=torch.int64
             ),
             lengths=self.lengths[rows],
+            pictures=[self.pictures[group] for group in positions if self.pictures],
             **columns,
         )
 
@@ -141,14 +144,17 @@ def joined(parts: Sequence[Experience]) -> Experience:
             [part.row_groups + first for part, first in zip(parts, groups, strict=False)]
         ),
         lengths=torch.cat([part.lengths for part in parts]),
+        pictures=[one for part in parts for one in part.pictures or [b""] * part.num_groups]
+        if any(part.pictures for part in parts)
+        else [],
         **columns,
     )
 
 
 TOKEN_COLUMNS = tuple(
-    field.name
-    for field in fields(Experience)
-    if field.name not in ("prompts", "row_groups", "lengths")
+    one.name
+    for one in fields(Experience)
+    if one.name not in ("prompts", "row_groups", "lengths", "pictures")
 )
 """Names of the columns with one entry a response token."""
 
