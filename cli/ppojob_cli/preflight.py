@@ -25,6 +25,7 @@ from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
+from ppojob_trainer.data.pictures import why_blind
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
@@ -152,7 +153,8 @@ def _check_data(
         return None
     try:
         tools = tool_schemas(spec.agent)
-        chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template, tools=tools)
+        template, blind = spec.model.chat_template, why_blind(spec)
+        chat = ChatTokenizer(spec.model.path, folder, template, tools=tools, blind=blind)
     except ConfigError as problem:
         found.add([*problem.problems, *unusable_files(spec.prompts, given=given)])
         return None

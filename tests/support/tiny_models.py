@@ -2,15 +2,17 @@
 
 Run for a model as a process that starts jobs wants it, without loading torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`seeing`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
+import io
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoTokenizer,
@@ -52,6 +54,7 @@ MIXTURE = {
 SECTIONS = {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2]}
 """Of a head of eight: how many of its angles tell of time, height and width of a picture."""
 PATCH = 4
+PICTURE = "~"
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
 CALLS = [
@@ -68,6 +71,13 @@ TEMPLATE = (
     "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+SEEING_TEMPLATE = TEMPLATE.replace(
+    "m['content']",
+    "(m['content'] if m['content'] is string else m['content']"
+    " | map(attribute='text', default='~') | join)",
+)
+"""The same where a part of a content may be a picture."""
 
 
 def make_model(
@@ -92,7 +102,9 @@ def save_seeing_model(
     **changes: object,
 ) -> PreTrainedModel:
     """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
-    sizes = {**SIZES, **TWO_LAYERS, "rope_parameters": SECTIONS, **changes}
+    sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
+    sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
+    sizes |= changes
     tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         tower |= {"embed_dim": 16, "hidden_size": sizes["hidden_size"], "mlp_ratio": 2}
@@ -102,7 +114,7 @@ def save_seeing_model(
     config = model_class.config_class(
         text_config=sizes,
         vision_config=tower,
-        image_token_id=NAMES.index("~"),
+        image_token_id=NAMES.index(PICTURE),
         tie_word_embeddings=sizes.get("tie_word_embeddings", False),
     )
     torch.manual_seed(0)
@@ -112,6 +124,13 @@ def save_seeing_model(
     processor |= {"min_pixels": 4 * PATCH**2, "max_pixels": 64 * PATCH**2}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
+
+
+def picture(color: object, size: tuple[int, int] = (16, 16)) -> bytes:
+    """A file of a picture of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", size, color).save(file, "PNG")  # type: ignore[arg-type]
+    return file.getvalue()
 
 
 def save_tokenizer(
@@ -208,6 +227,9 @@ def main() -> None:
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
+    elif kind == "seeing":
+        save_seeing_model(Path(first), attention_dropout=float(second), tie_word_embeddings=True)
+        save_tokenizer(Path(first), template=SEEING_TEMPLATE)
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
     elif kind == "searcher":

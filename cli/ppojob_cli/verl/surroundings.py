@@ -61,11 +61,24 @@ def own_code(verl: Verl, job: Draft) -> None:
 
 
 def pictures(verl: Verl, job: Draft) -> None:
-    """Columns of pictures and sound; a whole configuration names all three for text too."""
+    """The tower, and columns of media; a whole configuration names all three for text too."""
+    tower = "actor_rollout_ref.actor.freeze_vision_tower"
+    if verl[tower]:
+        job.keep(tower)
+    else:
+        job.note("the vision tower is frozen", tower)
     keys = ("data.image_key", "data.video_key", "data.audio_key")
     given = [key for key in keys if verl.is_given(key)]
-    if len(given) < len(keys):
-        job.leave_out("rows with pictures or sound: not in this version", *given)
+    if len(given) == len(keys):
+        return
+    job.leave_out("rows with videos or sound: not in this version", *set(given) - {keys[0]})
+    if keys[0] not in given:
+        return
+    if verl[keys[0]] == "images":
+        engine = "write spec.rollout.engine: huggingface, which alone is shown pictures"
+        job.note(f"{engine}; the vision tower is frozen", keys[0])
+    else:
+        job.leave_out("pictures are in the column images", keys[0])
 
 
 def overlong_prompts(verl: Verl, job: Draft) -> None:

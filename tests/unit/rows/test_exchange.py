@@ -36,6 +36,7 @@ def batch_of(index: BatchIndex) -> Experience:
         prompts=[torch.arange(n) + 1000 * p for p, n in enumerate(index.prompt_lengths)],
         row_groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
+        pictures=[bytes(range(p, p + n)) for p, n in enumerate(index.picture_bytes)],
         **{name: column(name, dtype) for name, dtype in COLUMN_DTYPES.items()},
     )
 
@@ -52,6 +53,7 @@ def assert_same(got: Experience, expected: Experience, columns: tuple[str, ...])
     assert got.lengths.tolist() == expected.lengths.tolist()
     assert got.row_groups.tolist() == expected.row_groups.tolist()
     assert [p.tolist() for p in got.prompts] == [p.tolist() for p in expected.prompts]
+    assert got.pictures == expected.pictures
     for name in columns:
         assert bits(getattr(got, name)) == bits(getattr(expected, name)), name
 
@@ -67,6 +69,9 @@ def batches(draw: st.DrawFn) -> tuple[BatchIndex, TransferPlan, int]:
         tuple(draw(st.lists(st.integers(0, 5), min_size=rows, max_size=rows))),
         samples,
         tuple(draw(places)),
+        tuple(draw(st.lists(st.integers(0, 9), min_size=groups, max_size=groups)))
+        if draw(st.booleans())
+        else (),
     )
     return index, TransferPlan(index.owners, tuple(draw(places))), members
 

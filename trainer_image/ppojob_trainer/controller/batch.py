@@ -103,11 +103,13 @@ class Batch:
     @property
     def index(self) -> RowIndex:
         """Which rows there are and who owns them."""
+        sizes = [len(prompt.pictures) for prompt in self.prompts]
         return RowIndex(
             prompt_lengths=[len(prompt.token_ids) for prompt in self.prompts],
             lengths=self.lengths,
             samples=self.samples,
             owners=self.prompt_owners,
+            picture_bytes=sizes if any(sizes) else [],
         )
 
     @property
@@ -137,6 +139,7 @@ class Batch:
                 selected_tools(prompt.extra_info),
                 interaction_of(prompt),
                 prompt.agent,
+                prompt.pictures,
             )
             for prompt in self.prompts[first:last]
         ]

@@ -41,6 +41,7 @@ from ppojob_trainer.controller.training_step import (
 )
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.pictures import why_blind
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
@@ -210,7 +211,14 @@ def open_prompts(
     tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
     template = Path(spec.model.chat_template) if spec.model.chat_template else None
     chat = stack.enter_context(
-        ChatTokenizer(model, tokenizer, template, began=began, tools=tool_schemas(spec.agent))
+        ChatTokenizer(
+            model,
+            tokenizer,
+            template,
+            began=began,
+            tools=tool_schemas(spec.agent),
+            blind=why_blind(spec),
+        )
     )
     agents = row_agents(spec.agent)
 

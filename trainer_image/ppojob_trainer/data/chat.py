@@ -9,6 +9,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from ppojob_trainer.closeable import Closeable
+from ppojob_trainer.data.pictures import PictureForm
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 from ppojob_trainer.json_value import Json
@@ -37,10 +38,12 @@ class ChatTokenizer(Closeable):
             which a run began: with any other, a run that is resumed on another day or machine would
             see other prompts. None for the time of this call.
         tools: schemas of what the model may call, for its prompts.
+        blind: why rows of this job have no pictures; empty where they may.
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
         pad_token_id: padding of the model; None where its config.json has none.
+        pictures: how the model takes pictures; None where it sees none.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class ChatTokenizer(Closeable):
         setting: str = "spec.model.chatTemplate",
         began: float | None = None,
         tools: Tools = (),
+        blind: str = "",
     ) -> None:
         model = Path(model_folder)
         files = read_tokenizer_files(
@@ -69,12 +73,14 @@ class ChatTokenizer(Closeable):
             )
         self.eos_token_ids = files.end_token_ids
         self.pad_token_id = files.pad_token_id
+        self.pictures, self.blind = PictureForm.read(model), blind
 
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides which ids a text gets."""
         told: list[object] = [self._files.tokenizer.to_str(), dict(self._files.special_tokens)]
         told += [self._files.chat_template, *([self.tools] if self.tools else [])]
+        told += [self.pictures] if self.pictures else []
         body = msgspec.json.encode(told, order="sorted")
         return hashlib.sha256(body).hexdigest()
 

@@ -11,10 +11,12 @@ import datetime
 import decimal
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import astuple, replace
 
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data import pictures
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
@@ -45,7 +47,11 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
 
 
 def read_columns(
-    spec: DataSpec, *, has_agents: bool = False, given: GivenType | None = None
+    spec: DataSpec,
+    *,
+    has_agents: bool = False,
+    given: GivenType | None = None,
+    sees_pictures: bool = False,
 ) -> tuple[str, ...] | None:
     """Columns that are read of a job's files; None for all."""
     ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
@@ -57,6 +63,7 @@ def read_columns(
     names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
     names += ordering
     names += [AGENT_COLUMN] if has_agents else []
+    names += [pictures.COLUMN] if sees_pictures else []
     return tuple(dict.fromkeys(names))
 
 
@@ -68,13 +75,17 @@ class BadCell(Exception):  # noqa: N818  the cell is bad
         super().__init__(str(self.problem))
 
 
-def read_row(row: Row, spec: DataSpec, *, has_agents: bool) -> tuple[PromptRow, float]:
+def read_row(
+    row: Row, spec: DataSpec, *, has_agents: bool, sees_pictures: bool = False
+) -> tuple[PromptRow, float]:
     """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one."""
     required = required_columns(spec)
     for name in required:
         if name not in row:
             raise _no_such_column(row, name)
     others = row.keys() - set(required) if spec.answer_key else set()
+    seen = row.get(pictures.COLUMN) if sees_pictures else None
+    others -= {pictures.COLUMN} if seen is not None else set()
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed)
@@ -94,7 +105,26 @@ def read_row(row: Row, spec: DataSpec, *, has_agents: bool) -> tuple[PromptRow, 
     if agent is not None and not isinstance(agent, str):
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
     difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
-    return PromptRow(-1, (), prompt, data_source, truth, info, agent or ""), difficulty
+    made = PromptRow(-1, (), prompt, data_source, truth, info, agent or "")
+    return replace(made, pictures=_pictures(seen, prompt, spec)), difficulty
+
+
+def _pictures(cell: object, prompt: Prompt, spec: DataSpec) -> bytes:
+    """The pictures of a row, of which its messages have a mark each."""
+    try:
+        found = pictures.read_pictures(cell)
+    except pictures.BadPicture as bad:
+        raise BadCell(*astuple(bad.problem)[:4]) from None
+    if not found:
+        return found
+    count = len(pictures.unpacked(found))
+    if isinstance(prompt, str):
+        got, why = "text", f"the row has {count} pictures, which belong into messages"
+        raise BadCell(spec.prompt_key, got, why, "a list of messages")
+    if (marked := pictures.marks(prompt)) != count:
+        got, why = f"{marked} marks {pictures.MARK}", f"the row has {count} pictures"
+        raise BadCell(spec.prompt_key, got, why, "a mark for each picture")
+    return found
 
 
 def cell_of(row: Row, key: str) -> object:

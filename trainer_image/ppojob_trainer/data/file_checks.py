@@ -56,14 +56,19 @@ def _files_of(path: str, form: str) -> list[str] | DataProblem:
 
 
 def open_files(
-    file: DataFile, spec: DataSpec, *, has_agents: bool = False, given: GivenType | None = None
+    file: DataFile,
+    spec: DataSpec,
+    *,
+    has_agents: bool = False,
+    given: GivenType | None = None,
+    sees_pictures: bool = False,
 ) -> Iterator[RowFile | DataProblem]:
     """Open the files that an entry of a job means, or say why they cannot be used."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths
         return
-    columns = read_columns(spec, has_agents=has_agents, given=given)
+    columns = read_columns(spec, has_agents=has_agents, given=given, sees_pictures=sees_pictures)
     required = required_columns(spec, given=given)
     for path in paths:
         yield open_row_file(path, columns, required, file)

@@ -1,5 +1,6 @@
 """Prompts between their files and the steps: read, checked and tokenised once, found by number."""
 
+import base64
 import json
 import os
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
+from ppojob_trainer.data.pictures import with_parts
 from ppojob_trainer.json_value import Json
 
 _PREFIX = "ppojob-prompts-"
@@ -41,6 +43,7 @@ class PromptRow:
         agent: who answers in it; empty where rows are no conversations.
         answers: what the policy learns to answer, of two the better one first; empty where it
             gives an answer of its own.
+        pictures: those of the prompt, as `pictures.packed` has them.
     """
 
     index: int
@@ -51,6 +54,14 @@ class PromptRow:
     extra_info: Mapping[str, Json]
     agent: str = ""
     answers: tuple[tuple[AnswerPart, ...], ...] = ()
+    pictures: bytes = b""
+
+    @property
+    def shown_prompt(self) -> Prompt:
+        """The prompt as a template takes it, with its pictures in their places."""
+        if not self.pictures or isinstance(self.prompt, str):
+            return self.prompt
+        return with_parts(self.prompt)
 
 
 class PromptStore(Closeable):
@@ -71,7 +82,8 @@ class PromptStore(Closeable):
         """Keep a row, whose index is the number of those before it."""
         assert row.index == len(self), "rows are numbered in their order"
         told = row.data_source, row.ground_truth, row.extra_info, row.agent
-        kept = [row.token_ids, row.prompt, *told, row.answers]
+        pictures = base64.b64encode(row.pictures).decode()
+        kept = [row.token_ids, row.prompt, *told, row.answers, pictures]
         text = json.dumps(kept, separators=(",", ":")).encode()
         try:
             self._file.write(text)
@@ -89,12 +101,13 @@ class PromptStore(Closeable):
             kept: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, prompt, source, truth, info, agent, given = kept
+        token_ids, prompt, source, truth, info, agent, given, encoded = kept
         answers = tuple(
             tuple(AnswerPart(tuple(tokens), trained) for tokens, trained in parts)
             for parts in given
         )
-        return PromptRow(index, tuple(token_ids), prompt, source, truth, info, agent, answers)
+        told, pictures = (source, truth, info, agent), base64.b64decode(encoded)
+        return PromptRow(index, tuple(token_ids), prompt, *told, answers, pictures)
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Several rows, in the order of their numbers as given."""

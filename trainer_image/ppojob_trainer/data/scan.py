@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_trainer.data import pictures
 from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
 from ppojob_trainer.data.columns import BadCell, read_row
 from ppojob_trainer.data.demonstrations import (
@@ -32,7 +33,6 @@ from ppojob_trainer.data.row_checks import (
     wrong_selection,
 )
 from ppojob_trainer.data.template_renderer import BadChatTemplate
-from ppojob_trainer.json_value import Json
 
 _BATCH_ROWS = 256
 _KEY_BYTES = 8
@@ -173,8 +173,8 @@ class Scan:
                 first += file.num_rows
 
     def _open(self, data_file: DataFile) -> list[RowFile]:
-        found, has_agents = [], self.agents is not None
-        for opened in open_files(data_file, self.spec, has_agents=has_agents, given=self.given):
+        found: list[RowFile] = []
+        for opened in open_files(data_file, self.spec, given=self.given, **self._asked):
             if isinstance(opened, DataProblem):
                 self.errors.add(opened)
             else:
@@ -210,13 +210,15 @@ class Scan:
             return read_pair(cells, self.spec)
         if self.given is not None:
             return read_demonstration(cells, self.spec)
-        row, difficulty = read_row(cells, self.spec, has_agents=self.agents is not None)
+        row, difficulty = read_row(cells, self.spec, **self._asked)
+        if row.pictures and self.chat.blind:
+            raise BadCell(pictures.COLUMN, "pictures", self.chat.blind, "rows without this column")
         return row, difficulty, ()
 
     def _take(self, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
         rows = [candidate.row for candidate in candidates]
         encoded = self.chat.encode_prompts(
-            [row.prompt for row in rows],
+            [row.shown_prompt for row in rows],
             self.spec.apply_chat_template_kwargs,
             [shown_tools(row.extra_info, self._tools(row)) for row in rows],
         )
@@ -228,6 +230,7 @@ class Scan:
                 if isinstance(ids, BadChatTemplate):
                     raise ids
                 answers: Sequence[Sequence[AnswerPart]] = ()
+                ids = self._with_pictures(candidate, ids)
                 if self._answers is not None:
                     given = candidate.row.prompt, ids, candidate.answers
                     ids, answers = self._answers.tokens(*given)
@@ -243,6 +246,22 @@ class Scan:
                 )
                 _add(self.errors, bad, candidate.path, candidate.place)
 
+    @property
+    def _asked(self) -> dict[str, bool]:
+        """What rows have beside their prompts."""
+        sees = self.chat.pictures is not None and self.given is None
+        return {"has_agents": self.agents is not None, "sees_pictures": sees}
+
+    def _with_pictures(self, candidate: _Candidate, ids: list[int]) -> list[int]:
+        """A prompt with the tokens of its pictures."""
+        form, held = self.chat.pictures, candidate.row.pictures
+        if form is None or not held:
+            return ids
+        if ids.count(form.token) != len(pictures.unpacked(held)):
+            told = f"it gives {ids.count(form.token)} tokens {form.token}, of a picture each"
+            raise BadChatTemplate(told, told)
+        return form.expanded(ids, held)
+
     def _tools(self, row: PromptRow) -> Tools:
         """What the model may call in a row."""
         return self.chat.tools if self.agents is None else self.agents.tools(row)
@@ -255,6 +274,8 @@ class Scan:
         whole = row.prompt
         if not isinstance(whole, str):
             whole = [*whole, *(dict(said) for answer in candidate.answers for said in answer)]
+        seen = {pictures.COLUMN} if self._asked["sees_pictures"] else set()
+        unseen = set(candidate.columns) - seen
         found = (
             (self.errors, self._other_kind(candidate)),
             (self.errors, unrewarded(row, self.rewards, self.spec)),
@@ -263,7 +284,7 @@ class Scan:
             (self.warnings, truthless(row, self.spec) if may_need_truth else None),
             (self.warnings, untaken_kwargs(row.extra_info, tools)),
             (self.warnings, with_control_token(whole, control, self.spec)),
-            (self.warnings, with_unseen_media(whole, candidate.columns, self.spec)),
+            (self.warnings, with_unseen_media(whole, unseen, self.spec)),
         )
         for findings, bad in found:
             if bad is not None:
@@ -284,7 +305,8 @@ class Scan:
         row = candidate.row
         index, split = row.extra_info.get("index"), row.extra_info.get("split")
         self.key_rows.append(candidate.number)
-        self.prompt_keys.append(_key(row.prompt))
+        shown = hashlib.sha256(row.pictures).hexdigest() if row.pictures else ""
+        self.prompt_keys.append(_key((row.prompt, shown) if shown else row.prompt))
         self.row_keys.append(0 if index is None else _key([row.data_source, split, index]))
 
     def _column_of(self, number: int, answers: Sequence[object]) -> str:
@@ -306,7 +328,7 @@ class Scan:
         if not ids:
             allowed = "content that the chat template and the tokenizer keep"
             bad = "a prompt of no tokens", "there is nothing to answer", allowed
-        elif len(ids) > limit and policy == "error":
+        elif len(ids) > limit and (policy == "error" or candidate.row.pictures):
             allowed = (
                 "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
                 "truncate_right or truncate_middle"
@@ -367,6 +389,6 @@ def _add(findings: Findings, bad: DataProblem, file: str, place: str) -> None:
     findings.add(replace(bad, where=f"{place}:{bad.where}"), file=file, column=column)
 
 
-def _key(value: Json | list[dict[str, Json]]) -> int:
+def _key(value: object) -> int:
     digest = hashlib.blake2b(repr(value).encode(), digest_size=_KEY_BYTES).digest()
     return int.from_bytes(digest, "little") or 1

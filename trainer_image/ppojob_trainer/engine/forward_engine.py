@@ -18,6 +18,7 @@ from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.pipeline_stages import WHOLE, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
+from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
 from ppojob_trainer.parallel.fsdp import as_forward, release_root
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
@@ -200,7 +201,11 @@ def packed_pass(
     """
     config, (number, tensor) = model.config, tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
-    packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size).to(model.device)
+    tower = tower_of(model)
+    assert tower is not None or not any(rows.pictures), "rows with pictures for a blind model"
+    form = tower.form if tower is not None else None
+    packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size, form=form)
+    packed = packed.to(model.device)
     heads, key_heads = ranks.share(
         config.num_attention_heads // tensor, config.num_key_value_heads // tensor
     )
@@ -224,9 +229,14 @@ def packed_pass(
 
     def compute() -> TokenOutputs:
         with saving():
+            read = given
+            if tower is not None and own.picture_places is not None:
+                embeddings = model.get_input_embeddings()(own.input_ids)
+                seen = tower.placed(embeddings, own.picture_places, own.pictures)
+                read = {"inputs_embeds": seen[None]}
             states = model.base_model(
-                **given,
-                position_ids=own.position_ids[None],
+                **read,
+                position_ids=own.position_ids.unsqueeze(-2),
                 use_cache=False,
                 attention_plans=plans,
                 sequence_ranks=ranks,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ppojob_trainer.data.pictures import PictureForm
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -31,7 +32,8 @@ class PackedRows:
     """The input of one packed forward pass, and where its answers are."""
 
     input_ids: Tensor  # (packed,) int64
-    position_ids: Tensor  # (packed,) int64, each token's position in its own row
+    # (packed,) int64, each token's position in its own row; (3, packed) where there are pictures
+    position_ids: Tensor
     spans: tuple[Span, ...]  # who attends to whom; they cover the packed sequence, in order
     # (trained,) int64, the packed token from which each trained token is predicted
     predictors: Tensor
@@ -40,6 +42,8 @@ class PackedRows:
     # (packed,) int64 in host memory, which token of the rows each is: those of all prompts, and
     # behind them those of all responses; -1 for one that nobody reads
     sources: Tensor
+    pictures: tuple[bytes, ...] = ()  # of the prompts as they lie, each as one value
+    picture_places: Tensor | None = None  # (n,) int64, the packed tokens that stand for them
 
     def run(self, number: int, runs: int) -> PackedRows:
         """One of so many equal runs of the packed tokens, with the trained tokens it predicts.
@@ -48,6 +52,7 @@ class PackedRows:
         """
         if runs == 1:
             return self
+        assert self.picture_places is None, "such a layout is refused"
         length = len(self.input_ids) // runs
         first = number * length
         is_own = (self.predictors >= first) & (self.predictors < first + length)
@@ -70,6 +75,7 @@ class PackedRows:
             predictors=self.predictors.to(device),
             targets=self.targets.to(device),
             places=self.places.to(device),
+            picture_places=None if (seen := self.picture_places) is None else seen.to(device),
         )
 
 
@@ -80,28 +86,56 @@ class _Packer:
         self.ids: list[Tensor] = []
         self.positions: list[Tensor] = []
         self.sources: list[Tensor] = []
+        self.pictures: list[bytes] = []
+        self.picture_places: list[Tensor] = []
         self.spans: list[Span] = []
         self.end = 0
 
-    def add(self, ids: Tensor, sources: Tensor, prefix: Span | None = None) -> Span:
+    def add(
+        self, ids: Tensor, positions: Tensor, sources: Tensor, prefix: Span | None = None
+    ) -> Span:
         """Append a span that continues `prefix`, or starts a row."""
         before = 0 if prefix is None else prefix.length
         span = Span(self.end, ids.numel(), 0 if prefix is None else prefix.start, before)
         if span.length:
             self.ids.append(ids)
             self.sources.append(sources)
-            self.positions.append(torch.arange(before, before + span.length))
+            self.positions.append(positions)
             self.spans.append(span)
             self.end += span.length
         return span
 
+    def show(self, span: Span, prompt: Tensor, pictures: bytes, form: PictureForm | None) -> None:
+        """Note the pictures of the prompt that a span begins with."""
+        if pictures and form is not None:
+            self.pictures.append(pictures)
+            self.picture_places.append((prompt == form.token).nonzero()[:, 0] + span.start)
+
+    def whole_positions(self) -> Tensor:
+        """Those of all spans, in three rows where any has them."""
+        if not self.pictures:
+            return torch.cat(self.positions)
+        return torch.cat([positions.expand(3, -1) for positions in self.positions], dim=1)
+
+
+def _positions(form: PictureForm | None, prompt: Tensor, pictures: bytes) -> Tensor:
+    """Of a prompt's tokens: (tokens,), and (3, tokens) where it shows pictures."""
+    if form is None or not pictures:
+        return torch.arange(len(prompt))
+    return torch.tensor(form.positions(prompt.tolist(), pictures))
+
 
 def pack_rows(
-    experience: Experience, *, share_prompts: bool = True, multiple: int = 1
+    experience: Experience,
+    *,
+    share_prompts: bool = True,
+    multiple: int = 1,
+    form: PictureForm | None = None,
 ) -> PackedRows:
     """Lay out all rows of an experience, at least one; each prompt once a group, or once a row.
 
-    Tokens that nobody reads fill the packed sequence up to a multiple of some number.
+    Tokens that nobody reads fill the packed sequence up to a multiple of some number. `form` says
+    how the model takes pictures; None where it sees none.
     """
     packer = _Packer()
     lengths = experience.lengths.tolist()
@@ -111,36 +145,48 @@ def pack_rows(
     of_responses = _numbered(lengths, first=tokens_of_prompts)
     trained = [mask.nonzero()[:, 0] for mask in torch.split(experience.mask, lengths)]
     prompts: dict[int, Span] = {}
+    positions: dict[int, Tensor] = {}
     predictors: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * experience.num_rows
     groups = experience.row_groups.tolist()
     first_rows = {group: row for row, group in reversed(list(enumerate(groups)))}
     for row in sorted(range(len(groups)), key=lambda row: (first_rows[groups[row]], row)):
         prompt, places = experience.prompts[groups[row]], trained[row]
+        pictures = experience.pictures[groups[row]] if experience.pictures else b""
+        if groups[row] not in positions:
+            positions[groups[row]] = _positions(form, prompt, pictures)
+        before = positions[groups[row]]
         of_prompt = of_prompts[groups[row]]
         read = responses[row][: int(places[-1]) if len(places) else 0]
         of_read = of_responses[row][: len(read)]
+        after = torch.arange(len(read)) + before.max() + 1
         if share_prompts:
             if groups[row] not in prompts:
-                prompts[groups[row]] = packer.add(prompt, of_prompt)
+                prompts[groups[row]] = packer.add(prompt, before, of_prompt)
+                packer.show(prompts[groups[row]], prompt, pictures, form)
             shared = prompts[groups[row]]
-            first = packer.add(read, of_read, shared).start
+            first = packer.add(read, after, of_read, shared).start
             last = shared.start + shared.length - 1
         else:
+            both = torch.cat([before, after.expand(*before.shape[:-1], -1)], dim=-1)
             sources = torch.cat([of_prompt, of_read])
-            last = packer.add(torch.cat([prompt, read]), sources).start + prompt.numel() - 1
+            whole = packer.add(torch.cat([prompt, read]), both, sources)
+            packer.show(whole, prompt, pictures, form)
+            last = whole.start + prompt.numel() - 1
             first = last + 1
         predictors[row] = torch.where(places == 0, last, first + places - 1)
     filler = torch.zeros(-packer.end % multiple, dtype=torch.int64)
-    packer.add(filler, filler - 1)
+    packer.add(filler, torch.arange(len(filler)), filler - 1)
     targets = experience.response_tokens[experience.mask]
     return PackedRows(
         input_ids=torch.cat(packer.ids),
-        position_ids=torch.cat(packer.positions),
+        position_ids=packer.whole_positions(),
         spans=tuple(packer.spans),
         predictors=torch.cat(predictors),
         targets=targets,
         places=torch.arange(len(targets)),
         sources=torch.cat(packer.sources),
+        pictures=tuple(packer.pictures),
+        picture_places=torch.cat(packer.picture_places) if packer.pictures else None,
     )
 
 

@@ -38,6 +38,7 @@ from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
+from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
@@ -91,6 +92,7 @@ def load_model(
         overrides=overrides,
     )
     _begin_adapters(model, lora, seed)
+    give_tower(model, Path(folder), dtype, (world or World.alone()).device)
     return model
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
@@ -110,6 +111,7 @@ def build_engine(
     from ppojob_trainer.models.experts import split_experts
     from ppojob_trainer.models.lora import add_adapters
     from ppojob_trainer.models.vision_language import language_config
+    from ppojob_trainer.models.vision_tower import give_tower
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
     config = language_config(model_folder, trust_remote_code=trust_remote_code)
@@ -123,6 +125,7 @@ def build_engine(
     split_experts(model)
     if lora is not None:
         add_adapters(model, lora)
+    give_tower(model, model_folder, DTYPES[rollout.dtype], torch.device(device))
     engine = HuggingFaceEngine(
         model.to(device),
         max_model_tokens=max_model_tokens,

@@ -17,6 +17,7 @@ from transformers import Cache, PreTrainedModel
 
 from ppojob_trainer.models.lora import is_adapter
 from ppojob_trainer.models.routes import Routes, as_bytes
+from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
     Finished,
     FinishReason,
@@ -51,6 +52,7 @@ class _Batch:
     cache: Cache
     attention_mask: Tensor  # (B, K) int64, 0 on the left padding
     logits: Tensor  # (B, vocab), of the token that comes next
+    ahead: Tensor  # (B, 1) int64, by how much positions are ahead of the tokens; 0 of text
 
 
 class HuggingFaceEngine:
@@ -194,31 +196,57 @@ class HuggingFaceEngine:
         """Run the distinct prompts of `rows` once, padded on the left, and spread their caches."""
         for row in rows:
             self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
-        position = {
-            prompt: n for n, prompt in enumerate(dict.fromkeys(r.request.prompt for r in rows))
-        }
-        longest = max(map(len, position))
-        input_ids = torch.zeros(len(position), longest, dtype=torch.int64)
+        keys = [(row.request.prompt, row.request.pictures) for row in rows]
+        place = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+        longest = max(len(prompt) for prompt, _ in place)
+        input_ids = torch.zeros(len(place), longest, dtype=torch.int64)
         attention_mask = torch.zeros_like(input_ids)
-        for prompt, n in position.items():
+        for (prompt, _), n in place.items():
             input_ids[n, longest - len(prompt) :] = torch.tensor(prompt)
             attention_mask[n, longest - len(prompt) :] = 1
         attention_mask = attention_mask.to(self._home)
+        positions = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
+        given, ahead = {"input_ids": input_ids.to(self._home)}, torch.zeros(len(place), 1)
+        if any(pictures for _, pictures in place):
+            given, positions, ahead = self._shown(input_ids, positions, list(place))
         output, experts = self._pass(
-            input_ids=input_ids.to(self._home),
+            **given,
             attention_mask=attention_mask,
-            position_ids=(attention_mask.cumsum(dim=-1) - 1).clamp(min=0),
+            position_ids=positions,
             use_cache=True,
             logits_to_keep=1,
         )
-        for row in rows if experts else ():
-            prompt = row.request.prompt
-            row.experts.append(experts[position[prompt]][longest - len(prompt) :])
-        spread = torch.tensor([position[r.request.prompt] for r in rows], device=self._home)
+        for row, key in zip(rows, keys, strict=True) if experts else ():
+            row.experts.append(experts[place[key]][longest - len(key[0]) :])
+        spread = torch.tensor([place[key] for key in keys], device=self._home)
         output.past_key_values.batch_select_indices(spread)
         return _Batch(
-            rows, output.past_key_values, attention_mask[spread], output.logits[spread, -1]
+            rows,
+            output.past_key_values,
+            attention_mask[spread],
+            output.logits[spread, -1],
+            ahead.to(self._home, torch.int64)[spread],
         )
+
+    def _shown(
+        self, input_ids: Tensor, positions: Tensor, prompts: list[tuple[tuple[int, ...], bytes]]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Embeddings of prompts with their pictures, positions in three rows, and `ahead`."""
+        tower = tower_of(self._model)
+        assert tower is not None, "pictures for a model that sees none"
+        positions, ahead = positions.cpu().expand(3, -1, -1).clone(), []
+        seen = torch.zeros_like(input_ids, dtype=torch.bool)
+        for n, (prompt, pictures) in enumerate(prompts):
+            if pictures:
+                own = torch.tensor(tower.form.positions(prompt, pictures))
+                positions[:, n, -len(prompt) :] = own
+                seen[n, -len(prompt) :] = torch.tensor(prompt) == tower.form.token
+            ahead.append(int(positions[:, n].max()) + 1 - len(prompt))
+        embeddings = self._model.get_input_embeddings()(input_ids.to(self._home))
+        places = seen.flatten().nonzero()[:, 0].to(self._home)
+        shown = tower.placed(embeddings.flatten(0, 1), places, [held for _, held in prompts])
+        given = {"inputs_embeds": shown.view_as(embeddings)}
+        return given, positions.to(self._home), torch.tensor(ahead)[:, None]
 
     def _decode(self, batch: _Batch) -> None:
         """Feed each row's last token."""
@@ -228,7 +256,7 @@ class HuggingFaceEngine:
         output, experts = self._pass(
             input_ids=last,
             attention_mask=batch.attention_mask,
-            position_ids=batch.attention_mask.sum(dim=-1, keepdim=True) - 1,
+            position_ids=batch.attention_mask.sum(dim=-1, keepdim=True) - 1 + batch.ahead,
             past_key_values=batch.cache,
             use_cache=True,
         )
@@ -236,14 +264,15 @@ class HuggingFaceEngine:
         for row, own in zip(batch.rows, experts, strict=False):
             row.experts.append(own)
 
-    def _pass(self, input_ids: Tensor, **options: Any) -> tuple[Any, Sequence[Tensor]]:
+    def _pass(self, position_ids: Tensor, **options: Any) -> tuple[Any, Sequence[Tensor]]:
         """What the model says of rows, (B, t), and the experts of each row, if they are asked."""
+        options["position_ids"] = position_ids
         if not self._tells_experts:
-            return self._model(input_ids=input_ids, **options), ()
+            return self._model(**options), ()
         routes = Routes()
-        output = self._model(input_ids=input_ids, routes=routes, **options)
+        output = self._model(routes=routes, **options)
         chosen = routes.chosen(self._model.config.num_hidden_layers).cpu()
-        return output, torch.split(chosen, input_ids.shape[1])
+        return output, torch.split(chosen, position_ids.shape[-1])
 
     def _draw(self, batch: _Batch) -> list[_Row]:
         """Give each row its next token; return the rows that it ended."""
@@ -281,5 +310,6 @@ class HuggingFaceEngine:
                 index = torch.tensor(live, device=self._home)
                 batch.cache.batch_select_indices(index)
                 batch.attention_mask = batch.attention_mask[index]
+                batch.ahead = batch.ahead[index]
             batch.rows = [batch.rows[n] for n in live]
         self._batches = [batch for batch in self._batches if batch.rows]

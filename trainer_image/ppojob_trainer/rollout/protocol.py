@@ -95,6 +95,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     seed: int
+    pictures: bytes = b""  # of the prompt, as `data.pictures.packed` has them
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ class BatchIndex:
     lengths: tuple[int, ...]  # (rows,) tokens of each response
     samples: int  # rows a group
     owners: tuple[int, ...]  # (groups,) the rank that holds each group, prompt and rows together
+    # (groups,) bytes of the pictures of each prompt; empty where none has any
+    picture_bytes: tuple[int, ...] = ()
 
     @property
     def num_groups(self) -> int:
@@ -62,4 +64,5 @@ class BatchIndex:
             lengths=tuple(n for p in positions for n in self.group_lengths(p)),
             samples=self.samples,
             owners=tuple(self.owners[p] for p in positions),
+            picture_bytes=tuple(self.picture_bytes[p] for p in positions if self.picture_bytes),
         )

@@ -144,20 +144,25 @@ def _moved(
     _check_rows(index, route.held, experience)
     prompts = [] if experience is None else experience.prompts
     names = (*ROLLOUT_COLUMNS, *columns)
-    flat_prompts, *arrived = _move(
+    sizes = index.picture_bytes or (0,) * index.num_groups
+    shown = b"".join([] if experience is None else experience.pictures)
+    flat_prompts, flat_pictures, *arrived = _move(
         link,
         route,
         [
             (_concatenated(prompts, torch.int64), index.prompt_lengths),
+            (_as_tensor(shown), sizes),
             *((_values(experience, name), _entries(index, name)) for name in names),
         ],
     )
+    pictures = _split(flat_pictures, sizes, route.needed) if index.picture_bytes else []
     moved: dict[str, Any] = dict(zip(names, arrived, strict=True))
     lengths = [length for p in route.needed for length in index.group_lengths(p)]
     return Experience(
         prompts=_split(flat_prompts, index.prompt_lengths, route.needed),
         row_groups=torch.arange(len(route.needed)).repeat_interleave(index.samples),
         lengths=torch.tensor(lengths, dtype=torch.int64),
+        pictures=[one.numpy().tobytes() for one in pictures],
         **moved,
     )
 
@@ -260,6 +265,12 @@ def _entries(index: BatchIndex, name: str) -> Sequence[int]:
 
 def _split(values: Tensor, sizes: Sequence[int], positions: Sequence[int]) -> list[Tensor]:
     return list(torch.split_with_sizes(values, [sizes[p] for p in positions]))
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    if not content:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _concatenated(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

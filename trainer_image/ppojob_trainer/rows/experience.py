@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -58,6 +58,8 @@ class Experience:
     prompt_experts: Tensor | None = None
     # (tokens,) int64, how often the updates train on the row; None for once
     copies: Tensor | None = None
+    # (groups,) the pictures of each prompt as one value (`data.pictures`); empty where none has any
+    pictures: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not all(prompt.numel() for prompt in self.prompts):
@@ -135,6 +137,7 @@ class Experience:
             ),
             lengths=self.lengths[rows],
             prompt_experts=of_prompts,
+            pictures=[self.pictures[group] for group in positions if self.pictures],
             **columns,
         )
 
@@ -160,14 +163,17 @@ def joined(parts: Sequence[Experience]) -> Experience:
             [part.row_groups + first for part, first in zip(parts, groups, strict=False)]
         ),
         lengths=torch.cat([part.lengths for part in parts]),
+        pictures=[one for part in parts for one in part.pictures or [b""] * part.num_groups]
+        if any(part.pictures for part in parts)
+        else [],
         **columns,
     )
 
 
 TOKEN_COLUMNS = tuple(
-    field.name
-    for field in fields(Experience)
-    if field.name not in ("prompts", "row_groups", "lengths", "prompt_experts")
+    one.name
+    for one in fields(Experience)
+    if one.name not in ("prompts", "row_groups", "lengths", "prompt_experts", "pictures")
 )
 """Names of the columns with one entry a response token."""
 

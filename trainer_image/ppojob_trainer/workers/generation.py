@@ -147,7 +147,13 @@ class Generation:
 
     def _single_turns(self, rows: list[Row]) -> list[Trajectory]:
         requests = [
-            Request(row.name, tuple(row.prompt.tokens), row.sampling, row.seed_of(0))
+            Request(
+                row.name,
+                tuple(row.prompt.tokens),
+                row.sampling,
+                row.seed_of(0),
+                row.prompt.pictures,
+            )
             for row in rows
         ]
 

@@ -1,10 +1,8 @@
 """What every rank that holds models begins with: its device, threads, seeds, world, channels."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -15,7 +13,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import model_pods, world_size
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.architectures import Sizes, check_layouts, read_sizes
+from ppojob_trainer.models.architectures import check_layouts, sizes_of
 from ppojob_trainer.models.memory import GIB, count_parameters, held_in_turns, in_gib, machine_bytes
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
@@ -78,9 +76,8 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
 def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
     """The channels of a rank, none of them open yet."""
     spec = environment.config.spec
-    path = Path(spec.model.path) / "config.json"
-    sizes = read_sizes(json.loads(path.read_text()), path)
-    assert isinstance(sizes, Sizes), "a model that has been loaded has sizes"
+    sizes = sizes_of(spec.model.path)
+    assert sizes is not None, "a model that has been loaded has sizes"
     return RowChannels(
         world=world,
         owns_rows=environment.role == OWNER,

@@ -129,4 +129,5 @@ def batch_index(index: RowIndex) -> BatchIndex:
         lengths=tuple(index.lengths),
         samples=index.samples,
         owners=tuple(index.owners),
+        picture_bytes=tuple(index.picture_bytes),
     )

@@ -85,6 +85,7 @@ def own_rows(
         mask=column((t.mask for t in trajectories), torch.bool),
         rollout_logprobs=column((t.logprobs for t in trajectories), torch.float32),
         turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
+        pictures=shown if any(shown := [prompt.pictures for prompt in prompts]) else [],
     )
     if mixture is not None:
         _take_experts(experience, trajectories, mixture)

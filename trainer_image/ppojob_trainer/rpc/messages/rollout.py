@@ -27,6 +27,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
         tools: names of those that may be called; empty for all.
         interaction: who answers the model; None where the row names nobody.
         agent: that makes its rows; empty where rows are no conversations.
+        pictures: that it shows, as `data.pictures.packed` has them.
     """
 
     prompt: int
@@ -35,6 +36,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
     tools: list[str] = []
     interaction: Interaction | None = None
     agent: str = ""
+    pictures: bytes = b""
 
 
 class Conversations(msgspec.Struct, frozen=True):

@@ -29,12 +29,14 @@ class RowIndex(msgspec.Struct, frozen=True):
         prompt_lengths: (prompts,) tokens.
         lengths: (rows,) response tokens, prompt-major.
         owners: (prompts,) the rank that owns the rows of each prompt.
+        picture_bytes: (prompts,) of the pictures of each, as one value; empty where none has any.
     """
 
     prompt_lengths: list[int]
     lengths: list[int]
     samples: int
     owners: list[int]
+    picture_bytes: list[int] = []
 
 
 class PlaceRows(msgspec.Struct, frozen=True):

@@ -1,0 +1,79 @@
+"""Jobs whose prompts have pictures: killed they end as they would have."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+import torch
+from safetensors.torch import load_file
+from tiny_models import picture
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+REWARD = """
+def color(data_source, solution_str, ground_truth, extra_info):
+    return solution_str.count(ground_truth[0]) / 8
+"""
+
+
+def write_rows(path: Path, count: int) -> None:
+    """Rows that ask for the colour of a picture; pictures are of several sizes."""
+    names = list(COLORS)
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": "<image>?"}],
+            "images": [{"bytes": picture(COLORS[names[n % 3]], (16, 8 + n % 9)), "path": None}],
+            "data_source": "colors",
+            "reward_model": {"style": "rule", "ground_truth": names[n % 3]},
+            "extra_info": {"index": n},
+        }
+        for n in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(run_through, tmp_path: Path):
+    """Over two ranks, one of which computes rows that the other owns."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
+    write_rows(tmp_path / "train.parquet", 24)
+    job = {
+        "data": {
+            "train": [{"path": str(tmp_path / "train.parquet")}],
+            "maxPromptTokens": 64,
+            "maxResponseTokens": 8,
+        },
+        "algorithm": {
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "kl": {"in": "reward", "coefficient": 0.01},
+        },
+        "rewards": tiny_jobs.reward_at(tmp_path / "color.py", REWARD),
+        "roles": {"actorRollout": {"ranksPerReplica": 2}},
+        "steps": {"total": 3},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    (tmp_path / "calm").mkdir()
+    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    trained = [record for record in run_folders.metrics(calm) if "actor/grad_norm" in record]
+    assert len(trained) == 3
+    for record in trained:
+        assert record["training/rollout_probs_diff_mean"] < 1e-5  # of new weights in each step
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    exported = calm / "export"
+    whole = Qwen2_5_VLForConditionalGeneration.from_pretrained(exported)
+    tower = {name for name in before if name.startswith("visual.")}
+    after = load_file(exported / "model.safetensors")
+    assert {name for name in before if torch.equal(after[name], before[name])} == tower
+    assert whole.model.visual.dtype == torch.float32
+
+    killed = tmp_path / "killed"
+    points = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
+    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *points, seconds=600)
+    assert run_folders.result(killed) == run_folders.result(calm)

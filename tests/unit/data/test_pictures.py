@@ -1,0 +1,88 @@
+"""Rows with pictures: as tokens, and what is wrong with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prompt_files import PromptFiles, good_row
+from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
+
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.pictures import packed
+
+pytestmark = pytest.mark.processes
+
+RED, WIDE = picture("red"), picture("blue", (40, 20))
+TOKEN = NAMES.index(PICTURE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tokenizer of a model that takes a token for each eight pixels of a side."""
+    save_tokenizer(tmp_path / "model", template=SEEING_TEMPLATE)
+    config = {"image_token_id": TOKEN, "vision_config": {}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    processor = {"patch_size": PATCH, "size": {"shortest_edge": 64, "longest_edge": 1024}}
+    (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(processor))
+    return tmp_path
+
+
+def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
+    (folder / "wide.png").write_bytes(WIDE)
+    path = str(folder / "wide.png")
+    rows = [
+        good_row("a <image>b<image>", images=[{"bytes": RED, "path": None}, {"path": path}]),
+        good_row("<image>", images=[{"bytes": WIDE, "path": "unread.png"}]),
+        good_row("no picture", images=[]),
+    ]
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        lines = files.lines("b.jsonl", good_row("<image>!", images=path))
+        with files.open(files.table("a.parquet", *rows), lines) as dataset:
+            found = [dataset[number] for number in range(4)]
+            assert dataset.warnings == []
+        one, two, three, four = (chat.decode(row.token_ids) for row in found)
+        assert one.count(PICTURE) == 2 * 2 + 2 * 5
+        assert "a ~~~~b~~~" in one
+        assert two.count(PICTURE) == four.count(PICTURE) == 2 * 5
+        assert PICTURE not in three
+        assert [row.pictures for row in found] == [
+            packed([RED, WIDE]),
+            packed([WIDE]),
+            b"",
+            packed([WIDE]),
+        ]
+        assert found[0].prompt == rows[0]["prompt"]
+        dropped = files.report(files.folder / "a.parquet", maxPromptTokens=30)
+        assert dropped.train_rows == 2
+        (cut,) = files.errors(
+            files.folder / "a.parquet", maxPromptTokens=30, overlongPrompts="truncate_left"
+        )
+        assert "longer than spec.data.maxPromptTokens" in cut
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"images": [{"bytes": b"\x89PNG"}]}, "images: got bytes that are no picture"),
+        ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
+        ({"images": [7]}, "images: got int: it is no picture"),
+        ({"images": [{"bytes": picture("red", (401, 2))}]}, "images: got 401 by 2 pixels"),
+        ({"images": [{"bytes": RED}] * 2}, "prompt: got 1 marks <image>: the row has 2 pictures"),
+        ({"images": [{"bytes": RED}], "prompt": "<image>"}, "prompt: got text: the row has 1"),
+    ],
+)
+def test_what_is_no_row_with_pictures_is_refused(folder: Path, changes, told: str) -> None:
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        row = {**good_row("<image>?"), **changes}
+        (line,) = files.errors(files.table("a.parquet", row))
+        assert line.startswith(f"a.parquet:0:{told}")
+
+
+def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:
+    seen = good_row("<image>?", images=[{"bytes": RED}])
+    with ChatTokenizer(folder / "model", blind="pictures with vLLM: not in this version") as chat:
+        files = PromptFiles(folder, chat)
+        (line,) = files.errors(files.table("a.parquet", seen, good_row(images=[])))
+    assert line.startswith("a.parquet:0:images: got pictures: pictures with vLLM: ")

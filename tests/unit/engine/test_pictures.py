@@ -1,0 +1,142 @@
+"""Pictures in prompts: what trainer and engine compute is what transformers' whole model does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from padded_reference import gradients, relative_difference, token_logprobs
+from tiny_models import NAMES, PICTURE, picture, save_seeing_model
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from ppojob_trainer.data.pictures import PictureForm, opened, packed, unpacked
+from ppojob_trainer.engine.attention import use_packed_attention
+from ppojob_trainer.engine.forward_engine import packed_pass
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
+from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
+from ppojob_trainer.rows.experience import Experience, joined
+
+TOKEN = NAMES.index(PICTURE)
+FAMILIES = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
+PICTURES = [
+    packed([picture("red", (40, 20)), picture("blue")]),
+    b"",
+    packed([picture("green", (9, 35))]),
+    packed([picture("yellow", (9, 35))]),
+]
+PROMPTS = [[5, TOKEN, 7, 8, TOKEN, 9], [10, 11, 12], [TOKEN, 13], [TOKEN, 13]]
+
+
+def form_of(folder: Path) -> PictureForm:
+    form = PictureForm.read(folder)
+    assert form is not None
+    return form
+
+
+def make_rows(form: PictureForm) -> Experience:
+    """Two responses to each prompt."""
+    torch.manual_seed(3)
+    lengths = torch.tensor([4, 6, 2, 5, 7, 3, 1, 5])
+    tokens = int(lengths.sum())
+    expanded = [form.expanded(*one) for one in zip(PROMPTS, PICTURES, strict=True)]
+    return Experience(
+        prompts=[torch.tensor(ids) for ids in expanded],
+        row_groups=torch.arange(4).repeat_interleave(2),
+        response_tokens=torch.randint(3, 90, (tokens,)),
+        lengths=lengths,
+        mask=torch.ones(tokens, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(tokens),
+        pictures=list(PICTURES),
+    )
+
+
+def whole_logprobs(
+    model: PreTrainedModel, folder: Path, prompt: Tensor, pictures: bytes, response: Tensor
+) -> Tensor:
+    """What transformers says of a response: pixels in, log-probabilities out."""
+    ids = torch.cat([prompt, response])[None]
+    seen = {}
+    if pictures:
+        images = [opened(one) for one in unpacked(pictures)]
+        processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        seen = dict(processor(images=images, return_tensors="pt"))
+        seen["mm_token_type_ids"] = (ids == TOKEN).int()
+    logits = model(input_ids=ids, use_cache=False, **seen).logits[0, len(prompt) - 1 : -1]
+    return token_logprobs(logits, response)[0]
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("model_class", FAMILIES)
+def test_the_packed_forward_is_that_of_the_whole_model(
+    tmp_path: Path, model_class: type[PreTrainedModel], share: bool
+) -> None:
+    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+    model = load_model(tmp_path)
+    rows = make_rows(form_of(tmp_path))
+    rows = joined([rows.select([0, 1, 2, 3]), rows.select([4, 6, 5, 7])])
+    use_packed_attention(model)
+    head = PolicyHead(LogprobSettings(chunk_tokens=5))
+    got = packed_pass(model, head, rows, share_prompts=share).outputs[0]
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    expected = torch.cat(
+        [
+            whole_logprobs(whole, tmp_path, rows.prompts[group], rows.pictures[group], response)
+            for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
+        ]
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    factors = torch.randn(len(got))
+    ours = gradients(model, (factors * got).sum())
+    language = whole.model.language_model
+    theirs = gradients(language, (factors * expected).sum())
+    assert relative_difference(ours, {f"model.{n}": theirs[n] for n in theirs}) < 1e-5
+    torch.testing.assert_close(packed_pass(model, head, rows).outputs[0], got, rtol=0, atol=1e-5)
+
+
+def test_the_engine_draws_what_the_whole_model_would(tmp_path: Path) -> None:
+    whole = save_seeing_model(tmp_path, tie_word_embeddings=True)
+    form, model = form_of(tmp_path), load_model(tmp_path)
+    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
+    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=9)
+    prompts = [
+        (tuple(form.expanded(ids, pictures)), pictures)
+        for ids, pictures in zip(PROMPTS, PICTURES, strict=True)
+    ]
+    requests = [
+        Request(f"{n}/{sample}", ids, sampling, seed=sample, pictures=pictures)
+        for n, (ids, pictures) in enumerate(prompts)
+        for sample in range(2)
+    ]
+    drawn = generate(engine, requests)
+    for request, row in zip(requests, drawn, strict=True):
+        response = torch.tensor(row.tokens)
+        if TOKEN in row.tokens:
+            continue  # which transformers takes for another picture
+        with torch.no_grad():
+            expected = whole_logprobs(
+                whole, tmp_path, torch.tensor(request.prompt), request.pictures, response
+            )
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=0, atol=1e-5)
+    assert requests[4].prompt == requests[6].prompt  # of two colours
+    assert drawn[4].logprobs != drawn[6].logprobs
+
+
+@pytest.mark.parametrize(
+    "size", [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (1, 150), (99, 7)]
+)
+def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, size) -> None:
+    save_seeing_model(tmp_path)
+    processor = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
+    seen = processor(images=[opened(picture("red", size))], return_tensors="pt")
+    _, down, across = seen["image_grid_thw"][0].tolist()
+    assert form_of(tmp_path).grid(picture("red", size)) == (down // 2, across // 2)

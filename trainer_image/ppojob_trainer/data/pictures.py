@@ -1,0 +1,214 @@
+"""Pictures of prompts: out of cells, as marks in messages, as tokens, and how many of these.
+
+Encoded files are what travels, all those of a prompt as one value (`packed`). Loads no torch.
+Source of the form of messages: verl 0.8, `utils/dataset/rl_dataset.py`, `_build_messages`; of
+sizes: transformers 5, `models/qwen2_vl/image_processing_pil_qwen2_vl.py`, `smart_resize`.
+"""
+
+import io
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from PIL import Image
+
+from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.data.problems import DataProblem
+from ppojob_trainer.json_value import Json
+
+COLUMN: Final = "images"
+MARK: Final = "<image>"
+_PROCESSOR: Final = "preprocessor_config.json"
+_LONGEST_SIDES: Final = 200
+_PATCH, _MERGE = 14, 2
+_LEAST, _MOST = 56 * 56, 28 * 28 * 1280
+
+Messages = Sequence[Mapping[str, Json]]
+
+
+class BadPicture(Exception):  # noqa: N818  the picture is bad
+    """A cell holds no pictures that can be read."""
+
+    def __init__(self, got: str, why: str, allowed: str) -> None:
+        self.problem = DataProblem(COLUMN, got, why, allowed)
+        super().__init__(str(self.problem))
+
+
+@dataclass(frozen=True, slots=True)
+class PictureForm:
+    """How a model takes pictures.
+
+    Attributes:
+        token: what stands for a picture in text, and then as often as the tower gives features.
+        patch: pixels of a side of what the tower sees at once.
+        merge: such patches of a side of what becomes one token.
+        least: pixels to which a smaller picture is enlarged, about.
+        most: those that a larger one is reduced to.
+    """
+
+    token: int
+    patch: int
+    merge: int
+    least: int
+    most: int
+
+    @classmethod
+    def read(cls, folder: Path) -> "PictureForm | None":
+        """The form of a model in Hugging Face form; None where it sees none."""
+        config, processor = _object(folder / "config.json"), _object(folder / _PROCESSOR)
+        token = config.get("image_token_id")
+        if not isinstance(token, int) or "vision_config" not in config or not processor:
+            return None
+        size = processor.get("size") or {}
+        return cls(
+            token,
+            processor.get("patch_size", _PATCH),
+            processor.get("merge_size", _MERGE),
+            processor.get("min_pixels") or size.get("shortest_edge", _LEAST),
+            processor.get("max_pixels") or size.get("longest_edge", _MOST),
+        )
+
+    def grid(self, picture: bytes) -> tuple[int, int]:
+        """Tokens of a picture from top to bottom and from left to right."""
+        with Image.open(io.BytesIO(picture)) as image:
+            width, height = image.size
+        unit = self.patch * self.merge
+        down, across = (round(side / unit) for side in (height, width))
+        pixels = down * across * unit**2
+        if pixels > self.most:
+            shrink = math.sqrt(height * width / self.most)
+            down, across = (max(1, math.floor(s / shrink / unit)) for s in (height, width))
+        elif pixels < self.least:
+            grow = math.sqrt(self.least / (height * width))
+            down, across = (math.ceil(side * grow / unit) for side in (height, width))
+        return down, across
+
+    def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
+        """A prompt with as many tokens of each picture as it has, in place of one."""
+        if not pictures:
+            return list(ids)
+        counts = iter([math.prod(self.grid(picture)) for picture in unpacked(pictures)])
+        return [one for id_ in ids for one in [id_] * (next(counts) if id_ == self.token else 1)]
+
+    def positions(self, ids: Sequence[int], pictures: bytes) -> list[list[int]]:
+        """Time, height and width of each token of a prompt, which go on from the highest one.
+
+        Of text all three count on; a picture has one time, and its rows and columns.
+        """
+        found: list[tuple[int, int, int]] = []
+        grids = iter([self.grid(picture) for picture in unpacked(pictures)])
+        begin = 0
+        while len(found) < len(ids):
+            if ids[len(found)] != self.token:
+                found.append((begin,) * 3)
+                begin += 1
+                continue
+            down, across = next(grids)
+            found += [(begin, begin + y, begin + x) for y in range(down) for x in range(across)]
+            begin += max(down, across)
+        return [list(row) for row in zip(*found, strict=True)]
+
+
+def why_blind(spec: PPOJobSpec) -> str:
+    """What keeps the rows of a job from having pictures; empty where they may have them."""
+    layout, found = spec.roles.actor_rollout.parallelism, []
+    if spec.rollout.engine == "vllm":
+        found.append("spec.rollout.engine vllm, for huggingface alone is shown them")
+    if spec.agent is not None:
+        found.append("spec.agent, whose conversations are text")
+    if spec.critic is not None or spec.reference is not None:
+        found.append("another model (spec.critic, spec.reference), which reads text")
+    if spec.rollout.max_staleness > 1:
+        found.append("spec.rollout.maxStaleness above 1")
+    if max(layout.sequence, layout.tensor, layout.pipeline) > 1:
+        found.append("ranks that share rows (sequence, tensor, pipeline)")
+    return f"pictures with {' and with '.join(found)}: not in this version" if found else ""
+
+
+def packed(pictures: Sequence[bytes]) -> bytes:
+    """The pictures of a prompt as one value; empty for none."""
+    return msgspec.msgpack.encode(pictures) if pictures else b""
+
+
+def unpacked(pictures: bytes) -> list[bytes]:
+    """The pictures again."""
+    return msgspec.msgpack.decode(pictures, type=list[bytes]) if pictures else []
+
+
+def opened(picture: bytes) -> Image.Image:
+    """A picture as models see it, in red, green and blue."""
+    with warnings.catch_warnings(), Image.open(io.BytesIO(picture)) as image:
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return image.convert("RGB")
+
+
+def read_pictures(cell: object) -> bytes:
+    """The encoded pictures of a cell: a list of structs with bytes or a path, or of one of these.
+
+    Raises:
+        BadPicture: something is none, or cannot be read.
+    """
+    cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
+    return packed([_read(one) for one in cells])
+
+
+def with_parts(messages: Messages) -> list[dict[str, Json]]:
+    """Messages whose marks are parts of their content, as templates take pictures."""
+    return [{**message, "content": _parts(message["content"])} for message in messages]
+
+
+def marks(messages: Messages) -> int:
+    """How many pictures messages speak of."""
+    return sum(str(message["content"]).count(MARK) for message in messages)
+
+
+def _parts(content: Json) -> Json:
+    if not isinstance(content, str) or MARK not in content:
+        return content
+    first, *others = content.split(MARK)
+    parts: list[Json] = [{"type": "text", "text": first}] if first else []
+    for text in others:
+        parts.append({"type": "image"})
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts
+
+
+def _read(cell: object) -> bytes:
+    content: object = cell
+    if isinstance(cell, Mapping):
+        content = cell.get("bytes") or cell.get("path")
+    if isinstance(content, str):
+        try:
+            content = Path(content).read_bytes()
+        except OSError as error:
+            got, why = shown(content), error.strerror or "it cannot be read"
+            raise BadPicture(got, why, "the path of a picture, or its bytes") from None
+    if not isinstance(content, bytes):
+        allowed = "a list of structs with bytes or a path"
+        raise BadPicture(type(content).__name__, "it is no picture", allowed)
+    try:
+        sides = opened(content).size
+    except Exception as error:  # each format of Pillow's raises its own
+        why = " ".join(str(error).split())
+        raise BadPicture(
+            "bytes that are no picture", why, "a whole PNG, JPEG or the like"
+        ) from None
+    if max(sides) > _LONGEST_SIDES * min(sides):
+        got, why = f"{sides[0]} by {sides[1]} pixels", "no model takes it"
+        raise BadPicture(
+            got, why, f"sides of which one is at most {_LONGEST_SIDES} times the other"
+        )
+    return content
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}  # whoever needs it tells of it
+    return found if isinstance(found, dict) else {}
