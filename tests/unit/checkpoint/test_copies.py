@@ -1,6 +1,7 @@
 """Copies of checkpoints in a store, which is a folder here."""
 
 import contextlib
+import importlib.util
 import json
 import shutil
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.copies import Copies, restore
 from ppojob_trainer.checkpoint.journal import Journal, last_saved
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.errors import CannotResume, InjectedFault
+from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault
 from ppojob_trainer.processor import has_native_bfloat16
 
 POINTS = [point for point in failpoints.all_points() if point.startswith(("copied.", "restored."))]
@@ -135,6 +136,13 @@ def test_copies_of_another_run_are_neither_taken_nor_touched(tmp_path: Path) -> 
     assert "spec.seed" in copies.trouble
     there = (tmp_path / "bucket" / "sum" / "checkpoints").iterdir()
     assert [path.name for path in there] == ["step-000001"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_a_package_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    config = job_of(tmp_path, checkpoint={"copyTo": "s3://bucket/runs"})
+    with pytest.raises(ConfigError, match=r"^spec.checkpoint.copyTo: .* s3fs is not installed"):
+        restore(config, tmp_path / "runs" / "sum")
 
 
 @pytest.mark.parametrize("point", POINTS)

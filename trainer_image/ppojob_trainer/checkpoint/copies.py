@@ -65,8 +65,7 @@ class _Place:
         assert config.spec.checkpoint.copy_to is not None
         self.url = posixpath.join(config.spec.checkpoint.copy_to, config.name)
         self._tell = tell
-        with refusing(FIELD, self.url):
-            self._system, self._root = self._again(self._open)
+        self._system, self._root = self._again(self._open)
 
     def _again(self, act: Callable[[], Any]) -> Any:
         return again(act, self.url, "reached", self._tell)
@@ -75,7 +74,10 @@ class _Place:
         import fsspec  # late: every controller loads this module, and few copy
 
         own = {} if "://" in self.url else {"auto_mkdir": True}
-        return fsspec.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **own)
+        with refusing(FIELD, self.url):
+            return fsspec.url_to_fs(
+                self.url, use_listings_cache=False, skip_instance_cache=True, **own
+            )
 
     def _checkpoint(self, step: int, *path: str) -> str:
         return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
