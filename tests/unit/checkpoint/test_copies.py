@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,33 @@ def test_a_damaged_copy_is_not_used(tmp_path: Path) -> None:
     restore(config, run, told.append)
     assert store_of(run, config).steps() == (1,)
     assert "rank-0/model.safetensors" in told[0]
+
+
+def test_a_manifest_that_a_kill_has_torn_is_no_copy_and_made_again(tmp_path: Path) -> None:
+    config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
+    store = train(run, config, 1, 2)
+    torn = tmp_path / "bucket" / "sum" / "checkpoints" / "step-000002" / "manifest.json"
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[:100])
+    restore(config, tmp_path / "runs" / "lost")
+    assert store_of(tmp_path / "runs" / "lost", config).steps() == (1,)
+    Copies(config, store, lambda _: None).finish(None, lambda: False)
+    assert torn.read_bytes() == whole
+
+
+def test_the_best_of_all_copies_stays(tmp_path: Path) -> None:
+    config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
+    store = train(run, config, 1, 2, 3)
+
+    def best(steps: Collection[int]) -> int:
+        return min(steps)
+
+    for step in (4, 5):
+        kill_server.make_checkpoint(store, step)
+        Copies(config, store, best).finish(None, lambda: False)
+        store.prune(2)
+    there = sorted(path.name for path in (tmp_path / "bucket" / "sum" / "checkpoints").iterdir())
+    assert there == ["step-000002", "step-000004", "step-000005"]
 
 
 def test_copies_of_another_run_are_neither_taken_nor_touched(tmp_path: Path) -> None:

@@ -217,8 +217,12 @@ class Copies:
         if self._place is None:
             place = _Place(self._config)
             for step in _complete(place):
-                _refuse_others(place, step, _manifest_of(place, step), self._config)
-                break
+                try:
+                    _refuse_others(place, step, _manifest_of(place, step), self._config)
+                    break
+                except DamagedCheckpoint as problem:
+                    _log.warning("%s: %s: this copy is removed", place.url, problem)
+                    place.remove(step)
             self._place = place
         while (missing := self._next(self._place)) is not None:
             self.under_way = missing
@@ -229,9 +233,10 @@ class Copies:
 
     def _next(self, place: _Place) -> int | None:
         """The newest checkpoint that has no copy, or the best."""
-        steps = self._store.steps()
-        wanted = [*steps[-1:], self._best(steps)]
-        return next((one for one in wanted if one is not None and not place.is_complete(one)), None)
+        steps, complete = self._store.steps(), set(_complete(place))
+        best = self._best({*steps, *complete})
+        wanted = [*steps[-1:], *([best] if best in steps else [])]
+        return next((one for one in wanted if one is not None and one not in complete), None)
 
     def _copy(self, place: _Place, step: int) -> None:
         found = self._store.read(step)
