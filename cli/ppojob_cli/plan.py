@@ -181,7 +181,8 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
     newest = f"the newest {spec.checkpoint.keep_last} are kept"
-    yield f"checkpoints: {on_the_way}after the last step; {newest}{kept}"
+    copied = f", and copied to {target}" if (target := spec.checkpoint.copy_to) else ""
+    yield f"checkpoints: {on_the_way}after the last step; {newest}{kept}{copied}"
 
 
 def _type_lines(config: RunConfig) -> Iterator[str]:
@@ -233,8 +234,9 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
         names.setdefault(one["kind"], []).append(one["metadata"]["name"])
     # Its name has a digest of what only the cluster knows, the uid of the job.
     names["ConfigMap"] = [f"{config.name}-config-..."]
+    width = max(map(len, names)) + 1
     for kind, some in sorted(names.items()):
-        yield f"{kind:<20}{', '.join(some)}"
+        yield f"{kind:<{width}}{', '.join(some)}"
     way = config.spec.scheduling.type
     if gang := GANGS.get(way):
         yield f"and for {way}: {', '.join(gang.kinds)}; it needs {gang.provider}"

@@ -1,9 +1,10 @@
 """Copies of checkpoints in a store, which is a folder here."""
 
 import contextlib
+import importlib.util
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.copies import Copies, restore
 from ppojob_trainer.checkpoint.journal import Journal, last_saved
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.errors import CannotResume, InjectedFault
+from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault
 from ppojob_trainer.processor import has_native_bfloat16
 
 POINTS = [point for point in failpoints.all_points() if point.startswith(("copied.", "restored."))]
@@ -115,6 +116,33 @@ def test_a_damaged_copy_is_not_used(tmp_path: Path) -> None:
     assert "rank-0/model.safetensors" in told[0]
 
 
+def test_a_manifest_that_a_kill_has_torn_is_no_copy_and_made_again(tmp_path: Path) -> None:
+    config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
+    store = train(run, config, 1, 2)
+    torn = tmp_path / "bucket" / "sum" / "checkpoints" / "step-000002" / "manifest.json"
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[:100])
+    restore(config, tmp_path / "runs" / "lost")
+    assert store_of(tmp_path / "runs" / "lost", config).steps() == (1,)
+    Copies(config, store, lambda _: None).finish(None, lambda: False)
+    assert torn.read_bytes() == whole
+
+
+def test_the_best_of_all_copies_stays(tmp_path: Path) -> None:
+    config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
+    store = train(run, config, 1, 2, 3)
+
+    def best(steps: Collection[int]) -> int:
+        return min(steps)
+
+    for step in (4, 5):
+        kill_server.make_checkpoint(store, step)
+        Copies(config, store, best).finish(None, lambda: False)
+        store.prune(2)
+    there = sorted(path.name for path in (tmp_path / "bucket" / "sum" / "checkpoints").iterdir())
+    assert there == ["step-000002", "step-000004", "step-000005"]
+
+
 def test_copies_of_another_run_are_neither_taken_nor_touched(tmp_path: Path) -> None:
     config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
     train(run, config, 1)
@@ -135,6 +163,13 @@ def test_copies_of_another_run_are_neither_taken_nor_touched(tmp_path: Path) -> 
     assert "spec.seed" in copies.trouble
     there = (tmp_path / "bucket" / "sum" / "checkpoints").iterdir()
     assert [path.name for path in there] == ["step-000001"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_a_package_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    config = job_of(tmp_path, checkpoint={"copyTo": "s3://bucket/runs"})
+    with pytest.raises(ConfigError, match=r"^spec.checkpoint.copyTo: .* s3fs is not installed"):
+        restore(config, tmp_path / "runs" / "sum")
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -38,7 +38,7 @@ def made(**changes: Any) -> set[tuple[str, str]]:
     return {(one["kind"], one["metadata"]["name"]) for one in manifests}
 
 
-@pytest.mark.parametrize("changes", [{}, GPUS])
+@pytest.mark.parametrize("changes", [{}, GPUS, {"checkpoint": {"volume": {"size": "1Gi"}}}])
 def test_every_object_is_named(changes: dict[str, Any]) -> None:
     lines = list(cluster_lines(config(**changes)))
     wanted = made(**changes)

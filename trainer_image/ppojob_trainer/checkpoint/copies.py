@@ -65,8 +65,7 @@ class _Place:
         assert config.spec.checkpoint.copy_to is not None
         self.url = posixpath.join(config.spec.checkpoint.copy_to, config.name)
         self._tell = tell
-        with refusing(FIELD, self.url):
-            self._system, self._root = self._again(self._open)
+        self._system, self._root = self._again(self._open)
 
     def _again(self, act: Callable[[], Any]) -> Any:
         return again(act, self.url, "reached", self._tell)
@@ -75,7 +74,10 @@ class _Place:
         import fsspec  # late: every controller loads this module, and few copy
 
         own = {} if "://" in self.url else {"auto_mkdir": True}
-        return fsspec.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **own)
+        with refusing(FIELD, self.url):
+            return fsspec.url_to_fs(
+                self.url, use_listings_cache=False, skip_instance_cache=True, **own
+            )
 
     def _checkpoint(self, step: int, *path: str) -> str:
         return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
@@ -215,8 +217,12 @@ class Copies:
         if self._place is None:
             place = _Place(self._config)
             for step in _complete(place):
-                _refuse_others(place, step, _manifest_of(place, step), self._config)
-                break
+                try:
+                    _refuse_others(place, step, _manifest_of(place, step), self._config)
+                    break
+                except DamagedCheckpoint as problem:
+                    _log.warning("%s: %s: this copy is removed", place.url, problem)
+                    place.remove(step)
             self._place = place
         while (missing := self._next(self._place)) is not None:
             self.under_way = missing
@@ -227,9 +233,10 @@ class Copies:
 
     def _next(self, place: _Place) -> int | None:
         """The newest checkpoint that has no copy, or the best."""
-        steps = self._store.steps()
-        wanted = [*steps[-1:], self._best(steps)]
-        return next((one for one in wanted if one is not None and not place.is_complete(one)), None)
+        steps, complete = self._store.steps(), set(_complete(place))
+        best = self._best({*steps, *complete})
+        wanted = [*steps[-1:], *([best] if best in steps else [])]
+        return next((one for one in wanted if one is not None and one not in complete), None)
 
     def _copy(self, place: _Place, step: int) -> None:
         found = self._store.read(step)

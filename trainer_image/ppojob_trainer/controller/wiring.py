@@ -103,10 +103,7 @@ def build_loop(
         shown.saved(step)
         reporter.training.checkpoint(step)
 
-    checkpoints = _checkpoints(spec, roles, store, journal, records, tell_saved)
-    if spec.checkpoint.copy_to is not None:
-        best = checkpoints.best.among if checkpoints.best is not None else lambda _: None
-        checkpoints.copies = Copies(config, store, best)
+    checkpoints = _checkpoints(config, roles, store, journal, records, tell_saved)
     if isinstance(source, StepsAhead):
         checkpoints.write_ahead = source.save
     return Loop(
@@ -177,24 +174,25 @@ def _rollout_stages(
 
 
 def _checkpoints(
-    spec: PPOJobSpec,
+    config: RunConfig,
     roles: Roles,
     store: CheckpointStore,
     journal: Journal,
     records: Records,
     tell_saved: Callable[[int], None],
 ) -> Checkpoints:
-    best = None
-    if spec.checkpoint.best is not None:
-        best = BestCheckpoint(spec.checkpoint.best, records.history)
+    spec = config.spec.checkpoint
+    best = BestCheckpoint(spec.best, records.history) if spec.best is not None else None
+    among = best.among if best is not None else lambda _: None
     return Checkpoints(
         roles=roles,
         store=store,
         journal=journal,
-        every=spec.checkpoint.every,
-        keep_last=spec.checkpoint.keep_last,
+        every=spec.every,
+        keep_last=spec.keep_last,
         best=best,
         tell_saved=tell_saved,
+        copies=Copies(config, store, among) if spec.copy_to is not None else None,
     )
 
 
