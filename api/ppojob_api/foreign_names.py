@@ -253,7 +253,7 @@ full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save | not yet | a step waits until its checkpoint is on the disk
 checkpoint.strict | not needed | all of a checkpoint is read
 save_lora_only | not needed | with spec.model.lora a checkpoint holds adapters alone
-router_replay router_replay.mode moe_enable_routing_replay | spec.algorithm.routerReplay
+router_replay router_replay.mode | spec.algorithm.routerReplay
 ref.router_replay ref.router_replay.mode | not yet | the reference's routers choose for themselves
 router_replay.record_file router_replay.replay_file | not yet | records of routers in files
 enable_rollout_routing_replay | not needed | engines are asked with routerReplay: rollout

@@ -282,6 +282,11 @@ ALGORITHM_RULES = rules(
     when: has(self.reference)
     must: !has(self.algorithm.kl.referenceRefresh)
 
+    spec | model.freezeRouters | NoEffect
+        beside adapters all weights stay as they are; remove it, or model.lora
+    when: has(self.model.lora)
+    must: !self.model.freezeRouters
+
     spec | model.lora.path | NotInThisVersion | here
         engines of a job that trains nothing read the model's folder alone; an export, which has
         merged weights, as model.path

@@ -114,6 +114,9 @@ class ModelSpec(Section):
     lora: LoraSpec | None = None
     """Train adapters beside frozen weights; absent: all weights are trained."""
 
+    freeze_routers: bool = False
+    """Leave the routers of a mixture of experts as they are. verl: freeze_moe_router, false."""
+
 
 class DataFile(Section):
     """A file of rows, or several that count as one."""

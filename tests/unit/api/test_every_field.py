@@ -16,6 +16,7 @@ JOB, UNMOVED = every_field()
 CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
     "spec.model.trustRemoteCode",
+    "spec.model.freezeRouters",  # beside adapters
     *(
         "spec.rewards.source.package",
         "spec.rewards.source.configMap",

@@ -18,7 +18,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.experts import split_experts
+from ppojob_trainer.models.experts import freeze_routers, split_experts
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
@@ -185,6 +185,22 @@ def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path):
     assert torch.equal(owned.experience.experts, rows.experts)
     assert torch.equal(owned.experience.prompt_experts, rows.prompt_experts)
     assert rows.experts.any()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_routers_that_are_frozen_stay_as_they_are(make_rows, tmp_path, kind):
+    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+    model, before = load_model(tmp_path), load_model(tmp_path).state_dict()
+    freeze_routers(model)
+    training = TrainingSpec(autocast="none")
+    engine = TrainEngine(model, HEAD, training, OptimizerSpec(type=kind, weight_decay=0.1), 10)
+    rows = make_rows()
+    assert engine.update(rows, GOAL).values["actor/grad_norm"] > 0.0
+    same = {
+        name for name, weight in model.state_dict().items() if torch.equal(weight, before[name])
+    }
+    assert same == {f"model.layers.{layer}.mlp.gate.weight" for layer in range(2)}
+    assert not any(".gate.weight" in name for name in engine.state_tensors())
 
 
 def test_rows_are_taken_and_joined_with_their_experts(make_rows, tmp_path):

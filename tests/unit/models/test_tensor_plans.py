@@ -130,9 +130,11 @@ def test_a_dense_model_has_no_routers_to_replay(tmp_path: Path, changes, refused
         json.dumps({"model_type": "llama", **SIZES, **changes})
     )
     grpo = {"type": "grpo", "promptsPerStep": 2, "samplesPerPrompt": 2, "routerReplay": "recompute"}
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, algorithm=grpo)
+    model = {"path": str(tmp_path / "model"), "freezeRouters": True}
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, algorithm=grpo, model=model)
     found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
-    assert found == ([("spec.algorithm.routerReplay", ReasonCode.NO_EFFECT)] if refused else [])
+    fields = ["spec.algorithm.routerReplay", "spec.model.freezeRouters"] if refused else []
+    assert found == [(field, ReasonCode.NO_EFFECT) for field in fields]
 
 
 @pytest.mark.parametrize(("engine", "refused"), [("vllm", True), ("huggingface", False)])

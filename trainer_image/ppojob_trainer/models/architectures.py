@@ -223,15 +223,17 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
+    """Settings of routers, of a model that has none."""
     sizes, replay = sizes_of(spec.model.path), spec.algorithm.router_replay
-    if replay != "none" and sizes is not None and not sizes.experts:
-        yield Problem(
-            "spec.algorithm.routerReplay",
-            shown(replay),
-            f"a model of {sizes.model_type} has no routers",
-            "none, or remove it",
-            ReasonCode.NO_EFFECT,
-        )
+    if sizes is None or sizes.experts:
+        return
+    why, allowed = f"a model of {sizes.model_type} has no routers", "remove it"
+    if replay != "none":
+        where = "spec.algorithm.routerReplay"
+        yield Problem(where, shown(replay), why, allowed, ReasonCode.NO_EFFECT)
+    if spec.model.freeze_routers:
+        where = "spec.model.freezeRouters"
+        yield Problem(where, shown(True), why, allowed, ReasonCode.NO_EFFECT)
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:

@@ -89,6 +89,13 @@ def split_experts(model: nn.Module) -> None:
             follow_routes(layer, number)
 
 
+def freeze_routers(model: nn.Module) -> None:
+    """Let the routers of a mixture stay as they are."""
+    for name, weight in model.named_parameters():
+        if name.endswith(".mlp.gate.weight"):
+            weight.requires_grad_(False)
+
+
 def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tensor:
     """Multiply each run of rows by a matrix of its own: (s, in) -> (s, out).
 

@@ -22,6 +22,7 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.experts import freeze_routers
 from ppojob_trainer.models.load import load_model, load_scoring_model, load_value_model
 from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
@@ -140,9 +141,12 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
 
     def load() -> PreTrainedModel:
         load_one = load_scoring_model if is_scorer else load_model
-        return load_one(
+        loaded = load_one(
             model.path, dtype, world=world, lora=model.lora, seed=spec.seed, overrides=overrides
         )
+        if model.freeze_routers:
+            freeze_routers(loaded)
+        return loaded
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         head = ValueHead() if is_scorer else PolicyHead.of_updates(spec)
