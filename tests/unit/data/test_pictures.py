@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny_jobs
 from prompt_files import PromptFiles, good_row
 from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
 
+from ppojob_api.run_config import resolve
+from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.pictures import packed
+from ppojob_trainer.data.pictures import packed, why_blind
 
 pytestmark = pytest.mark.processes
 
@@ -78,6 +81,25 @@ def test_what_is_no_row_with_pictures_is_refused(folder: Path, changes, told: st
         row = {**good_row("<image>?"), **changes}
         (line,) = files.errors(files.table("a.parquet", row))
         assert line.startswith(f"a.parquet:0:{told}")
+
+
+SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, None),
+        ({"rollout": {"engine": "vllm"}}, "spec.rollout.engine vllm"),
+        ({**tiny_jobs.PPO, "critic": {}}, "spec.critic"),
+        ({"roles": {"actorRollout": SHARED}}, "sequence"),
+    ],
+)
+def test_what_keeps_a_job_from_showing_pictures(tmp_path: Path, changes, told) -> None:
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **changes)
+    why = why_blind(resolve(load_job(manifest)).spec)
+    assert (told is None) == (why == "")
+    assert told is None or told in why
 
 
 def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Pictures in prompts: what trainer and engine compute is what transformers' whole model does."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,10 @@ def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, size) ->
     seen = processor(images=[opened(picture("red", size))], return_tensors="pt")
     _, down, across = seen["image_grid_thw"][0].tolist()
     assert form_of(tmp_path).grid(picture("red", size)) == (down // 2, across // 2)
+    settings = (tmp_path / "preprocessor_config.json").read_text()
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert PictureForm.read(tmp_path) is None
+    newer = {"image_processor": json.loads(settings)}
+    (tmp_path / "processor_config.json").write_text(json.dumps(newer))
+    assert form_of(tmp_path).grid(picture("red", size)) == (down // 2, across // 2)
+    assert Qwen2VLImageProcessorPil.from_pretrained(tmp_path).patch_size == processor.patch_size

@@ -24,6 +24,8 @@ from ppojob_trainer.json_value import Json
 COLUMN: Final = "images"
 MARK: Final = "<image>"
 _PROCESSOR: Final = "preprocessor_config.json"
+_NEWER: Final = "processor_config.json"
+"""Where transformers 5 saves a whole processor."""
 _LONGEST_SIDES: Final = 200
 _PATCH, _MERGE = 14, 2
 _LEAST, _MOST = 56 * 56, 28 * 28 * 1280
@@ -61,6 +63,7 @@ class PictureForm:
     def read(cls, folder: Path) -> "PictureForm | None":
         """The form of a model in Hugging Face form; None where it sees none."""
         config, processor = _object(folder / "config.json"), _object(folder / _PROCESSOR)
+        processor = processor or _object(folder / _NEWER).get("image_processor", {})
         token = config.get("image_token_id")
         if not isinstance(token, int) or "vision_config" not in config or not processor:
             return None
