@@ -275,7 +275,9 @@ free_cache_engine enable_sleep_mode | not needed | engine and trainer take turns
 load_format | not needed | the engine gets its weights from the trainer
 enable_prefix_caching | not needed | a prompt is computed once for all of its samples
 enable_chunked_prefill | not needed | vLLM's own choice on GPUs; on processors prompts are whole
-engine_kwargs | not yet
+engine_kwargs | not yet | arguments of other engines
+engine_kwargs.vllm | spec.rollout.engineArguments
+mm_processor_cache_gb disable_mm_preprocessor_cache | not needed | there are no pictures
 expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
 max_prompt_length prompt_length | spec.data.maxPromptTokens
 over_sample_rate | not yet | rows drawn beyond those that are trained on

@@ -51,6 +51,7 @@ from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.retrieval.manifest import check_memory, read_manifest
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import checks_of
+from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -102,6 +103,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     )
     found.parameters = model.parameters
     misfits = [*_context(spec, model), *check_layouts(spec)]
+    misfits += check_arguments(spec.rollout.engine_arguments)
     adapted: dict[str, ModelSpec | CriticSpec | None] = {"model": spec.model, "critic": spec.critic}
     for name, one in adapted.items():
         if one is not None and one.lora is not None and one.path is not None:

@@ -38,7 +38,8 @@ from ppojob_trainer.rollout.vllm_engine import VllmEngine
 VOCAB = 512
 LENGTH = 128
 TYPES = ("float32", "bfloat16")
-ASKED = {"max_batched_tokens": 96, "gpu_memory_share": 0.3, "enforce_eager": True}
+ASKED: dict[str, Any] = {"max_batched_tokens": 96, "gpu_memory_share": 0.3, "enforce_eager": True}
+ASKED |= {"engine_arguments": {"stream_interval": 3}}
 
 
 def section(dtype: str, **changes: Any) -> RolloutSpec:
@@ -91,6 +92,7 @@ def scheduler_limits(folder: Path) -> dict[str, Any]:
             arguments.max_num_batched_tokens,
             arguments.gpu_memory_utilization,
             arguments.enforce_eager,
+            arguments.stream_interval,
         ]
     return facts
 

@@ -284,6 +284,11 @@ SAMPLING_RULES = rules(
     when: self.engine == 'huggingface'
     must: !self.enforceEager
 
+    spec.rollout | engineArguments | NoEffect
+        it has no effect with engine: huggingface; remove it, or engine: vllm
+    when: self.engine == 'huggingface'
+    must: self.engineArguments.size() == 0
+
     spec.rollout | gpuMemoryShare | Conflict
         kvCacheGib ${self.kvCacheGib} says how much the cache takes; one of the two
     when: has(self.kvCacheGib)

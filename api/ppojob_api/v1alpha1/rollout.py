@@ -109,6 +109,12 @@ class RolloutSpec(Section):
     """Without CUDA graphs and without compiling, as on processors: slower, in less memory, and
     started sooner. verl: enforce_eager, false."""
 
+    engine_arguments: Arguments = Field(default_factory=dict)
+    """Further arguments of vLLM, by the names that its EngineArgs has for them, such as
+    `compilation_config: {cudagraph_mode: FULL_AND_PIECEWISE}`. What has a field of its own, or is
+    not known to the installed vLLM, is refused. Whatever they are, they are part of what decides
+    the bits. verl: engine_kwargs.vllm."""
+
     parallelism: RolloutParallelism = RolloutParallelism()
     """Layout of its own over the same ranks."""
 

@@ -38,6 +38,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.sampling,
         surroundings.validation_sampling,
         surroundings.types_by_device,
+        surroundings.engine_arguments,
         surroundings.rollout_lengths,
         surroundings.rollout_pods,
         surroundings.gpus,

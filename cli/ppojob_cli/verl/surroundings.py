@@ -7,11 +7,12 @@ from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.job import Logger
 from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
-from ppojob_cli.verl import unread
+from ppojob_cli.verl import keys, unread
 from ppojob_cli.verl.asynchronous import DRAWN, drawn_steps
 from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl.trainers import FULLY_ASYNC, ONE_STEP_OFF
 from ppojob_cli.verl_tools import read_verl_agent
+from ppojob_trainer.rollout.engine_arguments import check_arguments
 
 _MODEL = "actor_rollout_ref.model"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -147,6 +148,28 @@ def types_by_device(verl: Verl, job: Draft) -> None:
             job.copy(key)
         else:
             job.keep(key)
+
+
+def engine_arguments(verl: Verl, job: Draft) -> None:
+    """What is handed to vLLM by its own names."""
+    at = f"{_ROLLOUT}.engine_kwargs.vllm"
+    own: dict[str, Any] = {}
+    taken = []
+    for path, value in verl.below(at).items():
+        *above, last = path.split(".")
+        row = keys.find(f"{at}.{path}")
+        if row is None or row.how == "nothing":
+            continue
+        if problem := next(check_arguments({(*above, last)[0]: value}), None):
+            job.leave_out(problem.why, f"{at}.{path}", changes_numbers=False)
+            continue
+        place = own
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = value
+        taken.append(f"{at}.{path}")
+    if own:
+        job.set("spec.rollout.engineArguments", own, *taken)
 
 
 def rollout_lengths(verl: Verl, job: Draft) -> None:

@@ -51,7 +51,7 @@ CANNOT_BE_SET = {
     *("spec.rollout.maxStaleness", "spec.rollout.parallelism.tensor"),
     *("spec.data.seed", "spec.pods.tolerations.value"),
     *(f"spec.rollout.{name}" for name in ("kvCacheGib", "gpuMemoryShare")),
-    *(f"spec.rollout.{name}" for name in ("maxBatchedTokens", "enforceEager")),
+    *(f"spec.rollout.{name}" for name in ("maxBatchedTokens", "enforceEager", "engineArguments")),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
     *("spec.checkpoint.volume.size", "spec.checkpoint.volume.storageClassName"),
     "spec.steps.generateOnly",

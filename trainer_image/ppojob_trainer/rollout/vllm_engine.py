@@ -51,6 +51,7 @@ from ppojob_trainer.rollout.checkpoint_names import (
     checkpoint_names,
     key_value_bytes_per_token,
 )
+from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
 from ppojob_trainer.rollout.protocol import (
     DTYPES,
@@ -412,10 +413,16 @@ def engine_args(
     trust_remote_code: bool = False,
     shares_device: bool = True,
 ) -> vllm.EngineArgs:
-    """Translate the spec; what differs by device is told apart here and nowhere else."""
+    """Translate the spec; what differs by device is told apart here and nowhere else.
+
+    Raises:
+        ConfigError: An argument of the job's own is not to be had.
+    """
+    if problems := [str(one) for one in check_arguments(rollout.engine_arguments)]:
+        raise ConfigError("\n".join(problems))
     length = rollout.max_model_tokens or 0  # which a resolved run has
     tensor = rollout.parallelism.tensor
-    common = {
+    common: dict[str, Any] = {
         "model": str(config.name_or_path),
         "dtype": rollout.dtype,
         "trust_remote_code": trust_remote_code,
@@ -432,6 +439,7 @@ def engine_args(
         # This process is one of the engine's ranks, and vLLM starts no others.
         "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
         "seed": 0,
+        **rollout.engine_arguments,
     }
     if tensor > 1:
         # Ranks that have a batch in flight each might not have the same one. A rank sees its own

@@ -401,6 +401,19 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         " data.response_key=extra_info data.response_dict_keys=[answer]",
         {"spec.data.promptKey": "extra_info.question", "spec.data.answerKey": "extra_info.answer"},
     ),
+    # By vLLM's names, of which some have a field, and some say nothing of text.
+    (
+        f"+{ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode=PIECEWISE"
+        f" +{ROLLOUT}.engine_kwargs.vllm.stream_interval=2"
+        f" +{ROLLOUT}.engine_kwargs.vllm.mm_processor_cache_gb=0"
+        f" +{ROLLOUT}.engine_kwargs.vllm.max_model_len=9",
+        {
+            "spec.rollout.engineArguments": {
+                "compilation_config": {"cudagraph_mode": "PIECEWISE"},
+                "stream_interval": 2,
+            },
+        },
+    ),
     # Of a reference or a critic that is there.
     (f"{REFERENCE}.param_offload=true", {"spec.roles.reference.offload": None}),
     (

@@ -1,0 +1,89 @@
+"""Arguments that a job hands to vLLM's EngineArgs by their names there, without importing vLLM."""
+
+import ast
+import difflib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_trainer.json_value import Json
+
+_FIELD: Final = "spec.rollout.engineArguments"
+_LAYOUT: Final = "spec.rollout.parallelism"
+_SET_BY: Final = {
+    **dict.fromkeys(("model", "model_weights", "served_model_name"), "spec.model.path"),
+    **dict.fromkeys(("tokenizer", "tokenizer_mode"), "spec.model.tokenizerPath"),
+    **dict.fromkeys(("hf_overrides", "hf_config_path"), "spec.model"),
+    "trust_remote_code": "spec.model.trustRemoteCode",
+    "dtype": "spec.rollout.dtype",
+    "max_model_len": "spec.rollout.maxModelTokens",
+    "max_num_seqs": "spec.rollout.maxSequences",
+    "max_num_batched_tokens": "spec.rollout.maxBatchedTokens",
+    "kv_cache_memory_bytes": "spec.rollout.kvCacheGib",
+    "gpu_memory_utilization": "spec.rollout.gpuMemoryShare",
+    "enforce_eager": "spec.rollout.enforceEager",
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _LAYOUT),
+    **dict.fromkeys(("data_parallel_size", "distributed_executor_backend", "nnodes"), _LAYOUT),
+    **dict.fromkeys(("enable_lora", "max_lora_rank", "lora_target_modules"), "spec.model.lora"),
+    "seed": "spec.seed",
+}
+"""What the product says itself, by the field that it comes from."""
+_FIXED: Final = frozenset(
+    {
+        *("load_format", "skip_tokenizer_init", "enable_prefix_caching", "logprobs_mode"),
+        *("max_logprobs", "disable_log_stats", "use_tqdm_on_load", "enable_sleep_mode"),
+        *("block_size", "enable_chunked_prefill", "worker_cls", "worker_extension_cls"),
+    }
+)
+"""What it says whatever the job is."""
+_NOT_YET: Final = frozenset(
+    ("quantization", "quantization_config", "speculative_config", "spec_method", "spec_model")
+)
+"""Engines get the trainer's weights, each as it is and at each step."""
+
+
+def check_arguments(arguments: Mapping[str, Json]) -> Iterator[Problem]:
+    """What is wrong with names; those that exist are known where vLLM is installed."""
+    known = names()
+    for name, value in arguments.items():
+        where, got = f"{_FIELD}.{name}", shown(value)
+        if name in _SET_BY:
+            why, allowed = f"{_SET_BY[name]} says so", f"{_SET_BY[name]} in its place"
+            yield Problem(where, got, why, allowed, ReasonCode.CONFLICT)
+        elif name in _FIXED:
+            why = "the product needs it as it sets it"
+            yield Problem(where, got, why, "remove it", ReasonCode.CONFLICT)
+        elif name in _NOT_YET:
+            why = "engines get the trainer's own weights at each step: not in this version"
+            yield Problem(where, got, why, "remove it", ReasonCode.NOT_IN_THIS_VERSION)
+        elif known and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            allowed = f"write {near[0]}" if near else "a field of vLLM's EngineArgs"
+            why = "the installed vLLM has no such argument"
+            yield Problem(where, got, why, allowed, ReasonCode.UNKNOWN_FIELD)
+
+
+@cache
+def names() -> frozenset[str]:
+    """The fields of EngineArgs, of the source of the vLLM that is installed; none without one.
+
+    vLLM takes seconds to import, and in a process that must not be a rank of an engine.
+    """
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        return frozenset()
+    source = Path(found.origin).parent / "engine" / "arg_utils.py"
+    bodies = [
+        node.body
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+    ]
+    return frozenset(
+        line.target.id
+        for body in bodies
+        for line in body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    )
