@@ -10,7 +10,7 @@ from tiny_models import save_tokenizer
 
 from ppojob_api import run_config, validation
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_trainer.controller.wiring import open_prompts
+from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.errors import ConfigError
 
 pytestmark = pytest.mark.processes

@@ -2,8 +2,7 @@
 
 import contextlib
 import hashlib
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ppojob_api import contract
@@ -11,9 +10,6 @@ from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_api.validation import check_length, length_warnings
-from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.copies import Copies
 from ppojob_trainer.checkpoint.files import sha256_of
@@ -26,6 +22,7 @@ from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
+from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.role_channels import RoleChannels
@@ -39,10 +36,7 @@ from ppojob_trainer.controller.training_step import (
     Updates,
     needs_old_logprobs,
 )
-from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.pictures import why_blind
-from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks
@@ -51,16 +45,12 @@ from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.retrieval.manifest import MANIFEST
 from ppojob_trainer.rewards.overlong import OverlongPenalty
-from ppojob_trainer.rewards.row_checks import checks_of
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import Agreement, code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
-from ppojob_trainer.tools.schemas import tool_schemas
 from ppojob_trainer.trackers.libraries import LIBRARIES
 from ppojob_trainer.trackers.messages import TrackedRun
 from ppojob_trainer.trackers.sink import TrackerSink
-
-_log = logging.getLogger(__name__)
 
 
 def build_loop(
@@ -93,10 +83,11 @@ def build_loop(
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
-    source: BatchSource | Demonstrations = batch_source(spec, stages, total_steps, train, order)
-    if spec.algorithm.given is not None:
-        size, answers = spec.algorithm.prompts_per_step, spec.algorithm.answers_per_row
-        source = Demonstrations(roles, hosts["actorRollout"], size, answers)
+    source: BatchSource | Demonstrations = (
+        _demonstrations(spec, roles, hosts)
+        if spec.algorithm.given is not None
+        else batch_source(spec, stages, total_steps, train, order)
+    )
     training = _training_step(spec, stages, hosts, channels, source)
 
     def tell_saved(step: int) -> None:
@@ -132,6 +123,11 @@ def build_loop(
         stop_requested=stop,
         tell_progress=heartbeat.tell_progress,
     )
+
+
+def _demonstrations(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup]) -> Demonstrations:
+    size, answers = spec.algorithm.prompts_per_step, spec.algorithm.answers_per_row
+    return Demonstrations(roles, hosts["actorRollout"], size, answers)
 
 
 def _hosts(config: RunConfig, roles: Roles) -> dict[str, RoleGroup]:
@@ -194,67 +190,6 @@ def _checkpoints(
         tell_saved=tell_saved,
         copies=Copies(config, store, among) if spec.copy_to is not None else None,
     )
-
-
-def open_prompts(
-    config: RunConfig, began: float, stack: contextlib.ExitStack
-) -> tuple[PromptDataset, PromptDataset | None]:
-    """Open the data of a job: the training prompts, and those that are held out, if any.
-
-    A job that only generates has the latter in both places. Templates take `began`, unix seconds
-    at which the job began, for the present time.
-    """
-    spec = config.spec
-    model = Path(spec.model.path)
-    tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
-    template = Path(spec.model.chat_template) if spec.model.chat_template else None
-    chat = stack.enter_context(
-        ChatTokenizer(
-            model,
-            tokenizer,
-            template,
-            began=began,
-            tools=tool_schemas(spec.agent),
-            blind=why_blind(spec),
-        )
-    )
-    agents = row_agents(spec.agent)
-
-    def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
-        rewards = checks_of(spec)
-        dataset = stack.enter_context(
-            PromptDataset.open(
-                files,
-                data,
-                chat,
-                rewards=rewards,
-                agents=agents,
-                max_rows=max_rows,
-                given=spec.algorithm.given,
-            )
-        )
-        for warning in dataset.warnings:
-            _log.warning("%s", warning)
-        return dataset
-
-    data = spec.prompts
-    train = opened(data.train, data, data.max_train_rows)
-    if spec.steps.generate_only:
-        return train, train
-    field, drawn = spec.algorithm.draw
-    if len(train) < drawn:
-        raise ConfigError(
-            f"spec.algorithm.{field}: got {drawn}: the training data has {len(train)} "
-            "usable rows; at most that many, or more data"
-        )
-    if problems := check_length(config.job(), len(train)):
-        raise ConfigError(map(str, problems))
-    for problem in length_warnings(config.job(), len(train)):
-        _log.warning("%s", problem)
-    validation = None
-    if data.validation:
-        validation = opened(data.validation, data.of_validation, data.max_validation_rows)
-    return train, validation
 
 
 def _code_files(spec: PPOJobSpec) -> dict[str, str]:
