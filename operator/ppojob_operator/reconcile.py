@@ -13,7 +13,7 @@ import zmq
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import API_VERSION, KIND, RoleName
 from ppojob_operator.build import kueue
-from ppojob_operator.build.metadata import is_of
+from ppojob_operator.build.metadata import LABEL_JOB_UID, is_of
 from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
 from ppojob_operator.cache import Cache
 from ppojob_operator.changes import made
@@ -240,10 +240,12 @@ class Reconciler:
             raise UnavailableError(f"{kind.name} {name} of an earlier job is not gone yet")
         whose = "is there already and is not this job's"
         if kind.name == "PersistentVolumeClaim":
-            whose = (
-                "holds an earlier job's run, which was to be kept; delete it with kubectl delete "
-                f"pvc {name}, or make a job of another name"
-            )
+            whose += f"; volume.claimName: {name} for a run on it, or a job of another name"
+            if LABEL_JOB_UID in (found["metadata"].get("labels") or {}):
+                whose = (
+                    "holds an earlier job's run, which was to be kept; delete it with kubectl "
+                    f"delete pvc {name}, or make a job of another name"
+                )
         raise RefusedError(f"{kind.name} {name} {whose}")
 
     async def _make_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:

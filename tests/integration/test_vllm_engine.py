@@ -218,7 +218,8 @@ def test_a_step_has_a_token_for_every_sequence(facts: Facts, device: str) -> Non
 
 
 def test_limits_of_tokens_and_memory_are_those_that_were_asked_for(facts: Facts) -> None:
-    assert facts["limits"]["cuda as asked"] == [96, 0.3, True, 3]
+    # The last one says that experts are told.
+    assert facts["limits"]["cuda as asked"] == [96, 0.3, True, 3, True]
     # A prompt is computed whole there, and the longest has 128 tokens.
     assert facts["limits"]["cpu as asked"][0] == 128
 

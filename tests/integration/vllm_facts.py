@@ -87,12 +87,13 @@ def scheduler_limits(folder: Path) -> dict[str, Any]:
         arguments = vllm_engine.engine_args(many, config, device)
         facts[device] = [arguments.max_num_batched_tokens, arguments.max_num_seqs]
         asked = section("float32", **ASKED)
-        arguments = vllm_engine.engine_args(asked, config, device)
+        arguments = vllm_engine.engine_args(asked, config, device, tells_experts=True)
         facts[f"{device} as asked"] = [
             arguments.max_num_batched_tokens,
             arguments.gpu_memory_utilization,
             arguments.enforce_eager,
             arguments.stream_interval,
+            arguments.aux_output_config.enable_return_routed_experts,
         ]
     return facts
 

@@ -174,6 +174,23 @@ def test_a_version_goes_when_no_run_names_it_any_more(store, tmp_path):
     assert not [path for path in before.parents[2].iterdir() if path.suffix == ".gone"]
 
 
+def test_what_may_not_be_read_or_cleared_beside_a_run_costs_it_nothing(store, tmp_path):
+    _, url = store
+    config, told = job_of(url), list[str]()
+    (tmp_path / "runs" / "lost+found" / "fetched.json").mkdir(parents=True)
+    stale = tmp_path / "runs" / ".fetched" / "0123-4567"
+    (stale / "content").mkdir(parents=True)
+    os.utime(stale / "content", (0, 0))
+    lock = stale.with_name(f"{stale.name}.lock")
+    lock.mkdir()
+    locate(config, tmp_path / "runs" / "a", told.append)
+    assert stale.exists()
+    assert "old versions stay: IsADirectoryError" in told[-1]
+    lock.rmdir()
+    locate(config, tmp_path / "runs" / "b", told.append)
+    assert not stale.exists()
+
+
 def test_a_changed_file_is_fetched_by_a_new_run_alone(store, tmp_path):
     root, url = store
     config, old = job_of(url), tmp_path / "runs" / "old"

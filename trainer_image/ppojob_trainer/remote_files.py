@@ -25,7 +25,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, FETCHED_FILE, JOURNAL_FILE
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import durable
-from ppojob_trainer.errors import CannotResume, ConfigError, JobFailed, PPOJobError
+from ppojob_trainer.errors import CannotResume, ConfigError, JobFailed, PPOJobError, StorageError
 
 _log = logging.getLogger(__name__)
 FETCHED_FOLDER: Final = ".fetched"
@@ -102,7 +102,10 @@ def locate(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> RunCo
     durable.make_folder(run_folder, parents=True, exist_ok=True)
     kept = json.dumps({url: asdict(one) for url, one in found.items()}, indent=2, sort_keys=True)
     durable.write_file(run_folder / FETCHED_FILE, kept.encode(), PLACES_POINT)
-    _clear(cache)
+    try:
+        _clear(cache)
+    except (OSError, StorageError) as problem:
+        tell(f"{cache}: old versions stay: {_told(problem)}")
     return config.located({url: one.path for url, one in found.items()})
 
 
@@ -132,7 +135,8 @@ def _clear(cache: Path) -> None:
     """Remove the versions that no run beside them names, a day after one has taken them last."""
     named = set[str]()
     for run in cache.parent.iterdir():
-        named |= {part for one in _kept(run).values() for part in Path(one.path).parts}
+        with contextlib.suppress(OSError):  # such as lost+found of a volume
+            named |= {part for one in _kept(run).values() for part in Path(one.path).parts}
     for path in cache.iterdir():
         if not path.is_dir() or path.name in named:
             continue
@@ -225,7 +229,7 @@ def again(
 
 
 @contextlib.contextmanager
-def refusing(where: str, url: str) -> Iterator[None]:
+def refusing(where: str, url: str, may: str = "read") -> Iterator[None]:
     """Refuse what no patience mends, by ConfigError: a missing package or right."""
     scheme = url.partition("://")[0]
     try:
@@ -236,7 +240,7 @@ def refusing(where: str, url: str) -> Iterator[None]:
             where, url, f"the package {package} is not installed here", f"pip install {package}"
         ) from None
     except PermissionError as problem:
-        raise _refusal(where, url, _told(problem), "credentials that may read it") from None
+        raise _refusal(where, url, _told(problem), f"credentials that may {may} it") from None
 
 
 def _list(url: str, where: str) -> _Listing:

@@ -284,7 +284,7 @@ SAMPLING_RULES = rules(
     when: self.engine == 'huggingface'
     must: !self.enforceEager
 
-    spec.rollout | engineArguments | NoEffect
+    spec.rollout | engineArguments | NoEffect | here
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: self.engine == 'huggingface'
     must: self.engineArguments.size() == 0

@@ -62,12 +62,14 @@ def _stable(verl: Verl, job: Draft, at: str, section: str) -> None:
         f"{at}.{one}" for one in ("lr_scheduler_type", "lr_wsd_decay_style", "lr_wsd_decay_steps")
     )
     last = verl[f"{at}.lr_decay_steps"] or verl["trainer.total_training_steps"]
-    if verl[form] not in ("linear", "cosine") or not is_count(last) or not is_count(verl[fall]):
+    begin, ratio = verl[f"{at}.lr_warmup_steps"], verl[f"{at}.lr_warmup_steps_ratio"]
+    if is_count(last) and begin <= 0:
+        begin = int(ratio * last)
+    is_within = is_count(last) and is_count(verl[fall]) and verl[fall] <= last - begin
+    if verl[form] not in ("linear", "cosine") or not is_within:
         why = "stable steps and a fall, linear or cosine, of a schedule whose steps are given"
         job.leave_out(why, kind)
         return
-    begin = verl[f"{at}.lr_warmup_steps"]
-    begin = begin if begin > 0 else int(verl[f"{at}.lr_warmup_steps_ratio"] * last)
     job.set(f"{section}.schedule", verl[form], kind, form)
     job.set(f"{section}.stableRatio", round(1 - verl[fall] / (last - begin), 9), fall)
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_every_rule_stands_in_its_section() -> None:
         path = "." + rule.section if rule.section else ""
         assert rule.expression in [r["rule"] for r in NODES[path]["x-kubernetes-validations"]]
         assert "\n" not in rule.message
+
+
+def test_no_rule_reads_what_has_no_form() -> None:
+    """An API server takes no CRD with a rule on something of which it knows no members or size."""
+    for path, node in NODES.items():
+        for rule in node.get("x-kubernetes-validations", []):
+            for read in re.findall(r"(?<!has\()\bself((?:\.\w+)+)", rule["rule"]):
+                names = read.split(".")
+                places = [path + ".".join(names[:end]) for end in range(1, len(names) + 1)]
+                found = [NODES.get(place, {}) for place in places]
+                assert not any("x-kubernetes-preserve-unknown-fields" in one for one in found), rule
 
 
 COSINE = {"optimizer": {"schedule": "cosine"}}

@@ -15,7 +15,7 @@ from ppojob_api import validation
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_trainer import failpoints
-from ppojob_trainer.checkpoint.copies import Copies, restore
+from ppojob_trainer.checkpoint.copies import Copies, _Place, restore
 from ppojob_trainer.checkpoint.journal import Journal, last_saved
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault
@@ -104,16 +104,38 @@ def test_a_lost_run_goes_on_from_its_newest_copy(tmp_path: Path) -> None:
     assert store_of(run, other).latest().checkpoint is not None
 
 
-def test_a_damaged_copy_is_not_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("actor/rank-0/model.safetensors", b"cut"),
+        ("actor/rank-0/model.safetensors", None),
+        ("run/metrics.jsonl", None),
+    ],
+)
+def test_a_damaged_copy_is_not_used(tmp_path: Path, name: str, content: bytes | None) -> None:
     config, run = job_of(tmp_path), tmp_path / "runs" / "sum"
     train(run, config, 1, 2)
     shutil.rmtree(run)
-    newest = tmp_path / "bucket" / "sum" / "checkpoints" / "step-000002"
-    (newest / "actor" / "rank-0" / "model.safetensors").write_bytes(b"cut")
+    file = tmp_path / "bucket" / "sum" / "checkpoints" / "step-000002" / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
     told: list[str] = []
     restore(config, run, told.append)
     assert store_of(run, config).steps() == (1,)
-    assert "rank-0/model.safetensors" in told[0]
+    assert name in told[0]
+    assert len(told) == 2
+
+
+def test_a_right_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+    place = _Place(job_of(tmp_path))
+
+    def put() -> None:
+        raise PermissionError("Access Denied")
+
+    with pytest.raises(ConfigError, match=r"^spec.checkpoint.copyTo: .* may read and write it"):
+        place._again(put)
 
 
 def test_a_manifest_that_a_kill_has_torn_is_no_copy_and_made_again(tmp_path: Path) -> None:

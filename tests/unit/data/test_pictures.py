@@ -62,6 +62,7 @@ def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
             files.folder / "a.parquet", maxPromptTokens=30, overlongPrompts="truncate_left"
         )
         assert "longer than spec.data.maxPromptTokens" in cut
+        assert cut.endswith("overlongPrompts: drop")  # nobody cuts a picture
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,16 @@ async def test_a_claim_that_is_made_outlives_its_job_and_is_taken_over_by_no_oth
     assert bench.names("Pod") != []
 
 
+async def test_a_claim_that_somebody_made_is_no_run_to_be_deleted(bench: Bench) -> None:
+    head = {"name": "sum-run", "namespace": "lab"}
+    bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": head})
+    bench.edit_spec(checkpoint={"volume": {"size": "20Gi"}})
+    for _ in range(3):
+        with pytest.raises(ClusterError, match=r"not this job's; volume.claimName: sum-run for a"):
+            await bench.step()
+    assert bench.names("Pod") == []
+
+
 async def test_a_claim_goes_with_its_job_where_that_is_asked_for(bench: Bench) -> None:
     asked = {"size": "1Gi", "accessMode": "ReadWriteOnce", "whenDeleted": "Delete"}
     bench.edit_spec(checkpoint={"volume": asked})

@@ -9,6 +9,7 @@ from ppojob_trainer.rollout.engine_arguments import check_arguments, names
 
 WRONG = {
     "max_model_len": (ReasonCode.CONFLICT, "spec.rollout.maxModelTokens in its place"),
+    "aux_output_config": (ReasonCode.CONFLICT, "spec.algorithm.routerReplay in its place"),
     "logprobs_mode": (ReasonCode.CONFLICT, "remove it"),
     "quantization": (ReasonCode.NOT_IN_THIS_VERSION, "remove it"),
     "stream_intervall": (ReasonCode.UNKNOWN_FIELD, "write stream_interval"),

@@ -10,6 +10,7 @@ fsspec writes them as it reads what lies behind URLs; a path is written as well.
 torch: the controller imports it.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -68,16 +69,17 @@ class _Place:
         self._system, self._root = self._again(self._open)
 
     def _again(self, act: Callable[[], Any]) -> Any:
-        return again(act, self.url, "reached", self._tell)
+        def attempt() -> Any:
+            with refusing(FIELD, self.url, "read and write"):
+                return act()
+
+        return again(attempt, self.url, "reached", self._tell)
 
     def _open(self) -> Any:
         import fsspec  # late: every controller loads this module, and few copy
 
         own = {} if "://" in self.url else {"auto_mkdir": True}
-        with refusing(FIELD, self.url):
-            return fsspec.url_to_fs(
-                self.url, use_listings_cache=False, skip_instance_cache=True, **own
-            )
+        return fsspec.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **own)
 
     def _checkpoint(self, step: int, *path: str) -> str:
         return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
@@ -87,8 +89,7 @@ class _Place:
 
         def listed() -> list[str]:
             try:
-                with refusing(FIELD, self.url):
-                    return list(self._system.ls(f"{self._root}/{CHECKPOINTS_FOLDER}", detail=False))
+                return list(self._system.ls(f"{self._root}/{CHECKPOINTS_FOLDER}", detail=False))
             except FileNotFoundError:
                 return []
 
@@ -102,13 +103,14 @@ class _Place:
 
     def read(self, step: int, *path: str) -> bytes:
         """Read a small file of a copy."""
-        found: bytes = self._again(lambda: self._system.cat_file(self._checkpoint(step, *path)))
+        remote = self._checkpoint(step, *path)
+        found: bytes = self._again(_there(step, *path)(lambda: self._system.cat_file(remote)))
         return found
 
     def get(self, step: int, path: str, target: Path) -> None:
         """Fetch a file of a copy."""
         remote = self._checkpoint(step, path)
-        self._again(lambda: self._system.get_file(remote, str(target)))
+        self._again(_there(step, path)(lambda: self._system.get_file(remote, str(target))))
 
     def put(self, step: int, path: str, source: Path | bytes) -> None:
         """Write a file of a copy."""
@@ -150,6 +152,15 @@ class _Place:
         for name in sorted(names, key=lambda name: (name == _CONFIG_FILE, name)):
             failpoints.hit(COPY_EXPORT)
             self._put(f"{target}/{name}", folder / name)
+
+
+@contextlib.contextmanager
+def _there(step: int, *path: str) -> Iterator[None]:
+    """Tell of a copy that lacks a file, which no patience mends."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DamagedCheckpoint(posixpath.join(folder_name(step), *path), "it is gone") from None
 
 
 class Copies:
@@ -292,10 +303,10 @@ def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None
             found = _manifest_of(place, step)
             _refuse_others(place, step, found, config)
             folder = _fetched(place, step, found, root, config.uid)
+            _bring_run_back(place, step, found, run_folder)
         except DamagedCheckpoint as problem:
             tell(f"{place.url}: {problem}: this copy is not used")
             continue
-        _bring_run_back(place, step, found, run_folder)
         durable.rename(folder, root / folder_name(step), RESTORE_POINT)
         tell(f"{place.url}: the run goes on from the copy of step {step}")
         return

@@ -36,6 +36,7 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 
 _BATCH_ROWS = 256
 _KEY_BYTES = 8
+_ALL_CUTS = "drop, truncate_left, truncate_right or truncate_middle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +330,8 @@ class Scan:
             allowed = "content that the chat template and the tokenizer keep"
             bad = "a prompt of no tokens", "there is nothing to answer", allowed
         elif len(ids) > limit and (policy == "error" or candidate.row.pictures):
-            allowed = (
-                "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
-                "truncate_right or truncate_middle"
-            )
+            cuts = "drop" if candidate.row.pictures else _ALL_CUTS
+            allowed = f"a larger maxPromptTokens, or spec.data.overlongPrompts: {cuts}"
             bad = f"{len(ids)} tokens", f"longer than spec.data.maxPromptTokens {limit}", allowed
         elif answered > longest and policy == "error":
             allowed = (

@@ -13,6 +13,7 @@ from ppojob_trainer.json_value import Json
 
 _FIELD: Final = "spec.rollout.engineArguments"
 _LAYOUT: Final = "spec.rollout.parallelism"
+_REPLAY: Final = "spec.algorithm.routerReplay"
 _SET_BY: Final = {
     **dict.fromkeys(("model", "model_weights", "served_model_name"), "spec.model.path"),
     **dict.fromkeys(("tokenizer", "tokenizer_mode"), "spec.model.tokenizerPath"),
@@ -28,6 +29,7 @@ _SET_BY: Final = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _LAYOUT),
     **dict.fromkeys(("data_parallel_size", "distributed_executor_backend", "nnodes"), _LAYOUT),
     **dict.fromkeys(("enable_lora", "max_lora_rank", "lora_target_modules"), "spec.model.lora"),
+    **dict.fromkeys(("enable_return_routed_experts", "aux_output_config"), _REPLAY),
     "seed": "spec.seed",
 }
 """What the product says itself, by the field that it comes from."""

@@ -152,9 +152,10 @@ class VllmEngine:
         self._adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
         self._owns_world = not dist.is_initialized()
         with process_state_kept(own_environment="VLLM_"):
-            arguments = engine_args(rollout, config, device, trust_remote_code, shares_device)
+            arguments = engine_args(
+                rollout, config, device, trust_remote_code, shares_device, tells_experts
+            )
             arguments.hf_overrides = partial(_engine_config, changes=overrides or {})
-            arguments.enable_return_routed_experts = tells_experts
             if lora is not None:
                 arguments.enable_lora = True
                 arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
@@ -366,7 +367,8 @@ class VllmEngine:
         if any(map(math.isnan, logprobs)):
             raise not_a_number(output.request_id, self._policy_version)
         experts = completion.routed_experts
-        if self._tells_experts and (experts is None or len(experts) < len(tokens)):
+        read = len(output.prompt_token_ids or ()) + len(tokens) - 1
+        if self._tells_experts and (experts is None or len(experts) < read):
             raise RolloutError(f"request {output.request_id!r}: vLLM told no experts of its tokens")
         return Finished(
             output.request_id,
@@ -412,6 +414,7 @@ def engine_args(
     device: str,
     trust_remote_code: bool = False,
     shares_device: bool = True,
+    tells_experts: bool = False,
 ) -> vllm.EngineArgs:
     """Translate the spec; what differs by device is told apart here and nowhere else.
 
@@ -419,7 +422,7 @@ def engine_args(
         ConfigError: An argument of the job's own is not to be had.
     """
     if problems := [str(one) for one in check_arguments(rollout.engine_arguments)]:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(problems)
     length = rollout.max_model_tokens or 0  # which a resolved run has
     tensor = rollout.parallelism.tensor
     common: dict[str, Any] = {
@@ -439,6 +442,8 @@ def engine_args(
         # This process is one of the engine's ranks, and vLLM starts no others.
         "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
         "seed": 0,
+        # vLLM reads it while these are made, and not again.
+        "enable_return_routed_experts": tells_experts,
         **rollout.engine_arguments,
     }
     if tensor > 1:

@@ -53,6 +53,8 @@ class Method(Generic[Request, Answer]):
     has_attempt: bool = True
 
 
+PICTURES_BYTES = 2_048 * MEBI
+"""Of prompts in a request: those of a whole validation, with their pictures."""
 GENERATING_ROLES = frozenset({"actorRollout", "rollout"})
 """Whose ranks generate, and call tools for that."""
 
@@ -62,12 +64,12 @@ START = Method("start", pods.StartRanks, pods.PodStatus, once=False)
 
 RESTORE = Method("restore", saving.Restore, Nothing)
 SYNC_WEIGHTS = Method("sync_weights", rollout.SyncWeights, Nothing)
-GENERATE = Method("generate", rollout.Generate, rollout.Generated, limit_bytes=256 * MEBI)
+GENERATE = Method("generate", rollout.Generate, rollout.Generated, limit_bytes=PICTURES_BYTES)
 ROWS_DRAWN = Method("rows_drawn", Nothing, rollout.RowsDrawn, once=False)
 BRING_WEIGHTS = Method("bring_weights", rollout.BringWeights, Nothing)
 HAND_OVER = Method("hand_over", rollout.HandOver, Nothing)
 RECALL = Method("recall", rollout.Recall, rollout.Recalled, once=False)
-LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=256 * MEBI)
+LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=PICTURES_BYTES)
 DEMONSTRATE = Method("demonstrate", demonstrations.Demonstrate, Nothing, limit_bytes=256 * MEBI)
 MEASURE_LOSS = Method(
     "measure_loss", demonstrations.MeasureLoss, PassStatistics, limit_bytes=256 * MEBI

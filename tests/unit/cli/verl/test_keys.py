@@ -150,6 +150,11 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.optimizer.schedule": "linear", "spec.optimizer.stableRatio": 0.8},
     ),
     (
+        f"{OPTIM}.lr_decay_style=WSD {OPTIM}.lr_wsd_decay_style=linear"
+        f" {OPTIM}.lr_wsd_decay_steps=9 {OPTIM}.lr_warmup_steps=4 {OPTIM}.lr_decay_steps=12",
+        {"spec.optimizer.schedule": None, "spec.optimizer.stableRatio": None},
+    ),
+    (
         f"{OPTIM}.lr_decay_style=WSD {OPTIM}.lr_wsd_decay_steps=2",
         {"spec.optimizer.schedule": None, "spec.optimizer.stableRatio": None},
     ),
