@@ -126,6 +126,7 @@ agent.num_workers | not needed | rows take turns in the rank that holds the engi
 agent_loop_config_path | spec.agent.agents | the names of agents
 custom_async_server | not needed | the engine is in the rank that drives it
 model.path | spec.model.path
+partial_pretrain | spec.model.path | of fsdp_sft_trainer
 model.tokenizer_path | spec.model.tokenizerPath
 custom_chat_template | spec.model.chatTemplate | a file
 calculate_sum_pi_squared | not needed | estimators that read it have it computed
@@ -277,7 +278,7 @@ enable_prefix_caching | not needed | a prompt is computed once for all of its sa
 enable_chunked_prefill | not needed | vLLM's own choice on GPUs; on processors prompts are whole
 engine_kwargs | not yet | arguments of other engines
 engine_kwargs.vllm | spec.rollout.engineArguments
-mm_processor_cache_gb disable_mm_preprocessor_cache | not needed | there are no pictures
+mm_processor_cache_gb disable_mm_preprocessor_cache | not needed | vLLM is shown no pictures
 expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
 max_prompt_length prompt_length | spec.data.maxPromptTokens
 over_sample_rate | not yet | rows drawn beyond those that are trained on

@@ -18,7 +18,7 @@ from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.copies import Copies, _Place, restore
 from ppojob_trainer.checkpoint.journal import Journal, last_saved
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault
+from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault, JobFailed
 from ppojob_trainer.processor import has_native_bfloat16
 
 POINTS = [point for point in failpoints.all_points() if point.startswith(("copied.", "restored."))]
@@ -185,6 +185,20 @@ def test_copies_of_another_run_are_neither_taken_nor_touched(tmp_path: Path) -> 
     assert "spec.seed" in copies.trouble
     there = (tmp_path / "bucket" / "sum" / "checkpoints").iterdir()
     assert [path.name for path in there] == ["step-000001"]
+
+
+def test_a_run_folder_is_no_place_for_its_own_copies(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "sum"
+    (tmp_path / "mounted").symlink_to(tmp_path / "runs")
+    config = job_of(tmp_path, checkpoint={"copyTo": str(tmp_path / "mounted")})
+    store = train(run, config, 1)
+    (run / "export").mkdir()
+    (run / "export" / "config.json").write_text("{}")
+    with pytest.raises(JobFailed, match=r"spec.checkpoint.copyTo: .* is the run folder"):
+        Copies(config, store, lambda _: None).finish(run / "export", lambda: False)
+    assert (run / "export" / "config.json").exists()
+    with pytest.raises(ConfigError, match=r"^spec.checkpoint.copyTo: .* is the run folder"):
+        restore(config, run)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")

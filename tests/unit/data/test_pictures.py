@@ -68,7 +68,11 @@ def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"images": [{"bytes": b"\x89PNG"}]}, "images: got bytes that are no picture"),
+        (
+            {"images": [{"bytes": b"\x89PNG"}]},
+            "images: got bytes that are no picture: no picture of a known format; ",
+        ),
+        ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": no picture of a known'),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
         ({"images": [7]}, "images: got int: it is no picture"),
         ({"images": [{"bytes": picture("red", (401, 2))}]}, "images: got 401 by 2 pixels"),
@@ -82,6 +86,15 @@ def test_what_is_no_row_with_pictures_is_refused(folder: Path, changes, told: st
         row = {**good_row("<image>?"), **changes}
         (line,) = files.errors(files.table("a.parquet", row))
         assert line.startswith(f"a.parquet:0:{told}")
+
+
+def test_a_mark_without_a_picture_is_told(folder: Path) -> None:
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        table = files.table("a.parquet", good_row("<image>?", images=[]))
+        with files.open(table, files.lines("b.jsonl", good_row("<image>!", image=[7]))) as dataset:
+            told = [line.partition(": got")[0] for line in dataset.warnings]
+    assert told[:2] == ["a.parquet:0:prompt", "b.jsonl:1:prompt"]
 
 
 SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ppojob_api.problem import shown
+from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import (
     CHECKPOINTS_FOLDER,
@@ -40,7 +40,13 @@ from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ppojob_trainer.checkpoint.store import CheckpointStore, folder_name, step_of, steps_in
-from ppojob_trainer.errors import CannotResume, DamagedCheckpoint, Interrupted, JobFailed
+from ppojob_trainer.errors import (
+    CannotResume,
+    ConfigError,
+    DamagedCheckpoint,
+    Interrupted,
+    JobFailed,
+)
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.remote_files import Tell, again, refusing
@@ -226,6 +232,7 @@ class Copies:
 
     def _copy_all(self, export: Path | None = None) -> None:
         if self._place is None:
+            _refuse_run_folder(self._config, self._store.root.parent)
             place = _Place(self._config)
             for step in _complete(place):
                 try:
@@ -285,11 +292,12 @@ def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None
 
     Raises:
         CannotResume: the copies are of a run with other settings, or none is to be gone on from.
-        ConfigError: the store cannot be read as the job names it.
+        ConfigError: the store cannot be read as the job names it, or is the run folder.
         JobFailed: the store did not answer, however often it was asked.
         StorageError: the disk refused.
     """
     root = run_folder / CHECKPOINTS_FOLDER
+    _refuse_run_folder(config, run_folder)
     if config.spec.checkpoint.copy_to is None or (root.is_dir() and steps_in(root)):
         return
     place = _Place(config, tell)
@@ -310,6 +318,18 @@ def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None
         durable.rename(folder, root / folder_name(step), RESTORE_POINT)
         tell(f"{place.url}: the run goes on from the copy of step {step}")
         return
+
+
+def _refuse_run_folder(config: RunConfig, run_folder: Path) -> None:
+    """Refuse a place that is the run folder: a copy would be removed with what it is made of."""
+    target = config.spec.checkpoint.copy_to
+    if target is None or "://" in target:
+        return
+    copies = Path(target) / config.name
+    is_same = copies.exists() and run_folder.exists() and copies.samefile(run_folder)
+    if is_same or copies.resolve() == run_folder.resolve():
+        why, allowed = f"{copies} is the run folder", "a folder elsewhere, or a URL"
+        raise ConfigError(str(Problem(FIELD, shown(target), why, allowed, ReasonCode.CONFLICT)))
 
 
 def _complete(place: _Place) -> Iterator[int]:

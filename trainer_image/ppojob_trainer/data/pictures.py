@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -185,12 +185,13 @@ def _read(cell: object) -> bytes:
     content: object = cell
     if isinstance(cell, Mapping):
         content = cell.get("bytes") or cell.get("path")
+    named = shown(content) if isinstance(content, str) else "bytes that are no picture"
     if isinstance(content, str):
         try:
             content = Path(content).read_bytes()
         except OSError as error:
-            got, why = shown(content), error.strerror or "it cannot be read"
-            raise BadPicture(got, why, "the path of a picture, or its bytes") from None
+            why = error.strerror or "it cannot be read"
+            raise BadPicture(named, why, "the path of a picture, or its bytes") from None
     if not isinstance(content, bytes):
         allowed = "a list of structs with bytes or a path"
         raise BadPicture(type(content).__name__, "it is no picture", allowed)
@@ -198,9 +199,9 @@ def _read(cell: object) -> bytes:
         sides = opened(content).size
     except Exception as error:  # each format of Pillow's raises its own
         why = " ".join(str(error).split())
-        raise BadPicture(
-            "bytes that are no picture", why, "a whole PNG, JPEG or the like"
-        ) from None
+        if isinstance(error, UnidentifiedImageError):  # it tells an address in memory
+            why = "no picture of a known format"
+        raise BadPicture(named, why, "a whole PNG, JPEG or the like") from None
     if max(sides) > _LONGEST_SIDES * min(sides):
         got, why = f"{sides[0]} by {sides[1]} pixels", "no model takes it"
         raise BadPicture(

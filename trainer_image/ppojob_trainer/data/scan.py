@@ -275,8 +275,9 @@ class Scan:
         whole = row.prompt
         if not isinstance(whole, str):
             whole = [*whole, *(dict(said) for answer in candidate.answers for said in answer)]
-        seen = {pictures.COLUMN} if self._asked["sees_pictures"] else set()
-        unseen = set(candidate.columns) - seen
+        unseen = set(candidate.columns)
+        if self._asked["sees_pictures"]:  # a mark in a row without pictures is text
+            unseen = unseen - {pictures.COLUMN} if row.pictures else unseen | {pictures.COLUMN}
         found = (
             (self.errors, self._other_kind(candidate)),
             (self.errors, unrewarded(row, self.rewards, self.spec)),

@@ -494,6 +494,11 @@ def test_what_a_key_becomes(given_keys: str, fields: dict[str, Any]) -> None:
     } == fields
 
 
+def test_the_model_of_the_older_sft_trainer() -> None:
+    given = [*(one for one in BASE if MODEL not in one), "model.partial_pretrain=models/older"]
+    assert converted(given).fields["spec.model.path"].value == "models/older"
+
+
 FATES = [
     ("trainer.balance_batch=false", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.WRITTEN),
