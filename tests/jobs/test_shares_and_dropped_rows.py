@@ -22,9 +22,9 @@ def test_shares_hold_and_dropped_rows_are_not_trained_on(
     run_through, tiny_job, tiny_data, tmp_path: Path, output: Path
 ):
     lines = Path(tiny_data["train"][0]["path"]).read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    data = [json.loads(line) for line in lines]
     train = []
-    for name, part in (("few", rows[:6]), ("many", rows[6:])):
+    for name, part in (("few", data[:6]), ("many", data[6:])):
         named = [row | {"data_source": name, "extra_info": {"level": 1}} for row in part]
         (tmp_path / f"{name}.json").write_text(json.dumps(named))
         train.append({"path": str(tmp_path / f"{name}.json"), "weight": 1})
@@ -37,7 +37,7 @@ def test_shares_hold_and_dropped_rows_are_not_trained_on(
     run_through(job, output, "controller.step.recorded@2=kill")
     drawn: dict[str, list[int]] = {"few": [], "many": []}
     for step, line in enumerate(run_folders.metrics(output), start=1):
-        kept, told = (rows(output, step, folder) for folder in ("rollouts", "advantages"))
+        kept, told = (run_folders.rows(output, step, folder) for folder in ("rollouts", "advantages"))
         assert Counter(row["data_source"] for row in kept) == {"few": 6, "many": 6}
         assert {row["extra_info"] for row in kept} == {'{"level":1}'}
         for row in kept[::3]:

@@ -85,7 +85,7 @@ def test_what_a_call_started_dies_with_it(escape: str, source: Source, tmp_path:
     spec = source(f"{code}\ntime.sleep(0.3)\nif solution_str == 'x': return 1\ntime.sleep(1000)")
     with ScoringPool([spec]) as pool:
         pool.score([item("x")])
-        assert running(f"sleep {marker}")
+        eventually(lambda: running(f"sleep {marker}"))
         with pytest.raises(RewardFailed, match="RewardTimeout"):
             pool.score([item("y")])
         assert not running(f"sleep {marker}")
