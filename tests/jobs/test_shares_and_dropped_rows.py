@@ -37,7 +37,8 @@ def test_shares_hold_and_dropped_rows_are_not_trained_on(
     run_through(job, output, "controller.step.recorded@2=kill")
     drawn: dict[str, list[int]] = {"few": [], "many": []}
     for step, line in enumerate(run_folders.metrics(output), start=1):
-        kept, told = (run_folders.rows(output, step, folder) for folder in ("rollouts", "advantages"))
+        kept = run_folders.rows(output, step)
+        told = run_folders.rows(output, step, "advantages")
         assert Counter(row["data_source"] for row in kept) == {"few": 6, "many": 6}
         assert {row["extra_info"] for row in kept} == {'{"level":1}'}
         for row in kept[::3]:
