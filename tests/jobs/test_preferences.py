@@ -115,12 +115,15 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
 def test_layouts_and_micro_batches_change_only_rounding(
     kind: str, layout: str, finished: Callable[..., Path], pairs: Path
 ) -> None:
-    """13 held-out pairs in batches of 8: the second has fewer than three ranks take evenly."""
-    one = finished("one", **sections_of(pairs, kind))
-    changes = {
-        "roles": {"actorRollout": LAYOUTS[layout]},
-        "training": {"autocast": "none", "microBatchTokens": 40},
-    }
+    """13 held-out pairs in batches of 8: the second has fewer than three ranks take evenly.
+
+    At this learning rate every step multiplies what rounding has changed: after four it is told from
+    a fault of the layout on any processor, later it is not.
+    """
+    changes = {"steps": {"total": 4, "validateEvery": 3, "validateFirst": True}}
+    one = finished("one", **sections_of(pairs, kind, **changes))
+    changes["roles"] = {"actorRollout": LAYOUTS[layout]}
+    changes["training"] = {"autocast": "none", "microBatchTokens": 40}
     other = finished("other", **sections_of(pairs, kind, **changes))
     steps = map(run_folders.without_layout, (other, one))
     for here, there in zip(*steps, strict=True):
