@@ -405,7 +405,7 @@ def interruptions(opened: VllmEngine, rows: list[Request], done: list[Finished])
     rest: list[Finished] = []
     while opened.has_work():
         rest += opened.step()
-    facts["aborted"] = asdict(rest[0])
+    facts["aborted"] = {**asdict(rest[0]), "experts": rest[0].experts.hex()}
     facts["unaborted prefix"] = done[1].tokens[:5]
     facts["spared"] = [d.tokens for d in rest[1:]] == [done[n].tokens for n in (0, 2, 3)]
     return facts

@@ -90,7 +90,8 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
     expected, found = alone(folder, name), results(folder, layout, name)
     gradients = under(expected, "gradient/")
     for key, gradient in under(found, "gradient/").items():
-        assert (gradient - gradients[key]).norm() <= 1e-5 * gradients[key].norm(), key
+        # Rounding of float32 sums, which is 1.01e-5 on processors with AVX2 alone, for biases.
+        assert (gradient - gradients[key]).norm() <= 2e-5 * gradients[key].norm(), key
     weights = under(expected, "weight/")
     for key, weight in under(found, "weight/").items():
         # AdamW makes whole steps of a gradient that is all but zero.
