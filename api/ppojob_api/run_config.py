@@ -105,7 +105,11 @@ class RunConfig(Section):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> "RunConfig":
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: It is not a run configuration of this version.
+        """
         return cls.model_validate_json(data, by_alias=True, by_name=False)
 
     def on_processor(self, *, native_bfloat16: bool) -> "RunConfig":

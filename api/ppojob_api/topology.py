@@ -87,7 +87,11 @@ class Topology(Section):
     """Roles that this job has, in the order of the spec."""
 
     def role(self, name: RoleName) -> RoleTopology:
-        """One role by name."""
+        """One role by name.
+
+        Raises:
+            KeyError: The job has no such role.
+        """
         for role in self.roles:
             if role.role == name:
                 return role

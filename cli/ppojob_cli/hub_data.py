@@ -21,6 +21,9 @@ def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
 
     Notes of the hub's library are taken away, unless the folder had a `.cache` before: it may be
     somebody's home.
+
+    Raises:
+        InputError: there is no such repository, or it cannot be reached.
     """
     if not HUB_ID.fullmatch(hub_id):
         raise InputError(
@@ -44,7 +47,11 @@ def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
 
 
 def described(folder: Path) -> Iterator[str]:
-    """A line for each data file below a folder: its rows and columns."""
+    """A line for each data file below a folder: its rows and columns.
+
+    Raises:
+        InputError: there are none.
+    """
     files = [
         path for path in sorted(folder.rglob("*")) if path.suffix in ENDINGS and path.is_file()
     ]

@@ -58,7 +58,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def refuse_owned(folder: Path) -> None:
-    """Refuse a run folder that another process owns; nothing is made or written."""
+    """Refuse a run folder that another process owns; nothing is made or written.
+
+    Raises:
+        ConfigError: a process owns it.
+    """
     with contextlib.suppress(OSError), (folder / LOCK_FILE).open() as file:
         _take(folder, file.fileno(), fcntl.LOCK_SH)
 

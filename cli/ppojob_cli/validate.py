@@ -35,7 +35,11 @@ def validate_file(path: str, overrides: Sequence[Given] = ()) -> list[Problem] |
 
 
 def load_job(path: str | Path, overrides: Sequence[Given] = ()) -> PPOJob:
-    """The job of a file, for commands that go on with it."""
+    """The job of a file, for commands that go on with it.
+
+    Raises:
+        ConfigError: The file or the job in it is wrong; all problems at once.
+    """
     judged = validate_file(str(path), overrides)
     if isinstance(judged, PPOJob):
         return judged

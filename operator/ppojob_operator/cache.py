@@ -139,7 +139,11 @@ class Cache:
         return Counter(records.phase for records in self._jobs.values() if records.manifest)
 
     def job(self, key: JobKey) -> Job | None:
-        """A job as it was seen last; None where it is gone."""
+        """A job as it was seen last; None where it is gone.
+
+        Raises:
+            ValueError: its status cannot be read.
+        """
         records = self._jobs.get(key)
         if records is None or records.manifest is None:
             return None

@@ -86,11 +86,19 @@ class Cluster:
         return await self._request("get", kind, kind.path(namespace, name))
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make an object that must not be there: an object of others is never taken over."""
+        """Make an object that must not be there: an object of others is never taken over.
+
+        Raises:
+            ConflictError: the name is taken.
+        """
         return await self._write("create", manifest)
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest:
-        """Server-side apply to the very object with this uid, fields of others included."""
+        """Server-side apply to the very object with this uid, fields of others included.
+
+        Raises:
+            ConflictError: the object is another one now.
+        """
         metadata = {**manifest["metadata"], "uid": uid}
         return await self._write("patch", {**manifest, "metadata": metadata})
 
@@ -133,7 +141,11 @@ class Cluster:
     async def watch(
         self, kind: Kind, namespace: str, selector: str, resource_version: str
     ) -> AsyncIterator[Change]:
-        """Follow objects; ends when the API server closes the stream."""
+        """Follow objects; ends when the API server closes the stream.
+
+        Raises:
+            ExpiredError: the resource version is too old.
+        """
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",

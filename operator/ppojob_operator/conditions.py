@@ -46,7 +46,11 @@ def rfc3339(time: Time) -> str:
 
 
 def from_rfc3339(text: str) -> Time:
-    """The time that `rfc3339`, or the API server, wrote."""
+    """The time that `rfc3339`, or the API server, wrote.
+
+    Raises:
+        ValueError: it is no time.
+    """
     return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
 
 

@@ -29,7 +29,11 @@ class Connection:
 
 
 def connect(environment: Mapping[str, str] = os.environ) -> Connection:
-    """The connection of a pod, else that of `KUBECONFIG` or `~/.kube/config`."""
+    """The connection of a pod, else that of `KUBECONFIG` or `~/.kube/config`.
+
+    Raises:
+        ValueError: there is neither, or it is not usable.
+    """
     host = environment.get("KUBERNETES_SERVICE_HOST")
     if host and (_ACCOUNT / "token").exists():
         address = f"[{host}]" if ":" in host else host
@@ -43,7 +47,11 @@ def connect(environment: Mapping[str, str] = os.environ) -> Connection:
 
 
 def from_kubeconfig(path: Path) -> Connection:
-    """The connection of a kubeconfig's current context: certificate or token, no plug-ins."""
+    """The connection of a kubeconfig's current context: certificate or token, no plug-ins.
+
+    Raises:
+        ValueError: the file is missing, or has no such context.
+    """
     try:
         config = YAML(typ="safe").load(path.read_text())
         context = _named(config["contexts"], config["current-context"])["context"]

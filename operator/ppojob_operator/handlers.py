@@ -79,7 +79,11 @@ class Program:
             self._operation.see_job(type, dict(body))
 
     def troubles(self, **_: Any) -> str:
-        """The liveness probe: fails when this replica hears nothing or gets nothing done."""
+        """The liveness probe: fails when this replica hears nothing or gets nothing done.
+
+        Raises:
+            RuntimeError: it should be started again.
+        """
         troubles = self._operation.troubles() if self._operation else []
         if troubles:
             raise RuntimeError("; ".join(troubles))

@@ -62,7 +62,11 @@ class Leadership:
         return self._clock() < self._held_until
 
     def check(self) -> None:
-        """Raise unless this replica may write now."""
+        """Raise unless this replica may write now.
+
+        Raises:
+            NotLeaderError: it may not.
+        """
         if not self.is_held:
             raise NotLeaderError("this replica does not hold the Lease")
 

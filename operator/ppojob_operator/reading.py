@@ -61,7 +61,11 @@ def unpack(packed: bytes) -> Any:
 
 
 def read_job(manifest: Manifest) -> Job:
-    """A PPOJob, judged as `ppojob validate` does."""
+    """A PPOJob, judged as `ppojob validate` does.
+
+    Raises:
+        ValueError: its status cannot be read.
+    """
     metadata = manifest["metadata"]
     written = {key: value for key, value in manifest.items() if key != "status"}
     written["metadata"] = {key: metadata[key] for key in _AUTHORS_METADATA if key in metadata}

@@ -70,7 +70,11 @@ class Reconciler:
         self._begun: set[str] = set()
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Look at a job once; answers when to look again, or None."""
+        """Look at a job once; answers when to look again, or None.
+
+        Raises:
+            ClusterError: something could not be done now.
+        """
         started = time.monotonic()
         outcome = "failed"
         try:
@@ -146,7 +150,11 @@ class Reconciler:
         return failed
 
     async def _write_status(self, job: Job, plan: Plan) -> None:
-        """Write the status, unless somebody has written to the job since it was read."""
+        """Write the status, unless somebody has written to the job since it was read.
+
+        Raises:
+            ClusterError: it could not be written.
+        """
         if plan.status is None:
             return
         head = {"name": job.name, "namespace": job.namespace, "uid": job.uid}

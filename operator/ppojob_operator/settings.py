@@ -66,7 +66,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings."""
+    """Read the settings.
+
+    Raises:
+        ValueError: a variable is no setting, or not of its form; all of them at once.
+    """
     kinds = {PREFIX + one.name.upper(): one for one in fields(Settings)}
     values: dict[str, Any] = {}
     problems: list[str] = []

@@ -35,6 +35,9 @@ class Expression:
         paths: Fields of `self` that it looks at, such as `steps.total`.
         bad_items: Where the whole expression is `list.all(item, condition)`, the items that do not
             fit, each behind its number, for given variables.
+
+    Raises:
+        ValueError: It is not one that this module can read.
     """
 
     def __init__(self, text: str) -> None:

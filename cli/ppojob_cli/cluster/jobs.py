@@ -18,7 +18,12 @@ _NAMES_SHOWN = 8
 
 
 def find_manifest(connection: ClusterConnection, name: str) -> Manifest:
-    """The object of a job."""
+    """The object of a job.
+
+    Raises:
+        InputError: there is no such job, or no PPOJob at all on this cluster.
+        ClusterError: it cannot be asked for.
+    """
     try:
         return connection.get(JOB.path(connection.namespace, name))
     except MissingError:
@@ -31,7 +36,11 @@ def find_job(connection: ClusterConnection, name: str) -> Job:
 
 
 def as_job(manifest: Manifest) -> Job:
-    """A job from its object."""
+    """A job from its object.
+
+    Raises:
+        InputError: its status is of another version.
+    """
     try:
         return read_job(manifest)
     except ValueError as problem:
@@ -43,7 +52,12 @@ def as_job(manifest: Manifest) -> Job:
 
 
 def poll_job(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[Job]:
-    """The job as it is now, and then again and again, also across troubles of the API server."""
+    """The job as it is now, and then again and again, also across troubles of the API server.
+
+    Raises:
+        InputError: it is gone.
+        ClusterError: it may not be seen any more.
+    """
     while True:
         yield job
         time.sleep(seconds)

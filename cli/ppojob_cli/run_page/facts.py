@@ -72,7 +72,11 @@ class PageRun:
 
 
 def read_runs(folders: Sequence[Path]) -> list[PageRun]:
-    """The runs of some folders, in their order."""
+    """The runs of some folders, in their order.
+
+    Raises:
+        InputError: a folder is none of a run; all of them at once.
+    """
     wrong = [
         f"RUN: got {folder}: neither {JOB_FILE} nor {METRICS_FILE} is in it; a run folder"
         for folder in folders

@@ -27,7 +27,11 @@ class UnusableModule(Exception):  # noqa: N818  the module is unusable
 
 
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
-    """Import a Python file as a module of this name; messages tell in which pod."""
+    """Import a Python file as a module of this name; messages tell in which pod.
+
+    Raises:
+        UnusableModule: it cannot be imported.
+    """
     file = Path(path)
     if not file.is_file():
         raise UnusableModule(path, "no such file", "a Python file")
@@ -44,7 +48,11 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
 
 
 def load_packaged(package: str, *, pod: str) -> ModuleType:
-    """Import a module of an installed package, ``rewards`` or ``our_package.rewards``."""
+    """Import a module of an installed package, ``rewards`` or ``our_package.rewards``.
+
+    Raises:
+        UnusableModule: there is no such module, or it cannot be imported.
+    """
     try:
         return importlib.import_module(package)
     except BaseException as error:  # as in a file

@@ -187,6 +187,9 @@ class Batch:
         """(rows,) the score, or a number that scorers gave beside it.
 
         `where` is the field that names it, for the message.
+
+        Raises:
+            RewardFailed: a row has no such number.
         """
         if name == SCORE:
             return list(self.scores)

@@ -26,6 +26,9 @@ def open_prompts(
 
     A job that only generates has the latter in both places. Templates take `began`, unix seconds
     at which the job began, for the present time.
+
+    Raises:
+        ConfigError: the data cannot be read, or does not fit the job.
     """
     spec = config.spec
     model = Path(spec.model.path)

@@ -82,7 +82,11 @@ class Records:
             _log.warning("no advantages of step %d on the disk: %s", step, problem)
 
     def keep_responses(self, batch: Batch, parts: Iterable[Path]) -> None:
-        """Write the prompts of a batch, each with its responses, which are read from `parts`."""
+        """Write the prompts of a batch, each with its responses, which are read from `parts`.
+
+        Raises:
+            StorageError: the disk refused.
+        """
         write_responses(self.run_folder / RESPONSES_FILE, batch.prompts, read_responses(parts))
 
     def cut_rows(self, progress: Progress, replayed: Collection[BatchKey]) -> None:

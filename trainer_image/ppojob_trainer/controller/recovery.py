@@ -80,7 +80,11 @@ class Recovery:
         return position
 
     def resume(self, position: Position) -> Progress:
-        """The state to go on from, with all roles serving."""
+        """The state to go on from, with all roles serving.
+
+        Raises:
+            RoleLost: a role was lost on the way.
+        """
         if position.progress is not None and self._living() == self.roles.stateful:
             _log.info("the ranks live; going on after step %d", position.progress.step)
             self._check_data(position.progress)
@@ -126,7 +130,11 @@ class Recovery:
             )
 
     def _check_data(self, progress: Progress) -> None:
-        """Refuse to go on with other data than the run began with."""
+        """Refuse to go on with other data than the run began with.
+
+        Raises:
+            CannotResume: the prompts are not the same.
+        """
         then, now = progress.data.sha256, self.fresh.data.sha256
         if then != now:
             raise CannotResume(

@@ -85,7 +85,11 @@ class RoleChannels:
     def ask_owners(
         self, question: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
     ) -> list[Answer]:
-        """Ask some owners a question that changes nothing, whatever work they do meanwhile."""
+        """Ask some owners a question that changes nothing, whatever work they do meanwhile.
+
+        Raises:
+            RoleLost: one does not answer.
+        """
         calls = [Call(self.owner.ranks[rank], question, request) for rank in ranks]
         return self.roles.collect(self.roles.caller.start(calls))
 

@@ -216,7 +216,11 @@ class Roles:
                 raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
 
     def raise_loss_first(self) -> None:
-        """Look a while for a lost rank: another rank may have failed only because of that one."""
+        """Look a while for a lost rank: another rank may have failed only because of that one.
+
+        Raises:
+            RoleLost: of the rank that was lost.
+        """
         deadline = time.monotonic() + _LOSS_GRACE_SECONDS
         while time.monotonic() < deadline:
             self.watch()

@@ -179,7 +179,11 @@ class RowTape:
     _ahead: dict[BatchKey, Place] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Take up what the journal says now: at a controller's start, and behind a rewind."""
+        """Take up what the journal says now: at a controller's start, and behind a rewind.
+
+        Raises:
+            ConfigError: the recording has no rows.
+        """
         if self.recording is None:
             events = self.journal.read()
             rewinds = [event.to_step for event in events if isinstance(event, Rewound)]
@@ -259,6 +263,9 @@ class RowTape:
         """Fill in lengths and scores of a batch that is on the disk.
 
         Rows that were drawn ahead have scores that are no numbers, until they are scored.
+
+        Raises:
+            DamagedCheckpoint: a file is not what was written.
         """
         key = batch_key(batch, step)
         kept = (self._folder(key), self._tape.kept[key].files) if self.has(batch, step) else None

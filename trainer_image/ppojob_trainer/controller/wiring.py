@@ -60,7 +60,11 @@ def build_loop(
     heartbeat: HeartbeatPipe,
     stack: contextlib.ExitStack,
 ) -> Loop:
-    """Wire the loop of a job."""
+    """Wire the loop of a job.
+
+    Raises:
+        ConfigError: data, keys or checkpoints do not fit the job.
+    """
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
     store = CheckpointStore(

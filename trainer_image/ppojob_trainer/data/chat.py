@@ -44,6 +44,9 @@ class ChatTokenizer(Closeable):
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
         pad_token_id: padding of the model; None where its config.json has none.
         pictures: how the model takes pictures; None where it sees none.
+
+    Raises:
+        ConfigError: files are missing or damaged.
     """
 
     def __init__(

@@ -78,7 +78,11 @@ class BadCell(Exception):  # noqa: N818  the cell is bad
 def read_row(
     row: Row, spec: DataSpec, *, has_agents: bool, sees_pictures: bool = False
 ) -> tuple[PromptRow, float]:
-    """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one."""
+    """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one.
+
+    Raises:
+        BadCell: a cell is missing or wrong; the first one.
+    """
     required = required_columns(spec)
     for name in required:
         if name not in row:
@@ -128,7 +132,11 @@ def _pictures(cell: object, prompt: Prompt, spec: DataSpec) -> bytes:
 
 
 def cell_of(row: Row, key: str) -> object:
-    """A cell, or an entry of one that is a struct: `extra_info.question`."""
+    """A cell, or an entry of one that is a struct: `extra_info.question`.
+
+    Raises:
+        BadCell: there is no such column or entry, or it cannot be read.
+    """
     name, *path = [key] if key in row else key.split(".")
     if name not in row:
         raise _no_such_column(row, name)
@@ -174,7 +182,11 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
 
 
 def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
-    """A prompt that the policy is to answer."""
+    """A prompt that the policy is to answer.
+
+    Raises:
+        BadCell: it is none.
+    """
     if isinstance(cell, str) and cell.strip():
         return [{"role": "user", "content": cell}] if spec.text_prompts == "user_message" else cell
     messages = conversation(cell, column)
@@ -189,7 +201,11 @@ def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
 
 
 def conversation(cell: object, column: str) -> list[dict[str, Json]]:
-    """Chat messages, of which one says something."""
+    """Chat messages, of which one says something.
+
+    Raises:
+        BadCell: they are none.
+    """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(
             column, shown(cell), "there is nothing to answer", "text, or a list of chat messages"
@@ -276,7 +292,11 @@ def _ground_truth(cell: object) -> Json:
 
 
 def mapping_of(cell: object, column: str) -> dict[str, Json]:
-    """Named values as JSON; none where the cell is empty."""
+    """Named values as JSON; none where the cell is empty.
+
+    Raises:
+        BadCell: it holds something else.
+    """
     if cell is None:
         return {}
     if not isinstance(cell, Mapping):

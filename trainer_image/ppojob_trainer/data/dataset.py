@@ -87,7 +87,11 @@ class PromptDataset(PromptStore):
         return dataset
 
     def order(self, spec: DataSpec, batch: int) -> PromptOrder:
-        """The order in which batches of so many prompts are drawn."""
+        """The order in which batches of so many prompts are drawn.
+
+        Raises:
+            ConfigError: a file has too few rows for its share of a batch.
+        """
         seed = spec.seed or 0
         weights = [file.weight for file in spec.train if file.weight is not None]
         if not weights and spec.curriculum is None:

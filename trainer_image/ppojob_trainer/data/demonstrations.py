@@ -38,7 +38,11 @@ _CALLS = "tool_calls"
 def read_demonstration(
     row: Row, spec: DataSpec
 ) -> tuple[PromptRow, float, list[Sequence[Message]]]:
-    """Read a row with its answer: prompt, difficulty, and the messages from the answer on."""
+    """Read a row with its answer: the prompt, its difficulty, and the messages from the answer on.
+
+    Raises:
+        BadCell: a cell is missing or wrong; the first one.
+    """
     if spec.answer_key is not None:
         prompt = as_prompt(cell_of(row, spec.prompt_key), spec.prompt_key, spec)
         answer = cell_of(row, spec.answer_key)
@@ -52,7 +56,11 @@ def read_demonstration(
 
 
 def given_row(row: Row, prompt: Prompt, spec: DataSpec) -> tuple[PromptRow, float]:
-    """A prompt whose answers are given, and its difficulty."""
+    """A prompt whose answers are given, and its difficulty.
+
+    Raises:
+        BadCell: a curriculum asks for a difficulty that is not there.
+    """
     difficulty = 0.0
     if spec.curriculum is not None:
         info = mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
@@ -77,7 +85,11 @@ def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
 
 
 def check_message(message: Message, before: Message | None, place: str) -> None:
-    """Refuse what no rollout could have made, or nobody learns."""
+    """Refuse what no rollout could have made, or nobody learns.
+
+    Raises:
+        BadCell: it is such a message.
+    """
     is_assistant = message["role"] == ASSISTANT
     if is_assistant and (before is None or before["role"] == ASSISTANT):
         got = f"{ASSISTANT} {'first' if before is None else 'twice in a row'}"

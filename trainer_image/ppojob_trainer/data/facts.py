@@ -94,7 +94,11 @@ def facts(
 
 
 def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
-    """Write a corpus beside its questions."""
+    """Write a corpus beside its questions.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
     path = folder / CORPUS
     with written_aside([path]) as asides:
         asides[path].write_text("".join(json.dumps(line) + "\n" for line in corpus))

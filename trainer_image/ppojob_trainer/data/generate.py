@@ -76,7 +76,11 @@ def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
 def _different_numbers(
     length: int, what: str, rows: int, held_out: int, seed: int, digits: int
 ) -> list[tuple[int, ...]]:
-    """Draw tuples of numbers; no two have the same numbers, in whatever order."""
+    """Draw tuples of numbers; no two have the same numbers, in whatever order.
+
+    Raises:
+        ConfigError: there are fewer than rows and held-out rows together.
+    """
     chosen = random.Random(seed)
     low, high = 10 ** (digits - 1), 10**digits - 1
     kinds, what = math.comb(high - low + length, length), f"{what} of {digits} digits"

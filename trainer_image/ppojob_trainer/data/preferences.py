@@ -29,7 +29,11 @@ _READ_BY_NOBODY = AnswerPart((0,), True)
 
 
 def read_pair(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence[Message]]]:
-    """Read a pair: prompt, difficulty, and the messages of the chosen and the other answer."""
+    """Read a pair: its prompt and difficulty, and the messages of the chosen and the other answer.
+
+    Raises:
+        BadCell: a cell is missing or wrong; the first one.
+    """
     keys = spec.chosen_key, spec.rejected_key
     chosen, rejected = (_messages(cell_of(row, key), key) for key in keys)
     if chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
@@ -101,7 +105,11 @@ class ScoredAnswers:
     def tokens(
         self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]]
     ) -> tuple[list[int], list[list[AnswerPart]]]:
-        """The prompt of the row, out of the ids of the prompt, and what follows in each answer."""
+        """The prompt of the row, out of the ids of the prompt, and what follows in each answer.
+
+        Raises:
+            BadChatTemplate: the template refuses a conversation.
+        """
         found = [
             up_to_padding(whole, self._chat.pad_token_id) for whole in self._whole(prompt, answers)
         ]

@@ -45,6 +45,9 @@ def write_splits(folder: Path, splits: Mapping[str, Iterable[TaskRow]]) -> dict[
 
     Returns:
         The files, and the number of rows of each.
+
+    Raises:
+        ConfigError: there are no rows, or the folder cannot be written.
     """
     written = {}
     paths = [folder / f"{split}.parquet" for split in splits]
@@ -58,7 +61,11 @@ def write_splits(folder: Path, splits: Mapping[str, Iterable[TaskRow]]) -> dict[
 
 @contextlib.contextmanager
 def written_aside(paths: Sequence[Path]) -> Iterator[dict[Path, Path]]:
-    """Places to write files of a folder to, which appear under their names when all are whole."""
+    """Places to write the files of a folder to, which appear under their names when all are whole.
+
+    Raises:
+        ConfigError: the folder, which is made if it does not exist, cannot be written.
+    """
     asides = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in paths}
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)

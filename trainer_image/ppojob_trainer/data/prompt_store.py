@@ -65,7 +65,11 @@ class PromptRow:
 
 
 class PromptStore(Closeable):
-    """Rows in a temporary file that has no name; eight bytes a row are in memory."""
+    """Rows in a temporary file that has no name; eight bytes a row are in memory.
+
+    Raises:
+        StorageError: there is no room for temporary files.
+    """
 
     def __init__(self) -> None:
         self._ends = array("q", [0])
@@ -79,7 +83,11 @@ class PromptStore(Closeable):
         return len(self._ends) - 1
 
     def append(self, row: PromptRow) -> None:
-        """Keep a row, whose index is the number of those before it."""
+        """Keep a row, whose index is the number of those before it.
+
+        Raises:
+            StorageError: there is no room for it.
+        """
         assert row.index == len(self), "rows are numbered in their order"
         told = row.data_source, row.ground_truth, row.extra_info, row.agent
         pictures = base64.b64encode(row.pictures).decode()
@@ -92,7 +100,12 @@ class PromptStore(Closeable):
         self._ends.append(self._ends[-1] + len(text))
 
     def __getitem__(self, index: int) -> PromptRow:
-        """A row by its number."""
+        """A row by its number.
+
+        Raises:
+            IndexError: there is no such row.
+            StorageError: there was no room for what was appended.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of a data set of {len(self)} rows")
         try:

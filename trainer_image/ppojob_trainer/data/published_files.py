@@ -53,7 +53,11 @@ search engine; `direct` needs none."""
 
 
 def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
-    """Read a file row by row; `row_of` is told a row's place too."""
+    """Read a file row by row; `row_of` is told a row's place too.
+
+    Raises:
+        ConfigError: the file cannot be read, or one of its rows is none of the data set.
+    """
     opened = open_row_file(str(path))
     if isinstance(opened, DataProblem):
         raise ConfigError(str(opened))
@@ -79,6 +83,9 @@ def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
 
     A row has a "question", and an "answer" that ends in "#### n". With a user, each row also names
     verl's simulated user `gsm8k`, who answers the model, and tells it the solution.
+
+    Raises:
+        ConfigError: the file, or one of its rows, is not GSM8K.
     """
 
     def row_of(row: Row, place: str) -> TaskRow:
@@ -103,6 +110,9 @@ def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator
 
     A row has a "problem", and a "solution" with the answer in a box, which `boxed_answer` finds as
     the scorer does in a response.
+
+    Raises:
+        ConfigError: the file, or one of its rows, is not MATH.
     """
 
     def row_of(row: Row, place: str) -> TaskRow:
@@ -124,6 +134,9 @@ def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
 
     Yu et al. 2025, arXiv:2503.14476, in DAPO's wording. Both are found in verl's columns already,
     and as a problem with its answer, under several names of columns.
+
+    Raises:
+        ConfigError: the file, or one of its rows, is no problem with an answer.
     """
     seen = set[str]()
     for row in _task_rows(path, lambda row, place: _dapo_row(row, place, data_source)):
@@ -176,6 +189,9 @@ def search_r1_rows(path: Path, data_source: str, form: SearchForm) -> Iterator[T
     Rows of nq_hotpotqa and of the data sets of FlashRAG: "id", "question" and "golden_answers".
 
     Rows without a data source of their own, such as "nq", get the one that is given.
+
+    Raises:
+        ConfigError: the file, or one of its rows, is no question with answers.
     """
     return _task_rows(path, lambda row, place: _search_row(row, place, data_source, form))
 

@@ -114,7 +114,11 @@ class Scan:
             )
 
     def read(self, files: Sequence[DataFile]) -> None:
-        """Read every row once."""
+        """Read every row once.
+
+        Raises:
+            StorageError: the store has no room.
+        """
         control = tuple(one.content for one in self.chat.added_tokens.values() if one.special)
         try:
             rows = self._rows(files)

@@ -64,6 +64,9 @@ def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
         source: text of the template.
         now: what ``strftime_now`` formats. A run that goes over midnight, or is resumed on another
             day, must see one time, or its prompts change.
+
+    Raises:
+        TemplateRefusal: it is no valid template.
     """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
@@ -86,7 +89,11 @@ def render(
     *,
     open_turn: bool,
 ) -> str:
-    """Render a conversation."""
+    """Render a conversation.
+
+    Raises:
+        TemplateRefusal: the template raised, or reached for what the sandbox forbids.
+    """
     given: dict[str, Json] = {"tools": None, "documents": None, **variables}
     try:
         return template.render(**given, messages=messages, add_generation_prompt=open_turn)

@@ -37,7 +37,11 @@ class TokenizerFiles(NamedTuple):
 def read_tokenizer_files(
     model_folder: Path, tokenizer_folder: Path, template_path: Path | None
 ) -> TokenizerFiles:
-    """Read a tokenizer, of a model in often the same folder, with its own or another template."""
+    """Read a tokenizer, of a model in often the same folder, with its own or another template.
+
+    Raises:
+        ConfigError: a file is missing or not what it should be.
+    """
     config = _read_object(tokenizer_folder / "tokenizer_config.json")
     tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")
     special_tokens = _special_tokens(config, tokenizer_folder)

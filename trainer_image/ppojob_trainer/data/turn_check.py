@@ -27,6 +27,9 @@ def check_template(
         tools: schemas of what it may call; empty: no turn has a call.
         parallel: calls of one turn that may be answered.
         users: whether a user may answer a turn.
+
+    Raises:
+        JobFailed: the template's process cannot start, or is killed again and again.
     """
     turns = [["tool"], ["tool"] * parallel] if tools else []
     turns += [["user"]] if users else []

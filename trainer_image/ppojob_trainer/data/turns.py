@@ -106,7 +106,11 @@ class TurnTemplate:
         return self.text.encode([first[cut:], *others], texts)
 
     def turn(self, content: str) -> list[int]:
-        """Tokens of a turn of the model that says this, as it would draw them, its end included."""
+        """Tokens of a turn of the model that says this, as it would draw them, its end included.
+
+        Raises:
+            BadChatTemplate: see `delta`.
+        """
         suffix = self.suffix([{"role": "user", "content": "Hello."}])
         if suffix.closing > suffix.end:
             return self.chat.encode(content + suffix.pieces[0][: suffix.closing])
@@ -124,7 +128,11 @@ class TurnTemplate:
         return self._suffixes[key]
 
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
-        """The text of a conversation."""
+        """The text of a conversation.
+
+        Raises:
+            BadChatTemplate: the template refuses it.
+        """
         (outcome,) = self.chat.render_chats(
             [conversation], self.variables, tools=tools, open_turn=open_turn
         )

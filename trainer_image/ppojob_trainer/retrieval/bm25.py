@@ -52,6 +52,10 @@ def build_bm25(corpus: StoredCorpus, folder: Path, tell: Tell) -> tuple[list[str
 
     Returns:
         The files that were written, and the bytes that a search holds beside them.
+
+    Raises:
+        ConfigError: no document has a word.
+        StorageError: the disk refused.
     """
     vocabulary: dict[str, int] = {}
     documents = []
@@ -82,7 +86,11 @@ def build_bm25(corpus: StoredCorpus, folder: Path, tell: Tell) -> tuple[list[str
 
 
 class Bm25Scorer:
-    """Scores documents by the words of a query; a word that is there twice counts twice."""
+    """Scores documents by the words of a query; a word that is there twice counts twice.
+
+    Raises:
+        ConfigError: the package here is of another release.
+    """
 
     def __init__(self, folder: Path, library: str) -> None:
         if _release(library) != _release(LIBRARY):

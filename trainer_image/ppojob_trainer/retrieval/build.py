@@ -35,7 +35,12 @@ _OURS: Final = re.compile(
 def build_index(
     corpus: Path, folder: Path, *, encoder: EncoderSettings | None, tell: Tell
 ) -> Manifest:
-    """Make an index by vectors, or without an encoder by words, or continue one."""
+    """Make an index by vectors, or without an encoder by words, or continue one.
+
+    Raises:
+        ConfigError: the corpus, the encoder or the folder cannot be used.
+        StorageError: the disk refused.
+    """
     _prepare(folder)
     if encoder is None:
         from ppojob_trainer.retrieval import bm25

@@ -69,7 +69,12 @@ class CorpusCopy:
 
 
 def copy_corpus(corpus: Path, folder: Path, tell: Tell) -> CorpusCopy:
-    """Read and check all of a corpus, and write it under a temporary name beside the index."""
+    """Read and check all of a corpus, and write it under a temporary name beside the index.
+
+    Raises:
+        ConfigError: lines that are no documents, ids that are there twice, no line at all.
+        StorageError: the disk refused.
+    """
     digest, offsets, ids = hashlib.sha256(), [0], list[str]()
     problems: list[str] = []
     try:

@@ -31,6 +31,9 @@ def build_vectors(
 
     Returns:
         The files of vectors, and the bytes that a search holds beside them.
+
+    Raises:
+        StorageError: the disk refused.
     """
     names: list[str] = []
     for first in range(0, len(corpus), SHARD_DOCUMENTS):
@@ -51,6 +54,9 @@ class DenseScorer:
         folder: of the index.
         plan: of the index.
         encoder_folder: where its encoder is now; None where it was when the index was made.
+
+    Raises:
+        ConfigError: the encoder is not there, or is another one.
     """
 
     def __init__(self, folder: Path, plan: Plan, encoder_folder: Path | None) -> None:

@@ -49,6 +49,9 @@ def encoder_settings(
 
     Where they are not given, prefixes follow the folder's name, see `PREFIXES`; pooling follows the
     file of sentence-transformers where there is one, and else is the mean.
+
+    Raises:
+        ConfigError: the folder is no encoder.
     """
     missing = [pattern for pattern in _NEEDED if not any(folder.glob(pattern))]
     if missing:
@@ -74,7 +77,11 @@ def encoder_settings(
 
 
 class SentenceEncoder:
-    """An encoder, loaded from a folder."""
+    """An encoder, loaded from a folder.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is of a form that is not supported.
+    """
 
     def __init__(self, folder: Path, settings: EncoderSettings) -> None:
         self._settings = settings

@@ -43,6 +43,9 @@ class HttpRetriever:
         url: all of it, such as ``http://127.0.0.1:8000/retrieve``.
         attempt_seconds: longest silence of the service.
         retries: attempts after the first.
+
+    Raises:
+        ConfigError: the URL cannot be asked.
     """
 
     def __init__(

@@ -42,6 +42,9 @@ def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int)
         address: IP address to bind; all who reach it may ask.
         port: 0 takes a free one.
         topk: passages a query where a request does not say, or says 0.
+
+    Raises:
+        OSError: address and port cannot be bound.
     """
     turn = threading.Lock()
 

@@ -78,7 +78,11 @@ class _Version(msgspec.Struct):
 
 
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
-    """Write the manifest of an index whose files, named relative to the folder, are all there."""
+    """Write the manifest of an index whose files, named relative to the folder, are all there.
+
+    Raises:
+        StorageError: the disk refused.
+    """
     files = tuple(
         IndexFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
         for name, path in ((name, folder / name) for name in sorted(names))
@@ -90,7 +94,11 @@ def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manif
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of an index, and no other file."""
+    """Read the manifest of an index, and no other file.
+
+    Raises:
+        ConfigError: there is no index, or one of another version.
+    """
     path = folder / MANIFEST
     try:
         text = path.read_bytes()
@@ -113,7 +121,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_memory(manifest: Manifest, folder: Path) -> None:
-    """Refuse an index that does not fit into memory, before anything is loaded."""
+    """Refuse an index that does not fit into memory, before anything is loaded.
+
+    Raises:
+        ConfigError: it is too large.
+    """
     there = machine_bytes()
     if there is not None and manifest.memory_bytes > there:
         raise ConfigError(
@@ -124,7 +136,11 @@ def check_memory(manifest: Manifest, folder: Path) -> None:
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """Compare every byte of an index with its manifest."""
+    """Compare every byte of an index with its manifest.
+
+    Raises:
+        ConfigError: a file is absent, cut or changed.
+    """
     for file in manifest.files:
         path = folder / file.path
         try:

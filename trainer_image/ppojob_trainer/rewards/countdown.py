@@ -89,6 +89,9 @@ def evaluate(text: str) -> tuple[Fraction, list[int]]:
 
     Returns:
         Its value, and the integers written in it, in order.
+
+    Raises:
+        NotArithmetic: it is anything else.
     """
     if len(text) > _MAX_CHARACTERS or not _ALLOWED.fullmatch(text):
         raise NotArithmetic(text[:80])

@@ -118,6 +118,9 @@ def http_score(
     """Post the arguments of a reward function as JSON; the answer is what one may return.
 
     The key is sent as a bearer token; `retries` and `attempt_seconds` are those of `judge`.
+
+    Raises:
+        CallFailed: there was no answer.
     """
     body: Json = {
         "data_source": row.data_source,

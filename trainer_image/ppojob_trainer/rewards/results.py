@@ -30,6 +30,9 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
 
     Numbers are Python's, numpy's and CPU tensors' scalars, and booleans. A value of None under
     another key is left out.
+
+    Raises:
+        BadResult: it is anything else.
     """
     if not isinstance(value, Mapping):
         return read_number(value, "a number or a dict with a score"), {}
@@ -51,7 +54,11 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
 
 
 def read_results(value: Any, count: int) -> list[object]:
-    """Take a list, or a one-dimensional array, of one result for each response."""
+    """Take a list, or a one-dimensional array, of one result for each response.
+
+    Raises:
+        BadResult: it is anything else.
+    """
     listed = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(listed, list | tuple):
         why = f"not a list: a list of {count} numbers, or dicts with a score"

@@ -55,7 +55,11 @@ def write_key_folders(root: Path, roles: tuple[str, ...]) -> None:
 
 
 def read_key_ring(folder: Path, role: str) -> KeyRing:
-    """Read what a pod of `role` mounts."""
+    """Read what a pod of `role` mounts.
+
+    Raises:
+        ConfigError: a file is missing or is not a key.
+    """
     try:
         secret = (folder / SECRET_FILE).read_bytes().strip()
         public = {

@@ -160,6 +160,9 @@ class RpcServer:
         keys: the role's key ring; all roles in it may connect, each method says who may call it.
         attempt: attempt of the role; requests with another one in their id are refused, but for
             methods whose ids have none. None where the process outlives attempts (supervisors).
+
+    Raises:
+        zmq.ZMQError: the address cannot be bound.
     """
 
     def __init__(

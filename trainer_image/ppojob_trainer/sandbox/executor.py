@@ -51,6 +51,9 @@ class Sandbox:
     Attributes:
         level: the level that was found to hold.
         description: that, and what is lacking for the next.
+
+    Raises:
+        SandboxRefused: it is less than ``least``.
     """
 
     def __init__(
@@ -87,7 +90,11 @@ def answer_seconds(spec: SandboxSpec) -> float:
 
 @cache
 def open_sandbox(spec: SandboxSpec) -> Runner:
-    """Open it once a process, and print what stands around programs, for the log of the pod."""
+    """Open it once a process, and print what stands around programs, for the log of the pod.
+
+    Raises:
+        SandboxRefused: this machine isolates programs less than that.
+    """
     limits = Limits(spec.time_limit_seconds, spec.memory_mib << 20)
     opened: Runner
     if spec.url:

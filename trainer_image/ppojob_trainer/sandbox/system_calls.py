@@ -76,7 +76,11 @@ class _Comparison(ctypes.Structure):
 
 
 def filter_program() -> bytes:
-    """The list as a program of the kernel's filter, made by libseccomp for this processor."""
+    """The list as a program of the kernel's filter machine, made by libseccomp for this processor.
+
+    Raises:
+        FilterError: it cannot be made here.
+    """
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:

@@ -48,6 +48,9 @@ def read_reply(value: object) -> tuple[bool, str, float]:
 
     By the rules of verl's `generate_response`, which returns them and a dict of metrics. All behind
     the text may be left out, and all but the text. No score counts as 0.
+
+    Raises:
+        BadResult: it is something else, or the score is no finite number.
     """
     if isinstance(value, str):
         value = (False, value)

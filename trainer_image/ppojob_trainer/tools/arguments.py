@@ -29,6 +29,9 @@ def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
     """JSON of the arguments, of the right types and with all that are required.
 
     Of the schema, `type`, `nullable`, `properties`, `items` and `required` are read, at any depth.
+
+    Raises:
+        WrongArguments: they are not that.
     """
     try:
         value = msgspec.json.decode(text)

@@ -70,7 +70,11 @@ def load_tool(
 
 
 def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, ModuleType]) -> User:
-    """Import a file and make a user of the function or class of this name in it; as `load_tool`."""
+    """Import a file and make a user of the function or class of this name in it; as `load_tool`.
+
+    Raises:
+        ConfigError: the file cannot be imported, or what is in it is no user.
+    """
     verl_names.provide_interactions()
     found = _named_in(path, name, user.config, modules, _USERS)
     if isinstance(found, type):
@@ -89,6 +93,9 @@ def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
     A call is a POST of its arguments, a JSON object. What the model gets is the body of the answer:
     the text, or the JSON where its `Content-Type` says that it is some. A JSON text is that text,
     and an object of `text`, and `reward` if need be, is an answer with a reward.
+
+    Raises:
+        ConfigError: it cannot be asked.
     """
     wrong = endpoint_problem(url, key_variable, role="tools")
     if wrong is not None:

@@ -26,13 +26,21 @@ _FORM = "a docstring with a summary and `Args:`, and a type for each argument"
 
 
 def read_tools(path: str) -> list[Described]:
-    """The tools of a file, read in a child."""
+    """The tools of a file, read in a child.
+
+    Raises:
+        ConfigError: it cannot be imported, or functions do not say what a model has to know.
+    """
     allowed = "a file that can be imported"
     return _asked(DescribeTools(path), f"{path}: got a file whose import", allowed)
 
 
 def read_server(server: ServerCode) -> list[Described]:
-    """The tools of an MCP server, read in a child."""
+    """The tools of an MCP server, read in a child.
+
+    Raises:
+        ConfigError: it does not say which it has.
+    """
     got = f"{server.name}: got a server of which the client"
     variables = (server.key_variable,) if server.key_variable else ()
     return _asked(DescribeTools("", server), got, "a server that answers", variables)

@@ -49,7 +49,11 @@ class McpServer:
         return endpoint_problem(self._code.url, self._code.key_variable, role="tools")
 
     def tools(self) -> dict[str, Described]:
-        """Its tools by name; a server that is away is asked again for some seconds."""
+        """Its tools by name; a server that is away is asked again for some seconds.
+
+        Raises:
+            McpFailed: it does not say which.
+        """
         for wait in (*_WAITS, None):
             try:
                 found: dict[str, Described] = self._run(self._listed())
@@ -134,6 +138,9 @@ def mcp_tool(
 
     The parameters that the model is told are compared with what the server says of its tools, or
     with nothing where that was compared already.
+
+    Raises:
+        ConfigError: the server has no such tool, or one that takes other arguments.
     """
     if offered is not None:
         if name not in offered:

@@ -24,7 +24,11 @@ def search(call: Call) -> str:
 
 
 def open_search(config: Mapping[str, Json]) -> None:
-    """Open what the settings name, so that a mistake is found before the first call."""
+    """Open what the settings name, so that a mistake is found before the first call.
+
+    Raises:
+        ConfigError: the settings are not those of a search, or name no index.
+    """
     index, url, _ = _settings(config)
     try:
         _retriever(index, url)
@@ -48,7 +52,11 @@ def _settings(config: Mapping[str, Json]) -> tuple[str, str, int]:
 
 
 def passages_a_query(config: Mapping[str, Json]) -> int:
-    """How many passages a query finds, where something else says what is searched."""
+    """How many passages a query finds, where something else says what is searched.
+
+    Raises:
+        ConfigError: the settings say more than that, or it is no number.
+    """
     for name in sorted(config.keys() - {"topk"}):
         got = shown(config[name])
         raise ConfigError(f"config.{name}: got {got}: agent.retriever says what is searched; topk")
