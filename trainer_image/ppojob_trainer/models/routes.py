@@ -54,18 +54,21 @@ def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:
     """Experts (t, layers, k) of tokens, piece after piece, as engines tell them."""
     if not pieces:
         return b""
-    width = torch.uint8 if config.num_experts <= 256 else EXPERT_DTYPE
-    return torch.cat(list(pieces)).to(width).numpy().tobytes()
+    return torch.cat(list(pieces)).numpy().astype(_told_as(config)).tobytes()
 
 
 def of_bytes(told: bytes, tokens: int, config: Any) -> Tensor:
     """(tokens, layers, k) of what an engine told; of tokens that it has not read 0."""
     shape = (config.num_hidden_layers, config.num_experts_per_tok)
-    width = np.uint8 if config.num_experts <= 256 else np.int16
     experts = torch.zeros(tokens, *shape, dtype=EXPERT_DTYPE)
-    known = torch.from_numpy(np.frombuffer(told, width).astype(np.int16)).view(-1, *shape)
-    experts[: len(known)] = known[:tokens]
+    known = np.frombuffer(told, _told_as(config)).astype(np.int16).reshape(-1, *shape)
+    experts[: len(known)] = torch.from_numpy(known[:tokens])
     return experts
+
+
+def _told_as(config: Any) -> type[np.integer[Any]]:
+    """The numbers of experts that engines tell: of one byte where that is enough."""
+    return np.uint8 if config.num_experts <= 256 else np.int16
 
 
 def follow_routes(layer: nn.Module, number: int) -> None:
