@@ -7,6 +7,7 @@ from pydantic import Field
 from ppojob_api.v1alpha1.section import Items, Name, ObjectName, Quantity, Seconds, Section
 
 _Step = Annotated[int, Field(ge=1, le=1_000_000_000)]
+# Neither a password (user:word@host) nor a key (?, #): the target stands in logs and in plans.
 CopyTarget = Annotated[
     str,
     Field(max_length=4_096, pattern=r"^((s3|gs|hdfs)://[^/@?#\s]+)?(/[^?#\s]*)?$", min_length=1),

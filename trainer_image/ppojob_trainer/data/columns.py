@@ -11,7 +11,6 @@ import datetime
 import decimal
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import astuple, replace
 
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
@@ -109,8 +108,9 @@ def read_row(
     if agent is not None and not isinstance(agent, str):
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
     difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
-    made = PromptRow(-1, (), prompt, data_source, truth, info, agent or "")
-    return replace(made, pictures=_pictures(seen, prompt, spec)), difficulty
+    held = _pictures(seen, prompt, spec)
+    told = (data_source, truth, info, agent or "")
+    return PromptRow(-1, (), prompt, *told, pictures=held), difficulty
 
 
 def _pictures(cell: object, prompt: Prompt, spec: DataSpec) -> bytes:
@@ -118,7 +118,7 @@ def _pictures(cell: object, prompt: Prompt, spec: DataSpec) -> bytes:
     try:
         found = pictures.read_pictures(cell)
     except pictures.BadPicture as bad:
-        raise BadCell(*astuple(bad.problem)[:4]) from None
+        raise BadCell(pictures.COLUMN, bad.got, bad.why, bad.allowed) from None
     if not found:
         return found
     count = len(pictures.unpacked(found))

@@ -18,7 +18,6 @@ from PIL import Image, UnidentifiedImageError
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
 
 COLUMN: Final = "images"
@@ -37,8 +36,8 @@ class BadPicture(Exception):  # noqa: N818  the picture is bad
     """A cell holds no pictures that can be read."""
 
     def __init__(self, got: str, why: str, allowed: str) -> None:
-        self.problem = DataProblem(COLUMN, got, why, allowed)
-        super().__init__(str(self.problem))
+        self.got, self.why, self.allowed = got, why, allowed
+        super().__init__(f"got {got}: {why}; {allowed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,10 @@ class PictureForm:
         )
 
     def grid(self, picture: bytes) -> tuple[int, int]:
-        """Tokens of a picture from top to bottom and from left to right."""
+        """Tokens of a picture from top to bottom and from left to right.
+
+        The processor's own `smart_resize` loads torch, and the controller must not.
+        """
         with Image.open(io.BytesIO(picture)) as image:
             width, height = image.size
         unit = self.patch * self.merge
