@@ -51,6 +51,15 @@ def without_layout(output: Path) -> list[dict[str, float]]:
     ]
 
 
+def assert_trained(output: Path, steps: int) -> list[dict[str, float]]:
+    """The metrics of so many steps of training, in each of which engine and trainer agree."""
+    trained = [record for record in metrics(output) if "actor/grad_norm" in record]
+    assert len(trained) == steps
+    for record in trained:
+        assert record["training/rollout_probs_diff_mean"] < 1e-5  # of new weights in each step
+    return trained
+
+
 def assert_close(ours: Path, theirs: Path) -> None:
     """Hold the metrics of two layouts against each other, which agree to rounding."""
     for here, there in zip(without_layout(ours), without_layout(theirs), strict=True):
