@@ -90,8 +90,9 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
     expected, found = alone(folder, name), results(folder, layout, name)
     gradients = under(expected, "gradient/")
     for key, gradient in under(found, "gradient/").items():
-        # Rounding of float32 sums, which is 1.01e-5 on processors with AVX2 alone, for biases.
-        assert (gradient - gradients[key]).norm() <= 2e-5 * gradients[key].norm(), key
+        # Of biases float32 sums round by up to 1.01e-5 on processors with AVX2 alone.
+        bound = 2e-5 if key.endswith(".bias") else 1e-5
+        assert (gradient - gradients[key]).norm() <= bound * gradients[key].norm(), key
     weights = under(expected, "weight/")
     for key, weight in under(found, "weight/").items():
         # AdamW makes whole steps of a gradient that is all but zero.
