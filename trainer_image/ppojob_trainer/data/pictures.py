@@ -123,7 +123,7 @@ def why_blind(spec: PPOJobSpec) -> str:
     """What keeps the rows of a job from having pictures; empty where they may have them."""
     layout, found = spec.roles.actor_rollout.parallelism, []
     if spec.rollout.engine == "vllm":
-        found.append("spec.rollout.engine vllm, for huggingface alone is shown them")
+        found.append("spec.rollout.engine vllm (huggingface alone is shown them)")
     if spec.agent is not None:
         found.append("spec.agent, whose conversations are text")
     if spec.critic is not None or spec.reference is not None:
