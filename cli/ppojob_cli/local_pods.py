@@ -109,22 +109,28 @@ class Addresses:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunningPod:
     """A pod and the process that is its container."""
 
     pod: Pod
     address: str
     process: subprocess.Popen[bytes]
+    _last: PodStatus | None = None
 
     def status(self) -> PodStatus | None:
-        """What its supervisor says; None while it does not answer, or another program does."""
+        """What its supervisor says, or said last while it is too busy to answer in time.
+
+        None while nobody listens there, or another program does.
+        """
         url = f"http://{self.address}:{contract.PORT_HEALTH}/status"
         try:
             with _DIRECTLY.open(url, timeout=_HTTP_SECONDS) as answer:
-                return msgspec.json.decode(answer.read(), type=PodStatus)
-        except (OSError, HTTPException, msgspec.DecodeError):
-            return None
+                self._last = msgspec.json.decode(answer.read(), type=PodStatus)
+        except (OSError, HTTPException, msgspec.DecodeError) as error:
+            is_late = isinstance(getattr(error, "reason", error), TimeoutError)
+            return self._last if is_late else None
+        return self._last
 
 
 class LocalPods:

@@ -96,6 +96,8 @@ class View(Closeable):
     @property
     def what_is_finished(self) -> str:
         """What a job still does that was asked to end."""
+        if self.state.is_waiting:
+            return "stopping before a step begins"
         if self._work == "Training":
             return "finishing the step, then writing a checkpoint"
         return f"{self._work.lower()} to the end, for there is no checkpoint on the way"

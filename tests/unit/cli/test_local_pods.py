@@ -7,12 +7,15 @@ import sys
 import threading
 from contextlib import closing
 
+import msgspec
 import pytest
 
 from ppojob_api import contract
+from ppojob_cli import local_pods
 from ppojob_cli.local_pods import Addresses, RunningPod
 from ppojob_operator.build.pods import Pod
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.rpc.messages.pods import PodStatus
 
 TAKE = "from ppojob_cli.local_pods import Addresses; print(Addresses().take())"
 OTHER_USER = ("unshare", "--user", "--map-user=54321")
@@ -86,3 +89,27 @@ def test_another_program_is_no_pod(answer: bytes) -> None:
         pod = Pod("p", "p", "reward", 0, gpus=0)
         assert RunningPod(pod, address, process).status() is None
         thread.join()
+
+
+@pytest.mark.processes
+def test_a_pod_too_busy_to_answer_is_what_it_said_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = PodStatus("reward", 0, 1, "starting")
+    body = msgspec.json.encode(said)
+    with closing(Addresses()) as addresses:
+        address = addresses.take()
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        running = RunningPod(Pod("p", "p", "reward", 0, gpus=0), address, process)
+        with socket.create_server((address, contract.PORT_HEALTH)) as listener:
+
+            def answer_once() -> None:
+                with listener.accept()[0] as connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+
+            thread = threading.Thread(target=answer_once, daemon=True)
+            thread.start()
+            assert running.status() == said
+            thread.join()
+            monkeypatch.setattr(local_pods, "_HTTP_SECONDS", 0.2)
+            assert running.status() == said  # the kernel takes the connection, and nobody answers
+        assert running.status() is None

@@ -85,6 +85,8 @@ class TestPlain:
         assert capsys.readouterr().out.splitlines() == ["generating"]
         assert view.what_is_finished.startswith("generating to the end")
         assert plain(run).what_is_finished == "finishing the step, then writing a checkpoint"
+        run.status("Starting")
+        assert plain(run).what_is_finished == "stopping before a step begins"
 
     def test_a_resumed_run_prints_no_step_twice(self, run, capsys) -> None:
         run.validation(0.36)

@@ -1,6 +1,7 @@
 """The HTTP server of a pod, from the view of those who mean it no good."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPStatus
@@ -40,3 +41,24 @@ def test_a_page_is_answered(server: PageServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.0 200 OK\r\n")
+
+
+def test_a_peer_that_has_gone_is_no_news(server: PageServer, capfd) -> None:
+    """A probe that waits two seconds on a busy machine, say; what it leaves is no stack trace."""
+    asked, gone = threading.Event(), threading.Event()
+
+    class Slow(Page):
+        def do_GET(self) -> None:
+            asked.set()
+            gone.wait(60)
+            for _ in range(1_000):
+                self.wfile.write(b"x" * 10_000)
+
+    server.RequestHandlerClass = Slow
+    server.daemon_threads = False
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        asked.wait(60)
+    gone.set()
+    server.close()  # which waits for threads that are no daemons
+    assert capfd.readouterr().err == ""

@@ -2,8 +2,10 @@
 
 import socket
 import socketserver
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 
 class PageServer(ThreadingHTTPServer):
@@ -33,6 +35,11 @@ class PageServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join()
+
+    def handle_error(self, request: Any, client_address: object) -> None:
+        """Say nothing of a peer that has gone before it was answered."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     def server_bind(self) -> None:
         """Bind, without asking a name server as the parent class does: one may be down."""
