@@ -102,7 +102,10 @@ prompt_key | spec.data.promptKey
 messages_key | spec.data.promptKey | of algorithm.type: sft
 data.max_length | spec.data.maxPromptTokens spec.data.maxResponseTokens | one for each
 data.max_token_len_per_gpu | spec.training.microBatchTokens
-tools_key enable_thinking_key enable_thinking_default | not yet | templates by row
+tools_key | spec.data.toolsKey | of algorithm.type: sft
+enable_thinking_key | spec.data.templateColumns | a list of columns, each a variable of its name
+data.apply_chat_template_kwargs | spec.data.applyChatTemplateKwargs
+enable_thinking_default | spec.data.applyChatTemplateKwargs | {enable_thinking: true}
 pad_mode balance_dp_token | not needed | rows are packed and nothing is padded
 ignore_input_ids_mismatch | not needed | turns are read as a rollout would have made them
 data.num_workers | not needed | data is read ahead

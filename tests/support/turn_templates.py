@@ -68,6 +68,7 @@ QWEN3 = (
     "m.role == 'assistant' %}{% set parts = m.content.split('</think>') %}"
     "{% set thought = parts[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') "
     "if parts | length > 1 else '' %}"
+    "{% set thought = m.reasoning_content if m.reasoning_content is string else thought %}"
     "{% set said = parts[-1].lstrip('\\n') if parts | length > 1 else m.content %}"
     "<|im_start|>assistant{{ '\\n' }}{% if loop.index0 > asked.at and (loop.last or thought) %}"
     "{{ '<think>\\n' ~ thought.strip('\\n') ~ '\\n</think>\\n\\n' ~ said.lstrip('\\n') }}"

@@ -47,12 +47,17 @@ ALGORITHM_RULES = rules(
     when: !(self.algorithm.type in $PAIRS)
     must: $UNSET
 
+    spec | data.toolsKey | NoEffect | here
+        it has no effect with another algorithm.type than sft and dpo; remove it
+    when: !(self.algorithm.type in ['sft', 'dpo'])
+    must: $UNSET
+
     spec.algorithm.dpo | labelSmoothing | NoEffect
         it has no effect with another lossType; remove it, or lossType: sigmoid
     when: self.lossType != 'sigmoid'
     must: $UNSET
 
-    spec | data.applyChatTemplateKwargs | NoEffect | here
+    spec | data.applyChatTemplateKwargs data.templateColumns | NoEffect | here
         a reward model reads conversations by its template alone; remove it
     when: self.algorithm.type == 'reward_model'
     must: $UNSET

@@ -9,6 +9,12 @@ TOOL_RULES = rules(
         another one has this name; each name once
     must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other.name == one.name))
 
+    spec | data.templateColumns | Conflict | here
+        all turns of a conversation are written with data.applyChatTemplateKwargs; remove it, or
+        agent
+    when: has(self.agent)
+    must: $UNSET
+
     spec.agent | tools | Required | here
         nobody answers the model; the tools that it may call, or interactions
     must: self.tools.size() > 0 || self.interactions.size() > 0

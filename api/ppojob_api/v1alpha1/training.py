@@ -223,6 +223,20 @@ class DataSpec(Section):
     """Variables handed to the chat template; null: left out.
     verl: data.apply_chat_template_kwargs."""
 
+    template_columns: Annotated[Items[Name], Field(max_length=16)] = ()
+    """Columns that the chat template sees of its row as variables of their names, over those of
+    applyChatTemplateKwargs: enable_thinking, say. A cell that is null is left out.
+    verl: enable_thinking_key of the SFT trainer, enable_thinking."""
+
+    tools_key: Name = "tools"
+    """With algorithm.type: sft or dpo the column of what the model may call in a row, which the
+    chat template shows: a list of schemas in OpenAI's form, or the same as JSON text. Rows without
+    it show none. verl: tools_key of the SFT trainer, tools."""
+
+    def tools_column(self, given: str | None) -> str | None:
+        """toolsKey, where rows of a job of this type have their answers and these are chats."""
+        return self.tools_key if given in {"sft", "dpo"} else None
+
     @property
     def of_validation(self) -> "DataSpec":
         """How the files of a validation are read, which takes all rows: their order is nobody's."""

@@ -93,11 +93,19 @@ def overlong_prompts(verl: Verl, job: Draft) -> None:
 
 def template_arguments(verl: Verl, job: Draft) -> None:
     """Variables of the chat template."""
-    key = "data.apply_chat_template_kwargs"
-    found = verl.below(key)
+    key, variable = "data.apply_chat_template_kwargs", "enable_thinking"
+    found = dict(verl.below(key))
     names = [f"{key}.{name}" for name in found]
+    default, column = f"data.{variable}_default", f"data.{variable}_key"
+    if verl.is_given(default) and verl[default] is not None:
+        found[variable] = verl[default]
+        names.append(default)
     if found:
         job.set("spec.data.applyChatTemplateKwargs", found, *names)
+    if verl.is_given(column) and verl[column] == variable:
+        job.set("spec.data.templateColumns", [variable], column)
+    elif verl.is_given(column):
+        job.leave_out(f"name the column {variable}, for templateColumns", column)
 
 
 def chat_template(verl: Verl, job: Draft) -> None:

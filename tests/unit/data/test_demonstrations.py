@@ -1,5 +1,6 @@
 """Rows that have their answers: their tokens, and which of them are learnt."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import tiny_models
 from prompt_files import PromptFiles
 from turn_templates import FAMILIES, ChatInProcess, write_family
 
-from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.chat import ChatTokenizer, Told
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow
 
@@ -153,6 +154,102 @@ def test_pairs(
 LONG = {"messages": [TALK[1], {"role": "assistant", "content": "a long answer"}]}
 SHORT = {"messages": [TALK[1], {"role": "assistant", "content": "short"}]}
 UNTRAINED = {"messages": [TALK[1], without(TALK[2])]}
+
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "The sum.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+    },
+}
+CALL = {"id": "call00007", "type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
+CALLED = [
+    *TALK[:2],
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "4", "name": "add", "tool_call_id": "call00007"},
+    {"role": "assistant", "content": "It is 4."},
+]
+
+
+@pytest.mark.parametrize("arguments", [{"a": 3}, '{"a": 3}', {"a": 3, "b": None}])
+def test_calls_are_learnt_as_the_template_writes_them(
+    family: ChatTokenizer, tmp_path: Path, arguments: object
+) -> None:
+    """Those of `tool_calls`, behind a prompt that shows the row's tools."""
+    (text,) = family.render_chats([CALLED], tools=[ADD], open_turn=False)
+    assert isinstance(text, str)
+    function = {"name": "add", "arguments": arguments}
+    call = {**CALL, "function": function}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    row = {"messages": [*CALLED[:2], said, *CALLED[3:]], "tools": [ADD]}
+    with opened(PromptFiles(tmp_path, family), row, maxPromptTokens=1_024) as dataset:
+        found = dataset[0]
+    whole = family.encode(text.replace("<think>\n\n</think>\n\n", ""))
+    ours = [*found.token_ids, *(token for part in found.answers[0] for token in part.tokens)]
+    assert ours == whole[: len(ours)]
+    assert family.decode(whole[len(ours) :], skip_special_tokens=False).strip() == ""
+    assert [part.is_trained for part in found.answers[0]] == [True, False, True]
+
+
+def test_tools_are_shown_of_each_row(files: PromptFiles, tmp_path: Path) -> None:
+    """In JSON text too; parquet gives the schema of one tool the entries of others."""
+    chat = ChatInProcess(write_family(tmp_path / "family", "qwen2.5"))
+    mul = {"type": "function", "function": {"name": "mul", "strict": True}}
+    rows = [
+        {"messages": TALK[:3], "schemas": json.dumps([ADD])},
+        {"messages": TALK[:3], "schemas": ""},
+    ]
+    tables = [{"messages": TALK[:3], "schemas": [tool]} for tool in (ADD, mul)]
+    expected = chat.encode_prompts(
+        [TALK[:2]] * 3, [Told({}, given) for given in ([ADD], [], [mul])]
+    )
+    files = PromptFiles(tmp_path, chat)
+    with opened(files, *rows, toolsKey="schemas") as dataset:
+        assert [list(row.token_ids) for row in (dataset[0], dataset[1])] == expected[:2]
+    spec = files.spec(files.table("b.parquet", *tables), promptKey="messages", toolsKey="schemas")
+    with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+        assert [list(row.token_ids) for row in (dataset[0], dataset[1])] == expected[::2]
+
+
+def test_thoughts_are_learnt_as_the_template_writes_them(tmp_path: Path) -> None:
+    chat = ChatInProcess(write_family(tmp_path / "family", "qwen3"))
+    said = {"role": "assistant", "content": "Ann.", "reasoning_content": "Who asks?"}
+    for variables in ({}, {"enable_thinking": True}):
+        row = {"messages": [*TALK[:2], said], **variables}
+        columns = {"templateColumns": [*variables]}
+        with opened(PromptFiles(tmp_path, chat), row, **columns) as dataset:
+            (answer,) = told(chat, dataset[0])
+        assert answer == (f"<think>\nWho asks?\n</think>\n\nAnn.{END}", True)
+
+
+def test_columns_are_variables_of_the_template(tmp_path: Path) -> None:
+    chat = ChatInProcess(write_family(tmp_path / "family", "qwen3"))
+    rows = [{"messages": TALK[:3], "enable_thinking": value} for value in (True, False, None)]
+    settings = {
+        "templateColumns": ["enable_thinking"],
+        "applyChatTemplateKwargs": {"enable_thinking": False},
+    }
+    with opened(PromptFiles(tmp_path, chat), *rows, **settings) as dataset:
+        prompts = [chat.decode(dataset[i].token_ids, skip_special_tokens=False) for i in range(3)]
+    empty = "<think>\n\n</think>\n\n"
+    assert [prompt.endswith(f"{HEAD}{empty}") for prompt in prompts] == [False, True, True]
+    assert [prompt.endswith(HEAD) for prompt in prompts] == [True, False, False]
+
+
+@pytest.mark.parametrize("tools", ["[{", [{"name": "add"}], {"add": ADD}, 3])
+def test_tools_of_another_form_are_refused(files: PromptFiles, tools: object) -> None:
+    path = files.lines("a.jsonl", {"messages": TALK, "tools": tools})
+    (error,) = files.errors(path, given="sft", promptKey="messages")
+    assert "a.jsonl:1:tools: got " in error
+
+
+@pytest.mark.parametrize("calls", ["add", [{"name": 3}], [{"name": "add", "arguments": "{"}]])
+def test_calls_of_another_form_are_refused(files: PromptFiles, calls: object) -> None:
+    path = files.lines("a.jsonl", {"messages": [*TALK[:2], {**TALK[2], "tool_calls": calls}]})
+    (error,) = files.errors(path, given="sft", promptKey="messages")
+    assert "a.jsonl:1:messages[2].tool_calls" in error
 
 
 def test_rows_of_which_nothing_is_learnt_are_left_out_and_counted(files: PromptFiles) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
@@ -19,6 +20,13 @@ _OURS = frozenset(
 )
 Tools = Sequence[Mapping[str, Json]]
 """Schemas of tools, in OpenAI's form, as a template sees them in its variable ``tools``."""
+
+
+class Told(NamedTuple):
+    """What a template sees beside the messages: variables, and schemas of tools."""
+
+    variables: Mapping[str, Json]
+    tools: Tools
 
 
 class ChatTokenizer(Closeable):
@@ -182,23 +190,26 @@ class ChatTokenizer(Closeable):
     def encode_prompts(
         self,
         prompts: Sequence[str | Messages],
-        variables: Mapping[str, Json] | None = None,
-        tools: Sequence[Tools] | None = None,
+        told: Sequence[Told] | None = None,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise prompts of both kinds: text as it is, messages by `encode_chats`.
 
-        Each shows the schemas of its own ``tools``, (prompts,); without them, the constructor's.
+        Each shows the template what it is ``told``, (prompts,); without that, the constructor's
+        tools.
         """
-        shown = [self.tools] * len(prompts) if tools is None else tools
+        told = [Told({}, self.tools)] * len(prompts) if told is None else told
         rendered: dict[int, str | BadChatTemplate] = {}
-        alike: dict[tuple[int, ...], dict[int, Messages]] = {}
+        alike: dict[object, dict[int, Messages]] = {}
         for at, prompt in enumerate(prompts):
             if isinstance(prompt, str):
                 rendered[at] = prompt
             else:
-                alike.setdefault(tuple(map(id, shown[at])), {})[at] = prompt
+                variables, tools = told[at]
+                key = msgspec.json.encode(variables), tuple(map(id, tools))
+                alike.setdefault(key, {})[at] = prompt
         for chats in alike.values():
-            texts = self.render_chats([*chats.values()], variables, tools=shown[next(iter(chats))])
+            variables, tools = told[next(iter(chats))]
+            texts = self.render_chats([*chats.values()], variables, tools=tools)
             rendered |= zip(chats, texts, strict=True)
         return self._encoded([rendered[at] for at in range(len(prompts))])
 

@@ -40,9 +40,11 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
         keys = (spec.prompt_key, *((spec.answer_key,) if spec.answer_key else ()))
         if given in PAIRS:  # whose conversations may begin with the prompt
             keys = (spec.chosen_key, spec.rejected_key)
-        return tuple(dict.fromkeys(key.partition(".")[0] for key in keys))
+        names = [key.partition(".")[0] for key in keys]
+        return tuple(dict.fromkeys([*names, *spec.template_columns]))
     source = (spec.data_source_key,) if spec.data_source is None else ()
-    return (spec.prompt_key, *source, *((spec.answer_key,) if spec.answer_key else ()))
+    answer = (spec.answer_key,) if spec.answer_key else ()
+    return (spec.prompt_key, *source, *answer, *spec.template_columns)
 
 
 def read_columns(
@@ -55,8 +57,9 @@ def read_columns(
     """Columns that are read of a job's files; None for all."""
     ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
     if given is not None:
-        prompt = spec.prompt_key.partition(".")[0]
-        return tuple(dict.fromkeys([prompt, *required_columns(spec, given=given), *ordering]))
+        names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
+        tools = spec.tools_column(given)
+        return tuple(dict.fromkeys([*names, *ordering, *([tools] if tools else [])]))
     if spec.answer_key:
         return None
     names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
@@ -100,7 +103,7 @@ def read_row(
         why, allowed = "it names the row's task", 'text such as "openai/gsm8k"'
         raise BadCell(spec.data_source_key, shown(data_source), why, allowed)
     if spec.answer_key is not None:
-        truth, info = _json(row[spec.answer_key], spec.answer_key), _others(row, others)
+        truth, info = as_json(row[spec.answer_key], spec.answer_key), _others(row, others)
     else:
         truth = _ground_truth(row.get(REWARD_COLUMN))
         info = mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
@@ -177,7 +180,7 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
     for name, cell in row.items():
         if name in names:
             with contextlib.suppress(BadCell):
-                found[str(name)] = _json(cell, name)
+                found[str(name)] = as_json(cell, name)
     return found
 
 
@@ -257,6 +260,8 @@ def _message(cell: object, column: str) -> dict[str, Json]:
         raise _bad_prompt(column, cell)
     # Parquet gives every struct the fields of all: a null one was never written.
     message = {key: value for key, value in cell.items() if value is not None}
+    if message.get("tool_calls"):
+        message.setdefault("content", "")  # OpenAI's form leaves it out
     if "role" not in message or "content" not in message:
         raise BadCell(
             column,
@@ -288,7 +293,7 @@ def _ground_truth(cell: object) -> Json:
             "it holds the ground truth",
             '{"style": "rule", "ground_truth": ...}',
         )
-    return _json(cell.get("ground_truth"), GROUND_TRUTH)
+    return as_json(cell.get("ground_truth"), GROUND_TRUTH)
 
 
 def mapping_of(cell: object, column: str) -> dict[str, Json]:
@@ -306,11 +311,15 @@ def mapping_of(cell: object, column: str) -> dict[str, Json]:
             "it holds named values",
             "a struct, or an object in JSON lines",
         )
-    return {str(key): _json(value, f"{column}.{key}") for key, value in cell.items()}
+    return {str(key): as_json(value, f"{column}.{key}") for key, value in cell.items()}
 
 
-def _json(value: object, column: str) -> Json:
-    """A cell as JSON: reward functions and sample files get nothing else."""
+def as_json(value: object, column: str) -> Json:
+    """A cell as JSON: reward functions, templates and sample files get nothing else.
+
+    Raises:
+        BadCell: it holds something else.
+    """
     match value:
         case None | bool() | int() | str():
             return value
@@ -319,11 +328,11 @@ def _json(value: object, column: str) -> Json:
         case float():
             raise BadCell(column, repr(value), "not a number", "finite numbers")
         case decimal.Decimal():
-            return _json(float(value), column)
+            return as_json(float(value), column)
         case datetime.date() | datetime.time():
             return value.isoformat()
         case list() | tuple():
-            return [_json(item, column) for item in value]
+            return [as_json(item, column) for item in value]
         case Mapping():
             return mapping_of(value, column)
     raise BadCell(

@@ -9,9 +9,11 @@ any chat template that rows of several turns can be made with (`turns`).
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+import msgspec
+
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools
 from ppojob_trainer.data.columns import (
     EXTRA_COLUMN,
     BadCell,
@@ -26,13 +28,13 @@ from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turn_check import check_template
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.data.written_turns import CALLS, check_calls, needs_template, written_turn
 from ppojob_trainer.json_value import Json
 
 Message = Mapping[str, Json]
 ASSISTANT = "assistant"
 LOSS_MASK = "loss_mask"
 """Entry of a message, by verl's name: 0 where its turn is given and not learnt."""
-_CALLS = "tool_calls"
 
 
 def read_demonstration(
@@ -95,9 +97,8 @@ def check_message(message: Message, before: Message | None, place: str) -> None:
         got = f"{ASSISTANT} {'first' if before is None else 'twice in a row'}"
         why, allowed = "a turn answers somebody", "a message of another role before it"
         raise BadCell(f"{place}.role", got, why, allowed)
-    if message.get(_CALLS):
-        why = "how calls are written is not known here"
-        raise BadCell(f"{place}.{_CALLS}", shown(message[_CALLS]), why, "calls as text in content")
+    if is_assistant:
+        check_calls(message, place)
     mask = message.get(LOSS_MASK, int(is_assistant))
     if mask not in ((0, 1) if is_assistant else (0,)):
         why = "0 leaves out a turn of the assistant, and no other message is learnt"
@@ -119,52 +120,60 @@ def learnt(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
 class Demonstrations:
     """Makes tokens of answers."""
 
-    def __init__(self, chat: ChatTokenizer, spec: DataSpec) -> None:
+    def __init__(self, chat: ChatTokenizer) -> None:
         self._chat = chat
-        self._template = TurnTemplate(chat, spec.apply_chat_template_kwargs)
-        self._is_checked = False
+        self._templates: dict[bytes, TurnTemplate] = {}
+        self._checked: set[tuple[bytes, bool]] = set()
 
     def tokens(
-        self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]]
+        self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]], told: Told
     ) -> tuple[list[int], list[list[AnswerPart]]]:
         """The ids of the prompt, and those of each answer by who wrote them.
 
-        What nobody answers is left out.
+        What nobody answers is left out. ``told`` is what the template saw of the row.
 
         Raises:
             BadChatTemplate: the template has no such turns, or writes a turn in another way
                 where others follow.
         """
-        return ids, [self._answer(prompt, messages) for messages in answers]
+        return ids, [self._answer(prompt, messages, told) for messages in answers]
 
     def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
         """What is learnt of the first `limit` tokens of an answer; none where nothing is."""
         return learnt(answer, limit)
 
-    def _answer(self, prompt: Prompt, messages: Sequence[Message]) -> list[AnswerPart]:
+    def _answer(self, prompt: Prompt, messages: Sequence[Message], told: Told) -> list[AnswerPart]:
         if isinstance(prompt, str):
             (said,) = messages
             end = self._chat.eos_token_ids[:1]
             return [AnswerPart((*self._chat.encode(str(said["content"])), *end), True)]
+        key = msgspec.json.encode(told.variables)
+        if key not in self._templates:
+            self._templates[key] = TurnTemplate(self._chat, told.variables)
+        template = self._templates[key]
         parts: list[AnswerPart] = []
         between: list[Message] = []
+        calls = False
         for is_assistant, group in groupby(messages, lambda one: one["role"] == ASSISTANT):
             if not is_assistant:
                 between = list(group)
                 continue
             if between:
-                self._check_turns()
-                written = parts[-1].tokens
-                given = self._template.delta(between, written=written)
+                self._check_turns(key, template, told.tools if calls else ())
+                given = template.delta(between, told.tools, written=parts[-1].tokens)
                 parts.append(AnswerPart(tuple(given), False))
             (said,) = group
-            turn = self._template.turn(str(said["content"]))
+            calls = calls or bool(said.get(CALLS))
+            if needs_template(said):
+                turn = written_turn(template, said, told.tools)
+            else:
+                turn = template.turn(str(said["content"]))
             parts.append(AnswerPart(tuple(turn), bool(said.get(LOSS_MASK, True))))
         return parts
 
-    def _check_turns(self) -> None:
+    def _check_turns(self, key: bytes, template: TurnTemplate, tools: Tools) -> None:
         """Once: a row of several turns grows as the template writes it whole."""
-        if not self._is_checked:
-            self._is_checked = True
-            if (refusal := check_template(self._template, ())) is not None:
+        if (key, bool(tools)) not in self._checked:
+            self._checked.add((key, bool(tools)))
+            if (refusal := check_template(template, tools)) is not None:
                 raise BadChatTemplate(refusal)

@@ -5,7 +5,7 @@ the author of a web page could write a turn of the user otherwise.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tokenizers import Tokenizer
 
@@ -48,7 +48,11 @@ class MessageText:
 
     def find(self, text: str, marks: Collection[str]) -> re.Match[str] | None:
         """The first of some control tokens in a text."""
-        return next((match for match in self._mark.finditer(text) if match[0] in marks), None)
+        return next((match for match in self.marks(text) if match[0] in marks), None)
+
+    def marks(self, text: str) -> Iterator[re.Match[str]]:
+        """The control tokens in a text, in their order."""
+        return self._mark.finditer(text)
 
     def at(self, text: str, place: int) -> str:
         """The control token at a place of a text; empty where there is none."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer, up_to_padding
+from ppojob_trainer.data.chat import ChatTokenizer, Told, up_to_padding
 from ppojob_trainer.data.columns import BadCell, as_prompt, cell_of, conversation
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
@@ -103,7 +103,7 @@ class ScoredAnswers:
         self._chat = chat
 
     def tokens(
-        self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]]
+        self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]], _: Told
     ) -> tuple[list[int], list[list[AnswerPart]]]:
         """The prompt of the row, out of the ids of the prompt, and what follows in each answer.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import pictures
-from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
+from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
 from ppojob_trainer.data.columns import BadCell, read_row
 from ppojob_trainer.data.demonstrations import (
     Demonstrations,
@@ -32,6 +32,7 @@ from ppojob_trainer.data.row_checks import (
     with_unseen_media,
     wrong_selection,
 )
+from ppojob_trainer.data.template_columns import TemplateColumns
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 
 _BATCH_ROWS = 256
@@ -45,6 +46,7 @@ class _Candidate:
 
     Attributes:
         answers: those that are learnt, each from its first turn of the assistant on.
+        told: what the chat template sees of the row beside its messages.
         entry: of the list of files in the specification.
         number: of the row in all files together.
         columns: that the row has, read or not.
@@ -53,6 +55,7 @@ class _Candidate:
     row: PromptRow
     difficulty: float
     answers: Sequence[Sequence[Message]]
+    told: Told
     entry: int
     number: int
     path: str
@@ -104,14 +107,14 @@ class Scan:
     prompt_kind: str = ""
     prompt_place: str = ""
     _answers: Demonstrations | ScoredAnswers | None = None
+    _columns: TemplateColumns = field(init=False)
 
     def __post_init__(self) -> None:
+        self._columns = TemplateColumns(self.spec, self.given)
         if self.given is not None:
             self.rewards = None  # nothing is scored
             is_scored = self.given == "reward_model"
-            self._answers = (
-                ScoredAnswers(self.chat) if is_scored else Demonstrations(self.chat, self.spec)
-            )
+            self._answers = ScoredAnswers(self.chat) if is_scored else Demonstrations(self.chat)
 
     def read(self, files: Sequence[DataFile]) -> None:
         """Read every row once.
@@ -200,12 +203,15 @@ class Scan:
                 continue
             try:
                 row, difficulty, answers = self._read(cells)
+                told = self._told(cells, row)
             except BadCell as bad:
                 _add(self.errors, bad.problem, file.path, place)
                 continue
             number = first + in_file
             columns = {*cells, *file.unread}
-            yield _Candidate(row, difficulty, answers, entry, number, file.path, place, columns)
+            yield _Candidate(
+                row, difficulty, answers, told, entry, number, file.path, place, columns
+            )
         if file.num_rows == 0:
             why, allowed = "there is nothing to draw from", "at least one row"
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
@@ -220,12 +226,17 @@ class Scan:
             raise BadCell(pictures.COLUMN, "pictures", self.chat.blind, "rows without this column")
         return row, difficulty, ()
 
+    def _told(self, cells: Row, row: PromptRow) -> Told:
+        """What the chat template sees of a row beside its messages."""
+        variables = self._columns.variables(cells)
+        if self.given is not None:
+            return Told(variables, self._columns.tools(cells))
+        return Told(variables, shown_tools(row.extra_info, self._tools(row)))
+
     def _take(self, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
         rows = [candidate.row for candidate in candidates]
         encoded = self.chat.encode_prompts(
-            [row.shown_prompt for row in rows],
-            self.spec.apply_chat_template_kwargs,
-            [shown_tools(row.extra_info, self._tools(row)) for row in rows],
+            [row.shown_prompt for row in rows], [candidate.told for candidate in candidates]
         )
         for candidate, ids in zip(candidates, encoded, strict=True):
             self._check(candidate, control)
@@ -237,7 +248,7 @@ class Scan:
                 answers: Sequence[Sequence[AnswerPart]] = ()
                 ids = self._with_pictures(candidate, ids)
                 if self._answers is not None:
-                    given = candidate.row.prompt, ids, candidate.answers
+                    given = candidate.row.prompt, ids, candidate.answers, candidate.told
                     ids, answers = self._answers.tokens(*given)
                 self._keep_or_drop(candidate, ids, answers)
             except BadChatTemplate as refused:

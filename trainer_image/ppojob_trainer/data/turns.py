@@ -116,6 +116,13 @@ class TurnTemplate:
             return self.chat.encode(content + suffix.pieces[0][: suffix.closing])
         return [*self.chat.encode(content), *self.chat.eos_token_ids[:1]]
 
+    def ended(self, text: str) -> list[int]:
+        """Tokens of a turn that the template wrote, up to its last end token, or with one."""
+        ends = [mark.end() for mark in self.text.marks(text) if mark[0] in self._ends]
+        if ends:
+            return self.chat.encode(text[: ends[-1]])
+        return [*self.chat.encode(text.rstrip()), *self.chat.eos_token_ids[:1]]
+
     def suffix(self, messages: Messages, tools: Tools | None = None) -> Suffix:
         """What is the same for all messages of these roles and names; rendered once, then kept."""
         plain = [_plain(message, i) for i, message in enumerate(messages)]

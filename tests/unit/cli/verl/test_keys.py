@@ -481,6 +481,13 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.critic.lora.rank": 4, "spec.critic.lora.targetModules": ["down_proj"]},
     ),
     (f"{MODEL}.lora.rank=8", {"spec.model.lora.rank": None, "spec.rollout.adapters": None}),
+    (
+        "data.enable_thinking_key=enable_thinking data.enable_thinking_default=false",
+        {
+            "spec.data.templateColumns": ["enable_thinking"],
+            "spec.data.applyChatTemplateKwargs": {"enable_thinking": False},
+        },
+    ),
     ("data.seed=3 data.shuffle=false", {"spec.data.seed": None, "spec.data.shuffle": False}),
 ]
 
@@ -526,6 +533,7 @@ FATES = [
     ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", Fate.LOST),
     ("data.image_key=images", Fate.NOTED),
     ("data.image_key=photos", Fate.LOST),
+    ("data.enable_thinking_key=thinks", Fate.LOST),
     ("actor_rollout_ref.actor.freeze_vision_tower=true", Fate.SAME),
     ("actor_rollout_ref.actor.freeze_vision_tower=false", Fate.NOTED),
     ("data.video_key=videos", Fate.LOST),

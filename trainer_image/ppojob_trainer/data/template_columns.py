@@ -1,0 +1,81 @@
+"""What a chat template is told of a row beside its messages: variables, and schemas of tools."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.algorithm import GivenType
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data.chat import Tools
+from ppojob_trainer.data.columns import BadCell, as_json, cell_of
+from ppojob_trainer.data.formats import Row
+from ppojob_trainer.json_value import Json
+
+_KEPT = 256
+_SCHEMAS = 'a list of {"type": "function", "function": {"name": ...}}, or the same as JSON text'
+
+
+class TemplateColumns:
+    """Reads them from rows; equal schemas are one object, as rows of equal ones are alike.
+
+    Args:
+        spec: names the columns.
+        given: type of a job whose rows have their answers.
+    """
+
+    def __init__(self, spec: DataSpec, given: GivenType | None) -> None:
+        self._variables = spec.apply_chat_template_kwargs
+        self._columns = spec.template_columns
+        self._tools_key = spec.tools_column(given)
+        self._known: dict[bytes, Tools] = {}
+
+    def variables(self, row: Row) -> Mapping[str, Json]:
+        """The job's variables, and those of the row over them; null leaves one as it is.
+
+        Raises:
+            BadCell: a column is missing, or holds something else.
+        """
+        if not self._columns:
+            return self._variables
+        own = {name: as_json(cell_of(row, name), name) for name in self._columns}
+        return {**self._variables, **{k: value for k, value in own.items() if value is not None}}
+
+    def tools(self, row: Row) -> Tools:
+        """Schemas of what the model may call in a row whose answers are given; none without any.
+
+        Raises:
+            BadCell: the column holds something else.
+        """
+        if self._tools_key is None or self._tools_key not in row:
+            return ()
+        cell = cell_of(row, self._tools_key)
+        try:
+            told = msgspec.json.decode(cell) if isinstance(cell, str) and cell.strip() else cell
+        except msgspec.MsgspecError as error:
+            raise BadCell(self._tools_key, shown(cell), str(error), _SCHEMAS) from None
+        tools = without_nulls(as_json(told or [], self._tools_key))
+        if not isinstance(tools, list) or not all(map(_is_schema, tools)):
+            raise BadCell(self._tools_key, shown(cell), "no list of schemas of tools", _SCHEMAS)
+        key = msgspec.json.encode(tools)
+        if key not in self._known and len(self._known) >= _KEPT:
+            del self._known[next(iter(self._known))]
+        return self._known.setdefault(key, [tool for tool in tools if isinstance(tool, dict)])
+
+
+def without_nulls(value: Json) -> Json:
+    """JSON without the entries that are null.
+
+    Parquet gives each struct the fields of all, so the schema of one tool has those of others.
+    """
+    match value:
+        case dict():
+            return {key: without_nulls(one) for key, one in value.items() if one is not None}
+        case list():
+            return [without_nulls(one) for one in value]
+    return value
+
+
+def _is_schema(tool: Json) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)

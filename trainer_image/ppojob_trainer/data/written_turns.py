@@ -1,0 +1,141 @@
+"""Turns of the assistant that only the chat template can write: with calls of tools, or thoughts.
+
+What a turn says in `content` is what the model writes. How it writes a call or a thought is known
+to the template alone, so such a turn is rendered behind a made-up message, and what follows the
+header that a rollout would have begun it with is the turn.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ppojob_api.problem import shown
+from ppojob_trainer.data.chat import Tools
+from ppojob_trainer.data.columns import BadCell
+from ppojob_trainer.data.template_columns import without_nulls
+from ppojob_trainer.data.template_renderer import BadChatTemplate
+from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.json_value import Json
+
+CALLS = "tool_calls"
+_THOUGHTS = ("reasoning_content", "thinking")
+_ASKED = {"role": "user", "content": "Hello."}
+_ANSWER = "ppojobAnswerq"
+_CALL = '{"function": {"name": "add", "arguments": {"a": 3}}}, arguments also as JSON text'
+
+
+def needs_template(message: Mapping[str, Json]) -> bool:
+    """Whether a turn is more than its content."""
+    return any(message.get(key) for key in (CALLS, *_THOUGHTS))
+
+
+def check_calls(message: Mapping[str, Json], place: str) -> None:
+    """Refuse calls of another form than OpenAI's.
+
+    Raises:
+        BadCell: one is.
+    """
+    calls = message.get(CALLS) or []
+    if not isinstance(calls, list):
+        raise BadCell(f"{place}.{CALLS}", shown(calls), "no list of calls", f"[{_CALL}]")
+    for number, call in enumerate(calls):
+        function = _function(call)
+        arguments = _arguments(function.get("arguments"))
+        if not isinstance(function.get("name"), str) or arguments is None:
+            where = f"{place}.{CALLS}[{number}]"
+            raise BadCell(where, shown(call), "no call of a tool by its name", _CALL)
+
+
+def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Tools) -> list[int]:
+    """Tokens of a turn, its end token included, as the policy would draw them.
+
+    Raises:
+        BadChatTemplate: the template refuses the turn, or begins it with another header than the
+            one that a rollout begins with.
+    """
+    opened = template.render([_ASKED], tools, open_turn=True)
+    refused: BadChatTemplate | None = None
+    for talk in _talks(message):
+        try:
+            whole = template.render(talk, tools, open_turn=False)
+        except BadChatTemplate as error:
+            refused = refused or error
+            continue
+        if whole.startswith(opened):
+            return template.ended(whole[len(opened) :].partition(_ANSWER)[0])
+        refused = template.refusal(
+            f"{shown(whole[:200])} for a turn with calls or thoughts, and {shown(opened[-60:])} "
+            "for one to come",
+            "the chat template begins such a turn in another way than the model is asked for one",
+        )
+    assert refused is not None, "there is a talk at least"
+    raise refused
+
+
+def _talks(message: Mapping[str, Json]) -> Iterator[list[Mapping[str, Any]]]:
+    """Made-up conversations with the turn, best first.
+
+    With an answer to each call the template knows that more follows: into a last turn some write
+    an empty thought.
+    """
+    for turn in _forms(message):
+        calls = turn.get(CALLS, ())
+        answers = [
+            {
+                "role": "tool",
+                "name": call["function"]["name"],
+                "tool_call_id": call["id"],
+                "content": _ANSWER,
+            }
+            for call in calls
+        ]
+        if answers:
+            yield [_ASKED, turn, *answers]
+        yield [_ASKED, turn]
+
+
+def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
+    """A turn with arguments as objects, as most templates want them, and as text, as others do."""
+    turn = {"role": "assistant", "content": message["content"]}
+    turn |= {key: message[key] for key in _THOUGHTS if message.get(key)}
+    calls = message.get(CALLS) or []
+    assert isinstance(calls, list), "it was checked"
+    if not calls:
+        yield turn
+        return
+    for as_text in (False, True):
+        told = []
+        for number, call in enumerate(calls):
+            function = _function(call)
+            given: object = _arguments(function.get("arguments"))
+            if as_text:
+                given = json.dumps(given, ensure_ascii=False)
+            named = {"name": function["name"], "arguments": given}
+            name = call.get("id") if isinstance(call, dict) else None
+            told.append({"id": name or f"call{number:05}", "type": "function", "function": named})
+        yield {**turn, CALLS: told}
+
+
+def _function(call: Json) -> Mapping[str, Json]:
+    if not isinstance(call, dict):
+        return {}
+    function = call.get("function", call)
+    return function if isinstance(function, dict) else {}
+
+
+def _arguments(told: Json) -> Json:
+    """The arguments of a call; None where they are no object.
+
+    Of an object nulls are left out, which parquet adds to each; JSON text keeps its own.
+    """
+    if isinstance(told, dict):
+        return without_nulls(told)
+    if told is None:
+        return {}
+    try:
+        found = msgspec.json.decode(told) if isinstance(told, str) else None
+    except msgspec.MsgspecError:
+        return None
+    return found if isinstance(found, dict) else None
