@@ -107,6 +107,11 @@ LENGTH_RULES = rules(
     when: has(self.decaySteps)
     must: self.decayRatio == 1.0
 
+    spec.optimizer spec.critic.optimizer | decayRatio | OutOfRange
+        the warm-up ${self.warmupRatio} takes them; above warmupRatio
+    when: self.warmupRatio > 0.0
+    must: self.decayRatio > self.warmupRatio
+
     spec.optimizer spec.critic.optimizer | momentum | NoEffect
         it has no effect with type: adamw; remove it, or type: muon or sgd
     when: self.type == 'adamw'

@@ -30,6 +30,7 @@ _SET_BY: Final = {
     **dict.fromkeys(("data_parallel_size", "distributed_executor_backend", "nnodes"), _LAYOUT),
     **dict.fromkeys(("enable_lora", "max_lora_rank", "lora_target_modules"), "spec.model.lora"),
     **dict.fromkeys(("enable_return_routed_experts", "aux_output_config"), _REPLAY),
+    "hf_token": "HF_TOKEN in spec.pods[].env",
     "seed": "spec.seed",
 }
 """What the product says itself, by the field that it comes from."""
@@ -41,10 +42,18 @@ _FIXED: Final = frozenset(
     }
 )
 """What it says whatever the job is."""
-_NOT_YET: Final = frozenset(
-    ("quantization", "quantization_config", "speculative_config", "spec_method", "spec_model")
-)
-"""Engines get the trainer's weights, each as it is and at each step."""
+_NOT_YET: Final = {
+    **dict.fromkeys(
+        ("quantization", "quantization_config", "speculative_config", "spec_method", "spec_model"),
+        "engines get the trainer's own weights at each step",
+    ),
+    **dict.fromkeys(
+        ("enable_expert_parallel", "enable_eplb")
+        + ("decode_context_parallel_size", "prefill_context_parallel_size"),
+        "ranks of an engine share matrix products, and neither experts nor tokens",
+    ),
+}
+"""What engines do not do, and why."""
 
 
 def check_arguments(arguments: Mapping[str, Json]) -> Iterator[Problem]:
@@ -59,7 +68,7 @@ def check_arguments(arguments: Mapping[str, Json]) -> Iterator[Problem]:
             why = "the product needs it as it sets it"
             yield Problem(where, got, why, "remove it", ReasonCode.CONFLICT)
         elif name in _NOT_YET:
-            why = "engines get the trainer's own weights at each step: not in this version"
+            why = f"{_NOT_YET[name]}: not in this version"
             yield Problem(where, got, why, "remove it", ReasonCode.NOT_IN_THIS_VERSION)
         elif known and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
