@@ -384,7 +384,7 @@ use_task_rewards | spec.algorithm.type | where true the type of the rewards, wit
 distillation_loss_coef | spec.algorithm.kl.coefficient | beside rewards, with kl.in: loss
 policy_loss_mode | spec.algorithm.policyLoss.type
 distillation_loss.topk | not needed | all tokens are compared
-loss_max_clamp log_prob_min_clamp | not yet | limits of what a teacher says
+log_prob_min_clamp | not needed | the whole vocabulary is compared, and no logarithm is infinite
 distillation.nnodes teacher_model.nnodes | spec.roles.reference.replicas
 distillation.n_gpus_per_node teacher_model.n_gpus_per_node | spec.roles.reference.gpusPerReplica
 teacher_model.enable_resource_pool | spec.roles.reference.colocateWith | where true is none

@@ -114,6 +114,11 @@ class DistillationSpec(Section):
     """With jsd the teacher's share of the mixture that both are compared with, above 0 and below 1.
     TRL: beta, 0.5, where 0 is forward_kl and 1 is reverse_kl."""
 
+    max_token_loss: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Bound of what a single token costs: a divergence above it is cut, and gives no gradient; what
+    sampled_reverse_kl says of a token is kept between minus this and this. Absent: none.
+    verl: distillation_loss.loss_max_clamp."""
+
 
 class DpoSpec(Section):
     """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss of pairs."""

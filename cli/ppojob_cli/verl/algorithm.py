@@ -137,6 +137,7 @@ def distillation(verl: Verl, job: Draft) -> None:
         job.leave_out(why, on)
         return
     job.copy(_TEACHER, "spec.reference.path")
+    _token_limit(verl, job, has_rewards=has_rewards)
     if has_rewards:
         section = "spec.algorithm.kl"
         job.set(f"{section}.in", "loss", on)
@@ -165,6 +166,16 @@ def distillation(verl: Verl, job: Draft) -> None:
         if verl[f"{_TEACHING}.nnodes"]:
             why = "over the whole vocabulary the teacher lives in the ranks of the policy"
             job.leave_out(why, f"{_TEACHING}.nnodes", changes_numbers=False)
+
+
+def _token_limit(verl: Verl, job: Draft, *, has_rewards: bool) -> None:
+    """A bound of what one token costs."""
+    limit = f"{_TEACHER_LOSS}.loss_max_clamp"
+    if verl.is_given(limit) and verl[limit] is not None:
+        if has_rewards:
+            job.leave_out("a KL in the loss has no bound of a token", limit)
+        else:
+            job.set("spec.algorithm.distillation.maxTokenLoss", verl[limit], limit)
 
 
 def _teacher_pods(verl: Verl, job: Draft) -> None:

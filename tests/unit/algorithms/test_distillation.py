@@ -22,3 +22,9 @@ def test_a_token_that_is_not_trained_says_nothing():
     old, teacher = torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, torch.nan])
     found = teacher_advantages(old, teacher, torch.tensor([True, False]))
     assert found.advantages.tolist() == found.returns.tolist() == [-2.0, 0.0]
+
+
+def test_what_a_token_says_is_bounded_on_both_sides():
+    old, teacher = torch.tensor([-1.0, -9.0, -2.0]), torch.tensor([-9.0, -1.0, -2.5])
+    found = teacher_advantages(old, teacher, torch.ones(3, dtype=torch.bool), 2.0)
+    assert found.advantages.tolist() == found.returns.tolist() == [-2.0, 2.0, -0.5]

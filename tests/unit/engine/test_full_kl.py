@@ -148,28 +148,36 @@ def test_an_update_has_the_gradient_of_the_textbook(make_model, make_rows):
     assert all(parameter.grad is None for parameter in reference.parameters())
 
 
+@pytest.mark.parametrize("is_bounded", [False, True])
 @pytest.mark.parametrize("divergence", DIVERGENCES[1:3], ids=str)
-def test_an_update_by_a_teacher_is_that_of_the_textbook(make_model, make_rows, divergence):
+def test_an_update_by_a_teacher_is_that_of_the_textbook(
+    make_model, make_rows, divergence, is_bounded
+):
     """Of a response without trained tokens, too; and the mean is over the trained tokens alone."""
     rows = make_rows()
     rows.mask[: int(rows.lengths[0])] = False
     ours, theirs, teacher = make_model(), make_model(), make_model(tied=False)
-    engine = TrainEngine(ours, HEAD, TRAINING, OptimizerSpec(gradient_clip=0.0), 10)
-    frozen = ForwardEngine(teacher, HEAD, TRAINING)
-    measured = engine.update(
-        rows,
-        DistillationObjective(Aggregation("token_mean")),
-        lambda part: HeadWithKl(HEAD, frozen.last_states(part), divergence),
-    )
     z, y = (
         torch.cat([logits for logits, _ in padded_logits(model, rows)]) / 0.9
         for model in (theirs, teacher)
     )
-    loss = literal(divergence, z, y)[rows.mask].mean()
+    distances = literal(divergence, z, y)[rows.mask]
+    ascending = distances.detach().sort().values
+    at = int(ascending.diff()[5:-5].argmax()) + 5  # where no rounding reaches over the limit
+    limit = ascending[at : at + 2].mean().item() if is_bounded else None
+    loss = distances.clamp(max=limit).mean() if is_bounded else distances.mean()
     loss.backward(inputs=list(theirs.parameters()))
+
+    engine = TrainEngine(ours, HEAD, TRAINING, OptimizerSpec(gradient_clip=0.0), 10)
+    frozen = ForwardEngine(teacher, HEAD, TRAINING)
+    measured = engine.update(
+        rows,
+        DistillationObjective(Aggregation("token_mean"), limit),
+        lambda part: HeadWithKl(HEAD, frozen.last_states(part), divergence),
+    )
     statistics = step_statistics([measured])
-    for name in ("actor/loss", "distillation/loss"):
-        assert statistics[name] == pytest.approx(loss.item(), rel=1e-4)
+    assert statistics["actor/loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert statistics["distillation/loss"] == pytest.approx(distances.mean().item(), rel=1e-4)
     entropy = -(z.softmax(1) * z.log_softmax(1)).sum(1)[rows.mask].mean()
     assert statistics["actor/entropy"] == pytest.approx(entropy.item(), rel=1e-4)
     found, expected = (

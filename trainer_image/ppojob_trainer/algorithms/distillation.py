@@ -17,13 +17,17 @@ DISTILLATION_LOSS: Final = "distillation/loss"
 
 
 @torch.no_grad()
-def teacher_advantages(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Advantages:
+def teacher_advantages(
+    old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor, limit: float | None = None
+) -> Advantages:
     """`A_t = log π_teacher(a_t) - log π_old(a_t)`, each token's own: nothing is discounted to it.
 
     As policy gradient that is the one of KL(π || π_teacher) of the next token, in expectation over
     the token, which is drawn (Lu and Thinking Machines Lab 2025, On-Policy Distillation; MiniLLM:
     Gu et al. 2024, arXiv:2306.08543, without what later tokens cost). verl: use_policy_gradient
-    with loss_mode k1. All are (tokens,).
+    with loss_mode k1. All are (tokens,); what is beyond `limit` on either side is cut.
     """
     values = zero_outside(teacher_logprobs - old_logprobs, mask)
+    if limit is not None:
+        values = values.clamp(-limit, limit)
     return Advantages(values, values)

@@ -1,7 +1,8 @@
 """What distillation minimizes where it compares the whole vocabulary: the divergence itself.
 
 `L = aggregate(D(π, π_teacher))` of the states that the policy has drawn, by `engine.full_kl`
-(Agarwal et al. 2024, arXiv:2306.13649, equation 2 without given answers).
+(Agarwal et al. 2024, arXiv:2306.13649, equation 2 without given answers). With a limit it is
+`aggregate(min(D, limit))`: a token that is further away gives no gradient.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class DistillationObjective:
     """The loss of an update, over the outputs of a `HeadWithKl`."""
 
     aggregation: Aggregation
+    limit: float | None = None
 
     area: ClassVar = "actor"
     term_names: ClassVar = ("actor/loss",)
@@ -37,7 +39,8 @@ class DistillationObjective:
     @classmethod
     def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> DistillationObjective:
         """The objective that a job asks for."""
-        return cls(Aggregation.of(spec, max_response_tokens))
+        assert spec.divergence is not None, "the whole vocabulary is compared"
+        return cls(Aggregation.of(spec, max_response_tokens), spec.divergence.max_token_loss)
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64: the rows that hold a trained token."""
@@ -48,7 +51,8 @@ class DistillationObjective:
     ) -> LossParts:
         """The loss of a micro-batch."""
         logprobs, entropy, divergence = outputs
-        loss = self.aggregation(divergence, rows, denominators)
+        bounded = divergence if self.limit is None else divergence.clamp(max=self.limit)
+        loss = self.aggregation(bounded, rows, denominators)
         told = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
         sums = token_sums({**told, DISTILLATION_LOSS: divergence.detach()}, rows.mask)
         terms = {"actor/loss": loss.item()}

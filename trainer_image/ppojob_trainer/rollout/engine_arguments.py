@@ -48,8 +48,10 @@ _NOT_YET: Final = {
         "engines get the trainer's own weights at each step",
     ),
     **dict.fromkeys(
-        ("enable_expert_parallel", "enable_eplb")
-        + ("decode_context_parallel_size", "prefill_context_parallel_size"),
+        (
+            *("enable_expert_parallel", "enable_eplb"),
+            *("decode_context_parallel_size", "prefill_context_parallel_size"),
+        ),
         "ranks of an engine share matrix products, and neither experts nor tokens",
     ),
 }

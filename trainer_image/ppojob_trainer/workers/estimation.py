@@ -229,7 +229,8 @@ def _estimate(
     """
     algorithm = spec.algorithm
     if algorithm.estimator.has_teacher:
-        return teacher_advantages(batch["old_logprobs"], batch["ref_logprobs"], kept)
+        limit = algorithm.distillation.max_token_loss if algorithm.distillation else None
+        return teacher_advantages(batch["old_logprobs"], batch["ref_logprobs"], kept, limit)
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
     if algorithm.estimator.has_greedy:
         own["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]

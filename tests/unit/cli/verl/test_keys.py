@@ -262,6 +262,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     ),
     (f"{TEACHING} {LOSS}.use_task_rewards=false", {DIVERGENCE: "reverse_kl"}),
     (
+        f"{TEACHING} {LOSS}.use_task_rewards=false {LOSS}.loss_max_clamp=10.0",
+        {"spec.algorithm.distillation.maxTokenLoss": 10.0},
+    ),
+    (
         f"{TEACHING} {LOSS}.use_task_rewards=false {LOSS}.loss_mode=k1 "
         f"{LOSS}.use_policy_gradient=true {LOSS}.clip_ratio_high=0.3 distillation.nnodes=2",
         {
@@ -529,6 +533,7 @@ FATES = [
     ("distillation.teacher_model.inference.name=vllm", Fate.UNNEEDED),
     ("distillation.teacher_key=a", Fate.IDLE),
     ("distillation.enabled=true", Fate.LOST),
+    ("distillation.distillation_loss.log_prob_min_clamp=-10.0", Fate.UNNEEDED),
     ("distillation.distillation_loss.use_policy_gradient=true", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", Fate.LOST),
     ("data.image_key=images", Fate.NOTED),
