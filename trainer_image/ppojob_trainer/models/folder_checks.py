@@ -5,6 +5,7 @@ takes minutes and gigabytes to load. Loads neither torch nor transformers.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ _WANTED: Final = (
     "a folder on this machine in Hugging Face form (config.json, *.safetensors, tokenizer.json); "
     "ppojob model makes one of a hub id"
 )
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WHOLE_LENGTH: Final = (None, "default", "mrope", "llama3", "yarn")
 """Types of rotary positions whose `max_position_embeddings` is the length after any stretching."""
 _BY_LENGTH: Final = ("longrope", "su")
@@ -125,7 +127,11 @@ def _no_model(folder: Path, kind: ModelKind) -> Problem:
     got = f'"{folder}"'  # whole, however long: the end of a path tells most
     export = folder / EXPORT_FOLDER
     is_run = os.path.isfile(export / "config.json")
-    wanted = f"the model that this run has trained is {export}" if is_run else _WANTED
+    wanted = _WANTED
+    if is_run:
+        wanted = f"the model that this run has trained is {export}"
+    elif why == "there is no such folder" and _HUB_ID.fullmatch(str(folder)):
+        wanted = f"hf://{folder}, if this is an id of the Hugging Face hub; or {_WANTED}"
     return Problem(kind.where, got, why, wanted, ModelReason.MODEL_MISSING)
 
 
