@@ -131,12 +131,15 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
     limit = model.context_tokens
     if longest is None or limit is None or longest <= limit:
         return
+    most = f"at most {limit}"
+    if spec.algorithm.given:
+        most = f"at most {limit - prompt}" if prompt < limit else "a smaller maxPromptTokens, too"
     needed = f"maxPromptTokens {prompt} + maxResponseTokens {response}"
     yield Problem(
         where,
         shown(response if spec.algorithm.given else longest),
         f"{needed} is to fit, and the model was made for {limit}",
-        f"at most {limit - prompt if spec.algorithm.given else limit}, or spec.model.ropeScaling",
+        f"{most}, or spec.model.ropeScaling",
         ReasonCode.OUT_OF_RANGE,
     )
 

@@ -178,6 +178,8 @@ def test_calls_are_learnt_as_the_template_writes_them(
     family: ChatTokenizer, tmp_path: Path, arguments: object
 ) -> None:
     """Those of `tool_calls`, behind a prompt that shows the row's tools."""
+    if "add" not in str(family.render_chats([CALLED], open_turn=False)):
+        pytest.skip("the template shows no calls")
     (text,) = family.render_chats([CALLED], tools=[ADD], open_turn=False)
     assert isinstance(text, str)
     function = {"name": "add", "arguments": arguments}
@@ -222,6 +224,14 @@ def test_thoughts_are_learnt_as_the_template_writes_them(tmp_path: Path) -> None
         with opened(PromptFiles(tmp_path, chat), row, **columns) as dataset:
             (answer,) = told(chat, dataset[0])
         assert answer == (f"<think>\nWho asks?\n</think>\n\nAnn.{END}", True)
+
+
+def test_a_template_that_hides_calls_or_thoughts_is_refused(files: PromptFiles) -> None:
+    """It would be trained on a turn that says nothing."""
+    for own in ({"tool_calls": [CALL]}, {"reasoning_content": "Who asks?"}):
+        path = files.lines("a.jsonl", {"messages": [*TALK[:2], {**TALK[2], **own}]})
+        (error,) = files.errors(path, given="sft", promptKey="messages")
+        assert "the chat template does not show calls or thoughts of a turn" in error
 
 
 def test_columns_are_variables_of_the_template(tmp_path: Path) -> None:

@@ -63,15 +63,29 @@ def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Too
         except BadChatTemplate as error:
             refused = refused or error
             continue
-        if whole.startswith(opened):
-            return template.ended(whole[len(opened) :].partition(_ANSWER)[0])
-        refused = template.refusal(
-            f"{shown(whole[:200])} for a turn with calls or thoughts, and {shown(opened[-60:])} "
-            "for one to come",
-            "the chat template begins such a turn in another way than the model is asked for one",
-        )
+        shown_turn = whole.removeprefix(opened)
+        if not all(said in shown_turn for said in _words(message)):
+            refused = template.refusal(
+                shown(whole[:200]), "the chat template does not show calls or thoughts of a turn"
+            )
+        elif whole.startswith(opened):
+            return template.ended(shown_turn.partition(_ANSWER)[0])
+        else:
+            refused = template.refusal(
+                f"{shown(whole[:200])} for a turn with calls or thoughts, and "
+                f"{shown(opened[-60:])} for one to come",
+                "the chat template begins it in another way than the model is asked for one",
+            )
     assert refused is not None, "there is a talk at least"
     raise refused
+
+
+def _words(message: Mapping[str, Json]) -> Iterator[str]:
+    """What a template that shows the turn has in it: names of tools, and thoughts."""
+    calls = message.get(CALLS) or []
+    assert isinstance(calls, list), "it was checked"
+    yield from (str(_function(call)["name"]) for call in calls)
+    yield from (str(message[key]).strip() for key in _THOUGHTS if message.get(key))
 
 
 def _talks(message: Mapping[str, Json]) -> Iterator[list[Mapping[str, Any]]]:
