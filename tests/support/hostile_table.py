@@ -27,6 +27,7 @@ LIMITS = Limits(SECONDS, memory_bytes=256 << 20, output_bytes=1 << 20, threads=3
 SECRET = "expected-4a1f"
 PROGRAM = {"inputs": ["1 2\n"], "outputs": [SECRET]}
 FUNCTION = {"fn_name": "solve", "inputs": ["1"], "outputs": [json.dumps([SECRET])]}
+FOLLOWED = 8
 SUM = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
 HONEST = "a, b = map(int, input().split())\nprint(a + b)"
 
@@ -55,11 +56,13 @@ class Hostile:
         kind: ``escape``, ``network``, ``hack``, ``hack function`` or ``bomb``.
         name: what it tries.
         code: how. An escape, or a way to the network, comes to its end only where it succeeds.
+        is_followed: whether an honest program is tried after it, which must be scored as it should.
     """
 
     kind: str
     name: str
     code: str
+    is_followed: bool = True
 
     @property
     def id(self) -> str:
@@ -82,14 +85,15 @@ class Hostile:
 
 
 def read_table() -> list[Hostile]:
-    """All hostile programs."""
+    """All hostile programs. Every bomb is followed by an honest one, and every eighth of others."""
     text = (Path(__file__).parent / "hostile_programs.txt").read_text(encoding="utf-8")
     blocks = text.replace("@NEST@", "(" * 5_000 + ")" * 5_000).split("=== ")[1:]
     found = []
     for block in blocks:
         head, _, code = block.partition("\n")
         kind, _, name = head.partition(": ")
-        found.append(Hostile(kind, name, code))
+        is_followed = kind == "bomb" or len(found) % FOLLOWED == FOLLOWED - 1
+        found.append(Hostile(kind, name, code, is_followed))
     return found
 
 
@@ -172,9 +176,10 @@ def problems(hostile: Hostile, sandbox: Watched, around: Surroundings) -> list[s
         told.append(f"it changed {before} to {around.state}")
     if seconds > SECONDS + GRACE_SECONDS:
         told.append(f"it took {seconds:.1f} s")
-    honest = unit_tests.code(HONEST, json.dumps(SUM), sandbox.patient)
-    if honest["score"] != 1.0:
-        told.append(f"the honest program after it was scored {honest}")
+    if hostile.is_followed:
+        honest = unit_tests.code(HONEST, json.dumps(SUM), sandbox.patient)
+        if honest["score"] != 1.0:
+            told.append(f"the honest program after it was scored {honest}")
     return told
 
 

@@ -39,7 +39,6 @@ from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import HeadOf, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
-from ppojob_trainer.models.families import FAMILIES as TABLE
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import (
     named_full_tensors,
@@ -129,8 +128,6 @@ FAMILIES = {
     for family in FAMILY_MODELS
     if family not in ("llama", "qwen2", "qwen3", "qwen3_moe")  # which are above
 }
-OF_FAMILIES = ("s2", "t2", "p3")
-"""Where each of them is cut by shards and heads, by matrices, and by layers."""
 CASES |= FAMILIES
 LAYOUTS = {
     "1": ParallelDims(),
@@ -147,13 +144,6 @@ LAYOUTS = {
     "p3": ParallelDims(pipeline=3),
     "2p2": ParallelDims(pipeline=2, shard=2),
 }
-OF_ONE_KIND = ("1", "2", "s2", "t2", "p3")
-"""Here each kind of ranks is seen on all cases."""
-ELSEWHERE = (
-    *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
-    *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
-    *("bfloat16", "a_gradient_that_is_not_finite"),
-)
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     **{family: FAMILY_MODELS[family] for family in FAMILIES},
     "gemma2": (Gemma2ForCausalLM, {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True}),
@@ -170,22 +160,6 @@ DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
 CRITIC_LORA = LoraSpec(rank=3)
 VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-
-
-def cases_of(layout: str) -> dict[str, Case]:
-    """The cases that are run with a layout, by name."""
-    names = tuple(CASES) if layout in OF_ONE_KIND else ELSEWHERE
-    return {name: CASES[name] for name in names if name not in FAMILIES or _holds(layout, name)}
-
-
-def readers_of(name: str) -> tuple[str, ...]:
-    """Layouts that take up every layout's checkpoint of a case."""
-    worlds = tuple(layout for layout in LAYOUTS if layout != "1")
-    return tuple(world for world in worlds if name == "even" or world in OF_ONE_KIND)
-
-
-def _holds(layout: str, family: str) -> bool:
-    return layout in OF_FAMILIES and not (LAYOUTS[layout].tensor > 1 and TABLE[family].uncut)
 
 
 def save_models(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """The ranks of the worlds in `tests/unit/parallel/test_ranks_train.py`.
 
-Run: `python training_ranks.py FOLDER LAYOUT...`. The folder holds what `save_models` writes and a
-checkpoint of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`. When all worlds have
-been, each comes again and takes up the checkpoints of all others. Ranks are forked: PyTorch is
+Run: `python training_ranks.py FOLDER cover|whole`. The folder holds what `save_models` writes and
+checkpoints of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`. When all worlds have
+been, each comes again and takes up checkpoints of others. Ranks are forked: PyTorch is
 imported once for all of them.
 """
 
@@ -15,22 +15,17 @@ from pathlib import Path
 from traceback import format_exc
 
 import torch
-from training_cases import (
-    CASES,
-    LAYOUTS,
-    cases_of,
-    run_case,
-)
-from training_scenarios import (
-    SCENARIOS,
-    run_foreign_checkpoints,
-)
+from training_cases import CASES, LAYOUTS, run_case
+from training_cover import COVER, SAVED, WHOLE, WORLDS, Cover
+from training_scenarios import SCENARIOS, run_foreign_checkpoints
 
 from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 
 
-def run_rank(rank: int, layout: str, port: int, root: Path, leave: Barrier, *, again: bool) -> None:
+def run_rank(
+    rank: int, layout: str, port: int, root: Path, cover: Cover, leave: Barrier, *, again: bool
+) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -40,7 +35,7 @@ def run_rank(rank: int, layout: str, port: int, root: Path, leave: Barrier, *, a
     dims, cpu = LAYOUTS[layout], torch.device("cpu")
     with open_world(rank, dims.size, cpu, dims=dims, address=address, meeting=meeting) as world:
         try:
-            (write_foreign if again else write_results)(results, root, world)
+            (write_foreign if again else write_results)(results, root, world, cover)
             # A gloo group that is closed resets its connections, whatever others still read there.
             leave.wait(timeout=60)
         except BaseException:  # before the group is closed, which fails the others
@@ -48,21 +43,27 @@ def run_rank(rank: int, layout: str, port: int, root: Path, leave: Barrier, *, a
             raise
 
 
-def write_results(results: Path, root: Path, world: World) -> None:
-    for name, scenario in SCENARIOS.items():
-        write_tensors(results / f"{name}-{world.rank}.safetensors", scenario(root, world))
-    for name, case in cases_of(results.name).items():
+def write_results(results: Path, root: Path, world: World, cover: Cover) -> None:
+    for name in cover.scenarios_of(results.name):
+        write_tensors(results / f"{name}-{world.rank}.safetensors", SCENARIOS[name](root, world))
+    for name, case in cover.cases_of(results.name).items():
         write_tensors(results / f"{name}-{world.rank}.safetensors", run_case(case, root, world))
     repeated = run_case(CASES["small_micro_batches"], root, world)
     write_tensors(results / f"again-{world.rank}.safetensors", repeated)
 
 
-def write_foreign(results: Path, root: Path, world: World) -> None:
+def write_foreign(results: Path, root: Path, world: World, cover: Cover) -> None:
     path = results / f"foreign_checkpoints-{world.rank}.safetensors"
-    write_tensors(path, run_foreign_checkpoints(root, world))
+    written = [
+        (name, writer)
+        for name in SAVED
+        for writer in LAYOUTS
+        if cover.reads(results.name, name, writer)
+    ]
+    write_tensors(path, run_foreign_checkpoints(root, world, written))
 
 
-def run_world(layout: str, root: Path, *, again: bool = False) -> None:
+def run_world(layout: str, root: Path, cover: Cover, *, again: bool = False) -> None:
     """Run all ranks of a layout, each a fork; where any fails, say what the first one met."""
     (root / layout).mkdir(exist_ok=again)
     with socket.create_server(("127.0.1.1", 0)) as server:
@@ -73,7 +74,7 @@ def run_world(layout: str, root: Path, *, again: bool = False) -> None:
     ranks = {
         rank: forks.Process(
             target=run_rank,
-            args=(rank, layout, port, root, leave),
+            args=(rank, layout, port, root, cover, leave),
             kwargs={"again": again},
             daemon=True,
         )
@@ -91,7 +92,7 @@ def run_world(layout: str, root: Path, *, again: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    folder, layouts = Path(sys.argv[1]), sys.argv[2:]
+    folder, cover = Path(sys.argv[1]), {"cover": COVER, "whole": WHOLE}[sys.argv[2]]
     for again in (False, True):
-        for layout in layouts:
-            run_world(layout, folder, again=again)
+        for layout in WORLDS:
+            run_world(layout, folder, cover, again=again)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from training_cases import (
     name_of,
     objective,
     of_all_stages,
-    readers_of,
     rows_of_rank,
     rows_of_step,
     value_engine,
@@ -73,6 +72,11 @@ def write_checkpoint(folder: Path, engine: TrainEngine, world: World) -> None:
         write_shard(folder, path, tensors, role="actorRollout", rank=world.rank)
 
 
+def checkpoint_of(folder: Path, layout: str, name: str) -> Path:
+    """Where a layout leaves its checkpoint of a case."""
+    return folder / f"checkpoint-of-{layout}-{name}"
+
+
 def entries_of(folder: Path, kind: str) -> list[FileEntry]:
     entries = []
     for path in sorted(folder.glob(f"actorRollout/*/{kind}")):
@@ -114,7 +118,7 @@ def run_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, 
     engine = make_engine(load(case, folder, world), case, world)
     rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.dims))
     engine.update(rows, objective())
-    checkpoint = folder / f"checkpoint-of-{name_of(world.dims)}-{name}"
+    checkpoint = checkpoint_of(folder, name_of(world.dims), name)
     checkpoint.mkdir(exist_ok=True)
     write_checkpoint(checkpoint, engine, world)
     at_checkpoint = state_of(engine)
@@ -156,14 +160,15 @@ def run_offloaded(folder: Path, world: World, name: str) -> dict[str, Tensor]:
     return results
 
 
-def run_foreign_checkpoints(folder: Path, world: World) -> dict[str, Tensor]:
-    """Restore what every layout has saved."""
+def run_foreign_checkpoints(
+    folder: Path, world: World, written: Sequence[tuple[str, str]]
+) -> dict[str, Tensor]:
+    """Restore what other layouts have saved: those of some cases and layouts."""
     found = {}
-    for checkpoint in sorted(folder.glob("checkpoint-of-*")):
-        saved = checkpoint.name.rpartition("-")[2]
-        if name_of(world.dims) in readers_of(saved):
-            state = state_of(restored_engine(checkpoint, folder, world, CASES[saved]))
-            found |= {f"{checkpoint.name}/{name}": tensor for name, tensor in state.items()}
+    for name, writer in written:
+        checkpoint = checkpoint_of(folder, writer, name)
+        state = state_of(restored_engine(checkpoint, folder, world, CASES[name]))
+        found |= {f"{checkpoint.name}/{key}": tensor for key, tensor in state.items()}
     return found
 
 
@@ -219,8 +224,6 @@ def run_memory(folder: Path, world: World) -> dict[str, Tensor]:
 
 def run_memory_of_passes(folder: Path, world: World) -> dict[str, Tensor]:
     """The most that an update keeps at once, of one micro-batch and of several as large."""
-    if world.dims.pipeline == 1:
-        return {}
     rows, found = rows_of_step(long=1200), {}
     for times in (1, 6):
         case = replace(CASES["even_untied"], budget=1200)
@@ -329,10 +332,8 @@ def run_refusal(folder: Path, world: World) -> dict[str, Tensor]:
 
 def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
     """What an output layer says and its gradients, whole and as ranks hold it; `same`: the KL of a
-    model to itself. Nothing where a pipeline has one at its end alone.
+    model to itself.
     """
-    if world.dims.pipeline > 1:
-        return {}
     generator = torch.Generator().manual_seed(5)
     states, ref_states = torch.randn(2, 7, 32, generator=generator)
     targets = torch.tensor([0, 48, 49, 96, 3, 60, 50])

@@ -40,7 +40,7 @@ async def server(handler: Handler) -> AsyncIterator[int]:
     """A server whose every request `handler` answers; its port."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(application)
+    runner = web.AppRunner(application, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -202,7 +202,6 @@ async def test_an_error_event_is_an_error(code: int, error: type[ClusterError]) 
         await watched(stream([{"type": "ERROR", "object": {"code": code, "message": "why"}}]))
 
 
-@pytest.mark.slow
 async def test_a_watch_that_says_nothing_is_broken_off() -> None:
     with pytest.raises(UnavailableError):
         await watched(stream([], stalls=True), stall_seconds=0.2)

@@ -1,13 +1,16 @@
 """Worlds of several real processes against one rank: the same updates, checkpoints, exports.
 
 A layout is named by its shards, or by its copies of the model and the shards of each; behind `s`
-stand the ranks that share tokens, behind `t` those that share matrix products.
+stand the ranks that share tokens, behind `t` those that share matrix products. `make test` tries a
+cover of layouts and cases (`training_cover.py`), `-m long` all of them.
 """
 
 import functools
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +23,11 @@ from training_cases import (
     FAMILIES,
     LAYOUTS,
     VOCABULARY,
-    cases_of,
-    readers_of,
     rows_of_rank,
     rows_of_step,
     run_case,
 )
+from training_cover import COVER, SAVED, WHOLE, WORLDS, Cover
 
 from ppojob_trainer.checkpoint.tensors import read_tensors, write_tensors
 from ppojob_trainer.models.load import load_model, load_value_model
@@ -34,20 +36,66 @@ from ppojob_trainer.parallel.world import World
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(2_400)]
 
-WORLDS = [layout for layout in LAYOUTS if layout != "1"]
-WHOLE_HEADS = [layout for layout in WORLDS if LAYOUTS[layout].pipeline == 1]
-SAVED = ["even", "adapters", "muon"]
-EXACT = [
-    (name, layout)
-    for layout in WORLDS
-    for name, case in cases_of(layout).items()
-    if case.autocast == "none" and not case.broken and case.model != "dropout"
-]
+Parameters = list[Any]
+
+
+def tried(found: Callable[[Cover], Iterable[Any]]) -> Parameters:
+    """What the whole cross is tried with; what is not in the cover is marked `long`."""
+    cover = set(found(COVER))
+    return [
+        pytest.param(
+            *(one if isinstance(one, tuple) else (one,)),
+            marks=() if one in cover else pytest.mark.long,
+        )
+        for one in found(WHOLE)
+    ]
+
+
+def layouts_of(scenario: str) -> Parameters:
+    return tried(lambda cover: cover.layouts_of(scenario))
+
+
+def layouts_with(case: str) -> Parameters:
+    return tried(lambda cover: [one for one in WORLDS if case in cover.cases_of(one)])
+
+
+def pairs(cover: Cover) -> list[tuple[str, str]]:
+    """Cases whose numbers ranks agree upon, and layouts."""
+    return [
+        (name, layout)
+        for layout in WORLDS
+        for name, case in cover.cases_of(layout).items()
+        if not case.broken
+    ]
+
+
+def exact_pairs(cover: Cover) -> list[tuple[str, str]]:
+    """Of these, the ones that give the numbers of one rank."""
+    return [
+        (name, layout)
+        for name, layout in pairs(cover)
+        if CASES[name].autocast == "none" and CASES[name].model != "dropout"
+    ]
+
+
+def saved(cover: Cover) -> list[tuple[str, str]]:
+    return [(name, layout) for name in SAVED for layout in cover.writers_of(name)]
+
+
+def read(cover: Cover) -> list[tuple[str, str, str]]:
+    return [
+        (name, writer, reader)
+        for name, writer in saved(cover)
+        for reader in WORLDS
+        if cover.reads(reader, name, writer)
+    ]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that the worlds left behind."""
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that the worlds left behind: of the whole cross where a test of it is selected."""
+    asked = [item for item in request.session.items if item.path == request.path]
+    is_whole = any(item.get_closest_marker("long") for item in asked)
     root: Path = tmp_path_factory.mktemp("worlds")
     training_cases.save_models(root)
     (root / "1").mkdir()
@@ -55,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         saved = training_scenarios.run_checkpoint(root, World.alone(), name)
         write_tensors(root / "1" / f"checkpoint-{name}-0.safetensors", saved)
     training_scenarios.run_export(root, World.alone())
-    program = [sys.executable, training_ranks.__file__, str(root), *WORLDS]
+    program = [sys.executable, training_ranks.__file__, str(root), "whole" if is_whole else "cover"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=2_000)
     assert done.returncode == 0, done.stderr[-4_000:]
     return root
@@ -85,7 +133,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-@pytest.mark.parametrize(("name", "layout"), EXACT)
+@pytest.mark.parametrize(("name", "layout"), tried(exact_pairs))
 def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
     expected, found = alone(folder, name), results(folder, layout, name)
     gradients = under(expected, "gradient/")
@@ -104,7 +152,7 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
         torch.testing.assert_close(value, statistics[key], rtol=limit, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "layout"), EXACT)
+@pytest.mark.parametrize(("name", "layout"), tried(exact_pairs))
 def test_every_rank_predicts_its_rows(folder, name, layout):
     expected = alone(folder, name)["logprobs"]
     everything = rows_of_step(long=CASES[name].long)
@@ -115,17 +163,16 @@ def test_every_rank_predicts_its_rows(folder, name, layout):
         torch.testing.assert_close(found, expected[place], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", WORLDS)
-def test_ranks_agree_on_statistics_and_weights(folder, layout):
-    for name in [name for name, case in cases_of(layout).items() if not case.broken]:
-        first = results(folder, layout, name)
-        for rank in range(1, LAYOUTS[layout].size):
-            other = results(folder, layout, name, rank)
-            for prefix in ("stats/", "weight/"):
-                assert_equal(under(other, prefix), under(first, prefix))
+@pytest.mark.parametrize(("name", "layout"), tried(pairs))
+def test_ranks_agree_on_statistics_and_weights(folder, name, layout):
+    first = results(folder, layout, name)
+    for rank in range(1, LAYOUTS[layout].size):
+        other = results(folder, layout, name, rank)
+        for prefix in ("stats/", "weight/"):
+            assert_equal(under(other, prefix), under(first, prefix))
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", layouts_with("dropout_recomputed"))
 def test_dropout_is_drawn_again_where_a_layer_is_computed_again(folder, layout):
     found, again = (results(folder, layout, name) for name in ("dropout", "dropout_recomputed"))
     assert_equal(again, found)
@@ -148,9 +195,17 @@ def test_ranks_that_share_tokens_share_what_is_kept_of_them(folder, layout, shar
         assert results(folder, layout, "memory", rank)["kept"] < share * whole
 
 
-@pytest.mark.parametrize("name", ["offloaded", "offloaded_adapters"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_leaves_the_device_comes_back_to_the_bit(folder, layout, name):
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    tried(
+        lambda cover: [
+            (name, layout)
+            for name in ("offloaded", "offloaded_adapters")
+            for layout in ("1", *cover.layouts_of(name))
+        ]
+    ),
+)
+def test_what_leaves_the_device_comes_back_to_the_bit(folder, name, layout):
     for rank in range(LAYOUTS[layout].size):
         if layout == "1":
             case = {"offloaded": "dropout_recomputed"}.get(name, "adapters_recomputed")
@@ -161,7 +216,7 @@ def test_what_leaves_the_device_comes_back_to_the_bit(folder, layout, name):
         assert_equal(under(found, "offloaded/bits/"), under(found, "plain/bits/"))
 
 
-@pytest.mark.parametrize("layout", [layout for layout in WORLDS if layout not in WHOLE_HEADS])
+@pytest.mark.parametrize("layout", layouts_of("memory_of_passes"))
 def test_a_stage_keeps_a_micro_batch_for_each_stage_from_it_on(folder, layout):
     dims = LAYOUTS[layout]
     for rank in range(dims.size):
@@ -176,7 +231,7 @@ def test_the_same_layout_gives_the_same_bits(folder, layout):
     assert_equal(results(folder, layout, "again"), results(folder, layout, "small_micro_batches"))
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", layouts_with("bfloat16"))
 def test_autocast_stays_close(folder, layout):
     expected, found = alone(folder, "bfloat16"), results(folder, layout, "bfloat16")
     torch.testing.assert_close(
@@ -185,7 +240,7 @@ def test_autocast_stays_close(folder, layout):
     assert found["weight/model.norm.weight"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", layouts_with("a_gradient_that_is_not_finite"))
 def test_all_ranks_skip_a_gradient_that_is_not_finite_on_one(folder, layout):
     start = dict(hf_named_tensors(load_model(folder / "tied")))
     for rank in range(LAYOUTS[layout].size):
@@ -194,23 +249,27 @@ def test_all_ranks_skip_a_gradient_that_is_not_finite_on_one(folder, layout):
         assert_equal(under(found, "weight/"), start)
 
 
-@pytest.mark.parametrize("layout", WORLDS)
-@pytest.mark.parametrize("name", SAVED)
-def test_a_restored_world_goes_on_bit_for_bit(folder, layout, name):
+@pytest.mark.parametrize(
+    ("name", "layout"), tried(lambda cover: [one for one in saved(cover) if one[1] != "1"])
+)
+def test_a_restored_world_goes_on_bit_for_bit(folder, name, layout):
     found = results(folder, layout, f"checkpoint-{name}", 1)
     assert_equal(under(found, "restored/"), under(found, "went_on/"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", SAVED)
-def test_layouts_take_up_the_checkpoints_of_every_other(folder, layout, name):
-    checkpoint, case = folder / f"checkpoint-of-{layout}-{name}", CASES[name]
-    engine = training_scenarios.restored_engine(checkpoint, folder, World.alone(), case)
+@pytest.mark.parametrize(("name", "layout"), tried(saved))
+def test_one_rank_takes_up_the_checkpoint_of_any_layout(folder, name, layout):
+    checkpoint = training_scenarios.checkpoint_of(folder, layout, name)
+    engine = training_scenarios.restored_engine(checkpoint, folder, World.alone(), CASES[name])
     expected = under(results(folder, layout, f"checkpoint-{name}"), "checkpoint/")
     assert_equal(training_scenarios.state_of(engine), expected)
-    for reader in readers_of(name):
-        found = results(folder, reader, "foreign_checkpoints", LAYOUTS[reader].size - 1)
-        assert_equal(under(found, f"checkpoint-of-{layout}-{name}/"), expected)
+
+
+@pytest.mark.parametrize(("name", "writer", "reader"), tried(read))
+def test_layouts_take_up_the_checkpoints_of_others(folder, name, writer, reader):
+    expected = under(results(folder, writer, f"checkpoint-{name}"), "checkpoint/")
+    found = results(folder, reader, "foreign_checkpoints", LAYOUTS[reader].size - 1)
+    assert_equal(under(found, f"checkpoint-of-{writer}-{name}/"), expected)
 
 
 def test_ranks_write_their_parts_only(folder):
@@ -249,7 +308,7 @@ def test_a_rank_holds_its_share(folder, layout):
         assert max(held) <= 1.04 / (dims.shard * dims.sequence * dims.tensor)
 
 
-@pytest.mark.parametrize("layout", WHOLE_HEADS)
+@pytest.mark.parametrize("layout", layouts_of("heads"))
 def test_a_cut_output_layer_says_what_the_whole_one_does(folder, layout):
     found = results(folder, layout, "heads", LAYOUTS[layout].size - 1)
     whole, cut = under(found, "whole/"), under(found, "cut/")
@@ -272,27 +331,36 @@ def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout):
     assert found == expected
 
 
-@pytest.mark.parametrize("layout", WORLDS)
-def test_a_new_value_head_is_the_same_under_any_layout(folder, layout):
+VALUE_MODELS = {"value_model": None, "value_model_of_adapters": training_cases.CRITIC_LORA}
+
+
+def value_models(cover: Cover) -> list[tuple[str, str]]:
+    return [(name, layout) for name in VALUE_MODELS for layout in cover.layouts_of(name)]
+
+
+@functools.cache
+def critic_alone(folder: Path, name: str) -> dict[str, Tensor]:
+    return training_scenarios.run_value_model(folder, World.alone(), VALUE_MODELS[name])
+
+
+@pytest.mark.parametrize(("name", "layout"), tried(value_models))
+def test_a_new_value_head_is_the_same_under_any_layout(folder, name, layout):
     """Also beside adapters, which begin as nothing."""
     expected = dict(hf_named_tensors(load_value_model(folder / "tied")))
     assert expected["model.embed_tokens.weight"].shape[0] == VOCABULARY
-    for name in ("value_model", "value_model_of_adapters"):
-        assert_equal(under(results(folder, layout, name, 1), "model/"), expected)
+    assert_equal(under(results(folder, layout, name, 1), "model/"), expected)
 
 
-@pytest.mark.parametrize("lora", [None, training_cases.CRITIC_LORA])
-@pytest.mark.parametrize("layout", WORLDS)
-def test_a_critic_is_updated_as_by_one_rank(folder, layout, lora):
-    expected = training_scenarios.run_value_model(folder, World.alone(), lora)
-    found = results(folder, layout, "value_model_of_adapters" if lora else "value_model", 1)
+@pytest.mark.parametrize(("name", "layout"), tried(value_models))
+def test_a_critic_is_updated_as_by_one_rank(folder, name, layout):
+    expected, found = critic_alone(folder, name), results(folder, layout, name, 1)
     torch.testing.assert_close(found["norms"], expected["norms"], rtol=1e-5, atol=0)
     torch.testing.assert_close(found["values"], expected["values"], rtol=0, atol=1e-4)
     assert expected["values"].std() > 0.1
     trained = under(found, "trained/")
     assert trained.keys() == under(expected, "trained/").keys()
     assert {"score.weight", "score.bias"} <= trained.keys()
-    assert ("model.norm.weight" in trained) == (lora is None)
+    assert ("model.norm.weight" in trained) == (VALUE_MODELS[name] is None)
 
 
 @pytest.mark.parametrize("layout", WORLDS)

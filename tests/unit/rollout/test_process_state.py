@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import os
 import random
 
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ppojob_trainer.rollout.process_state import process_state_kept
+from ppojob_trainer.rollout.process_state import garbage_kept, process_state_kept
 
 
 @pytest.mark.parametrize(("more_threads", "fails"), [(1, False), (0, True)])
@@ -37,3 +38,17 @@ def test_a_rude_guest_leaves_no_mark(more_threads, fails, monkeypatch) -> None:
     assert (np.random.get_state()[1] == draws[2]).all()
     assert os.environ.pop("GUEST_WORD") == "stays"
     assert dict(os.environ) == environment
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_garbage_is_looked_for_as_before(is_enabled: bool) -> None:
+    assert gc.isenabled()
+    try:
+        if not is_enabled:
+            gc.disable()
+        with contextlib.suppress(OSError), garbage_kept():
+            assert not gc.isenabled()
+            raise OSError("guest")
+        assert gc.isenabled() is is_enabled
+    finally:
+        gc.enable()

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
@@ -130,6 +130,11 @@ CASES = st.builds(
 )
 
 
+# Each is a job of several steps.
+EXAMPLES = min(40, settings().max_examples)
+
+
+@settings(max_examples=EXAMPLES)
 @given(CASES, st.data())
 def test_each_row_is_drawn_once_to_its_end_by_weights_that_are_new_enough(case, data) -> None:
     """Whenever engines are lost, and whatever their number is then."""
@@ -146,6 +151,7 @@ def test_each_row_is_drawn_once_to_its_end_by_weights_that_are_new_enough(case, 
             assert 0 <= step - 1 - versions[-1] <= step - 1 - versions[0] <= case.ahead
 
 
+@settings(max_examples=EXAMPLES)
 @given(CASES, st.data())
 def test_engines_that_were_lost_change_nothing(case, data) -> None:
     steps, number = len(case.lengths), data.draw(st.integers(1, 2))

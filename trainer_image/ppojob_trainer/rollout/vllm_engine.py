@@ -52,7 +52,11 @@ from ppojob_trainer.rollout.checkpoint_names import (
     key_value_bytes_per_token,
 )
 from ppojob_trainer.rollout.engine_arguments import check_arguments
-from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
+from ppojob_trainer.rollout.process_state import (
+    garbage_kept,
+    process_state_kept,
+    random_state_kept,
+)
 from ppojob_trainer.rollout.protocol import (
     DTYPES,
     Finished,
@@ -74,7 +78,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # too long for one. `@` is Linux' name space without files.
 os.environ.setdefault("VLLM_RPC_BASE_PATH", "@ppojob")
 
-with process_state_kept(own_environment="VLLM_"):
+with process_state_kept(own_environment="VLLM_"), garbage_kept():
     import vllm
     from vllm.distributed import parallel_state
     from vllm.inputs.engine import tokens_input
@@ -162,6 +166,9 @@ class VllmEngine:
                 arguments.lora_target_modules = sorted(
                     {name.split(".")[-2] for name in self._adapter_names}
                 )
+            # While it starts, vLLM looks for garbage three times, half a second each for what the
+            # process has loaded. It freezes all of that itself when it has started.
+            gc.freeze()
             self._engine = LLMEngine.from_engine_args(arguments)
         # It would end torch's default world, which belongs to the role, when the engine is freed.
         self._engine.engine_core._finalizer.detach()

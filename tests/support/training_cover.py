@@ -1,0 +1,125 @@
+"""What each layout is tried with: a cover of pairs, or the whole cross.
+
+In the cover each kind of ranks (shards, copies, shared tokens, shared matrix products, stages)
+meets each case, scenario and checkpoint that concerns it, under one layout or more; so do families
+with the last three. Layouts of two kinds meet what is special where the two come together.
+"""
+
+from dataclasses import dataclass
+
+from training_cases import CASES, FAMILIES, LAYOUTS, Case
+from training_scenarios import SCENARIOS
+
+from ppojob_trainer.models.families import FAMILIES as TABLE
+
+WORLDS = tuple(layout for layout in LAYOUTS if layout != "1")
+OF_ONE_KIND = ("2", "s2", "t2", "p3")
+WHOLE_HEADS = tuple(layout for layout in WORLDS if LAYOUTS[layout].pipeline == 1)
+PIPELINES = tuple(layout for layout in WORLDS if layout not in WHOLE_HEADS)
+SAVED = ("even", "adapters", "muon")
+OF_FAMILIES = ("s2", "t2", "p3")
+"""Where each of them is cut by shards and heads, by matrices, and by layers."""
+ALL_BUT_OF_ONE_KIND = (
+    *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
+    *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
+    *("bfloat16", "a_gradient_that_is_not_finite"),
+)
+"""Of the whole cross, the cases under layouts of two kinds."""
+_SHARED = (
+    *("even", "small_micro_batches", "recomputed", "experts", "adapters", "muon", "full_kl"),
+    *("dropout", "dropout_recomputed", "bfloat16", "a_gradient_that_is_not_finite"),
+)
+_CASES = {
+    "2": (
+        *(*_SHARED, "even_untied", "other_micro_batches", "a_rank_without_rows", "biases"),
+        *("qwen3_recomputed", "experts_recomputed", "adapters_recomputed", "muon_of_adapters"),
+        "sgd",
+    ),
+    "s2": (
+        *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
+        *("adapters_of_biased_layers", "teacher"),
+    ),
+    "t2": (
+        *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
+        *("adapters_of_biased_layers", "muon_of_adapters"),
+    ),
+    "p3": (
+        *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
+        *("experts_replayed", "adapters_recomputed", "long_rows"),
+    ),
+    "3": ("small_micro_batches", "spread", "adapters_recomputed"),
+    "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16"),
+    "2x2": ("small_micro_batches", "spread", "muon", "a_gradient_that_is_not_finite"),
+    "s4": ("small_micro_batches", "long_rows", "experts"),
+    "2x1s2": ("small_micro_batches", "long_rows", "dropout", "dropout_recomputed"),
+    "2x1t2": ("small_micro_batches", "spread", "adapters"),
+    "s2t2": ("small_micro_batches", "experts", "muon", "full_kl", "dropout", "dropout_recomputed"),
+    "2p2": ("small_micro_batches", "spread", "full_kl", "a_gradient_that_is_not_finite"),
+}
+_SCENARIOS = {
+    "checkpoint-adapters": (*OF_ONE_KIND, "2p2"),
+    "checkpoint-muon": (*OF_ONE_KIND, "s2t2"),
+    "offloaded": (*OF_ONE_KIND, "2x2"),
+    "offloaded_adapters": OF_ONE_KIND,
+    "value_model": (*OF_ONE_KIND, "s2t2"),
+    "value_model_of_adapters": (*OF_ONE_KIND, "2x1"),
+    "heads": ("2", "2x1", "s2", "t2", "s2t2"),
+}
+"""Scenarios that not every layout of the cover is tried with."""
+_ONLY = {
+    "memory": ("s2", "s4"),
+    "memory_of_passes": PIPELINES,
+    "heads": WHOLE_HEADS,
+    "collectives": ("3",),
+}
+"""Scenarios that say nothing of other layouts."""
+_READ_ELSEWHERE = ("1", "s2t2", "2p2")
+_READERS = {"even": OF_ONE_KIND, "adapters": ("t2", "p3"), "muon": ("t2", "p3")}
+"""Who takes up every checkpoint of the cover; others take up those of three layouts, of `even`."""
+
+
+@dataclass(frozen=True)
+class Cover:
+    """What is tried; `whole`: the whole cross, which takes three times as long."""
+
+    whole: bool
+
+    def cases_of(self, layout: str) -> dict[str, Case]:
+        """The cases that are run with a layout, by name."""
+        names = tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
+        if not self.whole:
+            names = (*_CASES[layout], *FAMILIES)
+        return {
+            name: CASES[name]
+            for name in CASES
+            if name in names and (name not in FAMILIES or _holds(layout, name))
+        }
+
+    def layouts_of(self, scenario: str) -> tuple[str, ...]:
+        """The layouts of several ranks that are tried with a scenario."""
+        found = _ONLY.get(scenario, WORLDS)
+        chosen = found if self.whole else _SCENARIOS.get(scenario, found)
+        return tuple(layout for layout in found if layout in chosen)
+
+    def scenarios_of(self, layout: str) -> list[str]:
+        """The scenarios that a layout is tried with."""
+        return [name for name in SCENARIOS if layout in self.layouts_of(name)]
+
+    def writers_of(self, name: str) -> tuple[str, ...]:
+        """The layouts that leave a checkpoint of a case."""
+        return ("1", *self.layouts_of(f"checkpoint-{name}"))
+
+    def reads(self, reader: str, name: str, writer: str) -> bool:
+        """Whether a layout takes up the checkpoint that another one leaves of a case."""
+        if writer not in self.writers_of(name):
+            return False
+        if self.whole:
+            return name == "even" or reader in OF_ONE_KIND
+        return reader in _READERS[name] or (name == "even" and writer in _READ_ELSEWHERE)
+
+
+COVER, WHOLE = Cover(whole=False), Cover(whole=True)
+
+
+def _holds(layout: str, family: str) -> bool:
+    return layout in OF_FAMILIES and not (LAYOUTS[layout].tensor > 1 and TABLE[family].uncut)
