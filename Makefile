@@ -14,6 +14,9 @@ CLUSTER := $(PYTHON) tests/cluster/tool
 # Lets PyTorch, its libraries and vLLM take any processor for one with AVX2 alone.
 NARROW := $(if $(AVX2),PYTHONPATH=$(CURDIR)/tests/support/avx2_alone ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2)
 
+# Compiling the modules of PyTorch and transformers takes longer than loading them, in each process anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup anew demo unit test test-cluster test-operator check bench bench-long lock generate \
   clean cluster-up cluster-down kind-up
 
