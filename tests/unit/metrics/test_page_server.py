@@ -40,3 +40,12 @@ def test_a_page_is_answered(server: PageServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.0 200 OK\r\n")
+
+
+@pytest.mark.timeout(60)
+def test_one_that_waits_is_closed_at_once() -> None:
+    with closing(PageServer("127.0.0.1", 0, Page)) as waiting:
+        waiting.start()
+        with socket.create_connection(("127.0.0.1", waiting.port), timeout=60) as connection:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert connection.recv(1) == b"H"  # it has begun to wait, and does again
