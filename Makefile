@@ -100,7 +100,7 @@ generate: setup ## write what is generated: the CRD, the tables of fields and me
 bench: setup ## measure the claims, print a table, write bench.json
 	$(BIN)/python benchmarks/bench.py
 
-bench-long: setup cluster-up ## the whole kill matrix, every example on the real model, 1,000 jobs (hours)
+bench-long: setup cluster-up ## the whole kill matrix, every layout and example, 1,000 jobs (hours)
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python benchmarks/operator_scale.py --jobs 1000
 

@@ -9,6 +9,9 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Compiling modules takes longer than loading them: processes of tests keep what they have compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("shared", deadline=None)

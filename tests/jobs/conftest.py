@@ -147,6 +147,25 @@ def run_through(start: Callable[..., Run], once: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
+def run_through_lives(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
+    """Runs a job to its good end through lives, each of which one point ends, with everything.
+
+    A point counts its hits in its life alone, which goes on from the last checkpoint.
+    """
+
+    def run(manifest: Path, output: Path, *points: str) -> Run:
+        for life, point in enumerate(points):
+            once = tmp_path / f"once-{life}"
+            killed = start(manifest, output, **job_points.armed(once, f"{point}=kill_group"))
+            assert killed.wait() == 3, killed.logs()
+            assert job_points.fired(once) == {point.partition("@")[0]}
+            run_folders.wait_until_gone(output)
+        return start(manifest, output).succeed()
+
+    return run
+
+
+@pytest.fixture
 def replay(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
     """Runs a job on the rows of a run of it, which must give the same."""
 

@@ -155,9 +155,12 @@ def test_an_mcp_server_answers_though_a_tools_pod_is_killed(
 
 
 KILLED = {
-    "ranks": ("rpc.generate.answer.before@2=kill", "rpc.update.answer.before@5=kill"),
+    "ranks and controller": (
+        "rpc.generate.answer.before@2=kill",
+        "rpc.update.answer.before@5=kill",
+        "controller.step.computed@2=kill",
+    ),
     "tools": ("rpc.act.answer.before@3=kill", "rpc.act.answer.after@9=kill"),
-    "controller": ("controller.step.computed@2=kill",),
     "everything": ("rpc.act.answer.after@12=kill_group",),
 }
 

@@ -43,7 +43,13 @@ def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undistur
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
-@pytest.mark.parametrize("roles", [{}, {"rollout": TWO}], ids=["beside", "apart"])
+@pytest.mark.parametrize(
+    "roles",
+    [
+        pytest.param({}, id="beside", marks=pytest.mark.long),
+        pytest.param({"rollout": TWO}, id="apart"),
+    ],
+)
 def test_killed_in_generation(run_through, tiny_job, output, undisturbed, roles):
     """One of the ranks that share the engine goes before, and one behind its answer."""
     points = ("rpc.generate.answer.before@2=kill", "rpc.generate.answer.after@1=kill")

@@ -1,7 +1,7 @@
 """Every example is run, as its comment says, with a short job made of it.
 
-Three run on the real model. For the others a small one with its tokenizer will do here, and
-`make bench-long` runs them on the real one too.
+Three run on the real model. For the others a small one with its tokenizer will do here, for some
+with an engine that starts at once; `make bench-long` runs them on the real one, as they are.
 """
 
 import json
@@ -29,6 +29,8 @@ SHORT = (
 )
 SOME_CALL = ("spec.algorithm.promptsPerStep=4",)
 """Prompts enough that some begin with two worked calls: then a first response is one too."""
+PLAIN = ("spec.rollout.engine=huggingface", "spec.rollout.kvCacheGib=null")
+"""For a small model and an example that shows nothing of engines: vLLM takes long to start."""
 GIVEN = (
     "spec.algorithm.samplesPerPrompt=null",
     "spec.rollout=null",
@@ -79,6 +81,12 @@ def any_home(
     make_small(home / "models" / "smollm2-135m", folder / "models" / "smollm2-135m")
     fill(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def engine(home: Path, any_home: Path) -> tuple[str, ...]:
+    """Settings of the engine for an example that shows nothing of engines."""
+    return () if any_home == home else PLAIN
 
 
 def make_small(real: Path, folder: Path) -> None:
@@ -137,19 +145,18 @@ def test_addition_ppo(any_home: Path, tmp_path: Path):
     assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
 
 
-def test_custom_reward(any_home: Path, tmp_path: Path):
-    first, _ = run_short(any_home, tmp_path / "run", "custom-reward")
+def test_custom_reward(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    first, _ = run_short(any_home, tmp_path / "run", "custom-reward", *engine)
     assert "val-core/ppojob/addition/acc/mean@1" in first
     assert first["val-aux/ppojob/addition/characters/mean@1"] > 0
 
 
-def test_reward_model(any_home: Path, tmp_path: Path):
+def test_reward_model(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     folder = any_home / "models" / "reward-model"
     if not folder.exists():
         tiny_jobs.make_classifier(any_home / "models" / "smollm2-135m", folder)
-    _, step = run_short(
-        any_home, tmp_path / "run", "reward-model", "spec.roles.rewardModel.threadsPerRank=1"
-    )
+    settings = ("spec.roles.rewardModel.threadsPerRank=1", *engine)
+    _, step = run_short(any_home, tmp_path / "run", "reward-model", *settings)
     assert step["critic/score/max"] > step["critic/score/min"]
     assert step["actor/reward_kl_penalty_coeff"] == 0.01
 
@@ -216,11 +223,11 @@ def test_pairs(any_home: Path, tmp_path: Path, name: str):
     assert last["train/grad_norm"] > 0
 
 
-def test_addition_distillation(home: Path, any_home: Path, tmp_path: Path):
+def test_addition_distillation(home: Path, any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     teacher = any_home / "runs" / "addition-grpo" / "export"
     if not teacher.exists():
         make_small(home / "models" / "smollm2-135m", teacher)
-    settings = ("spec.algorithm.samplesPerPrompt=1",)
+    settings = ("spec.algorithm.samplesPerPrompt=1", *engine)
     first, step = run_short(any_home, tmp_path / "run", "addition-distillation", *settings)
     assert "val-core/ppojob/addition/acc/mean@1" in first
     assert step["distillation/loss"] > 0

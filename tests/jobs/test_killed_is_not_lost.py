@@ -6,13 +6,17 @@ be bit-equal to what an undisturbed one leaves.
 """
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import job_points
 import msgspec
 import pytest
 import run_folders
+import tiny_jobs
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -51,21 +55,18 @@ def test_killed_at_every_point(name, start, tiny_job, output: Path, undisturbed,
     run_folders.wait_until_gone(output)
 
 
-@pytest.mark.parametrize(
-    ("point", "nth"),
-    [
-        ("rpc.update.answer.before", 3),
-        ("checkpoint.shard.write.middle", 2),
-        ("checkpoint.seal.rename.before", 2),
-        ("checkpoint.seal.rename.after", 2),
-        ("journal.write.after", 8),
-        ("export.rename.before", 1),
-    ],
-)
 def test_everything_killed_at_once_and_the_same_command_again(
-    point, nth, run_through, tiny_job, output, undisturbed
+    run_through_lives, tiny_job, output, undisturbed
 ):
-    run_through(tiny_job(recovery=RECOVERY), output, f"{point}@{nth}=kill_group")
+    points = (
+        "rpc.update.answer.before@3",
+        "checkpoint.shard.write.middle@2",
+        "checkpoint.seal.rename.before@2",
+        "checkpoint.seal.rename.after@2",
+        "journal.write.after@8",
+        "export.rename.before@1",
+    )
+    run_through_lives(tiny_job(recovery=RECOVERY), output, *points)
     assert run_folders.result(output) == undisturbed
 
 
@@ -158,14 +159,28 @@ def list_again(checkpoint: Path) -> None:
     path.write_bytes(manifest.encode(msgspec.structs.replace(found, files=tuple(files))))
 
 
+@pytest.fixture(scope="module")
+def killed_behind_a_checkpoint(
+    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
+) -> Path:
+    """The run folder of a job that was killed with everything, in the step behind its second."""
+    folder = tmp_path_factory.mktemp("killed")
+    job = tiny_jobs.write_manifest(folder, tiny_folder, recovery=RECOVERY)
+    armed = arm(folder / "once", ["rpc.update.answer.before"], "kill_group", 11)
+    command = [sys.executable, "-m", "ppojob_cli", "run", job, "--output", folder / "run"]
+    done = subprocess.run(command, capture_output=True, env=tiny_jobs.environment(**armed))
+    assert done.returncode == 3
+    run_folders.wait_until_gone(folder / "run")
+    return folder / "run"
+
+
 @pytest.mark.parametrize("forget", [forget_optimizer, forget_random_state, forget_cursor])
 def test_leaving_anything_out_of_the_checkpoint_is_noticed(
-    forget, start, tiny_job, output, undisturbed, once
+    forget, start, tiny_job, output, undisturbed, killed_behind_a_checkpoint
 ):
     """The negative control: these tests would notice a checkpoint without one of its parts."""
     job = tiny_job(recovery=RECOVERY)
-    run = start(job, output, **arm(once, ["rpc.update.answer.before"], "kill_group", 11))
-    assert run.wait() == 3
+    shutil.copytree(killed_behind_a_checkpoint, output, symlinks=True)
     forget(output / "checkpoints" / "step-000004")
     start(job, output).succeed()
     assert run_folders.result(output)["metrics"] != undisturbed["metrics"]

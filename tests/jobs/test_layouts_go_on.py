@@ -6,6 +6,7 @@ import job_points
 import pytest
 import run_folders
 import tiny_jobs
+from _pytest.mark.structures import ParameterSet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -19,12 +20,18 @@ LAYOUTS = {
 PODS = {name: {"ranksPerReplica": 2, "parallelism": one} for name, one in LAYOUTS.items()}
 
 
+def layouts_of(*always: str) -> list[ParameterSet]:
+    """All layouts, of which `make test` takes some and `make bench-long` the others."""
+    long = {name: () if name in always else (pytest.mark.long,) for name in PODS}
+    return [pytest.param(name, marks=marks) for name, marks in long.items()]
+
+
 def model_of(layout: str) -> str:
     """Two ranks can share the key heads of `pair`."""
     return "pair" if layout == "tensor" else "policy"
 
 
-@pytest.mark.parametrize("layout", PODS)
+@pytest.mark.parametrize("layout", layouts_of("tensor"))
 def test_killed_ranks_leave_what_undisturbed_ones_do(
     run_through, alone, tiny_folder_of, tmp_path, output, layout
 ):
@@ -50,7 +57,7 @@ def test_killed_ranks_leave_what_undisturbed_ones_do(
     assert run_folders.result(output) == undisturbed
 
 
-@pytest.mark.parametrize("layout", PODS)
+@pytest.mark.parametrize("layout", layouts_of("pipeline"))
 def test_a_run_goes_on_under_another_layout_and_back(
     start, finished, tiny_folder_of, tmp_path: Path, output, once, layout
 ):

@@ -38,6 +38,9 @@ LAYOUTS: dict[str, dict[str, object]] = {
     ),
 }
 
+LONG = ("copies, apart", "sequence", "tensor")
+"""Of these, what `make bench-long` takes."""
+
 
 def job(folder: Path) -> dict[str, object]:
     """A mini-batch has a prompt for each of four ranks, and stages have several micro-batches."""
@@ -61,7 +64,10 @@ def of_one_rank(alone: Callable[..., Path]) -> Callable[[Path], Path]:
     return cache(lambda folder: alone(folder, **job(folder)))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in LAYOUTS],
+)
 def test_ranks_give_the_numbers_of_one(name: str, finished, tiny_folder_of, of_one_rank):
     folder = tiny_folder_of(0.0, "pair" if name.startswith("tensor") else "policy")
     roles = LAYOUTS[name]

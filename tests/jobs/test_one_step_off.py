@@ -165,21 +165,21 @@ def test_with_weights_that_stay_it_is_the_synchronous_job(finished, tiny_folder)
     ids=["around the engines", "with the others", "the controller", "stopped"],
 )
 def test_killed_anywhere(run_through, tiny_job, output: Path, whole: Path, points):
-    run_through(tiny_job(**JOB), output, *points, seconds=1_500)
+    job = dict(JOB)
+    if any(point.endswith("=stop") for point in points):
+        job["timeouts"] = {"livenessSeconds": 10}  # each of them costs as much
+    run_through(tiny_job(**job), output, *points, seconds=1_500)
     assert run_folders.result(output) == run_folders.result(whole)
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "controller.step.begin@4=kill_group",
-        "rpc.update.answer.after@6=kill_group",
-        "checkpoint.seal.rename.after@1=kill_group",
-    ],
-)
-def test_everything_killed_at_once(point, run_through, tiny_job, output: Path, whole: Path):
+def test_everything_killed_at_once(run_through_lives, tiny_job, output: Path, whole: Path):
     """What was drawn ahead of the checkpoint is in it; its weights are nowhere."""
-    run_through(tiny_job(**JOB), output, point)
+    points = (
+        "checkpoint.seal.rename.after@1",
+        "rpc.update.answer.after@6",  # in step 4, a step behind it
+        "controller.step.begin@2",  # again, in what goes on from there
+    )
+    run_through_lives(tiny_job(**JOB), output, *points)
     assert run_folders.result(output) == run_folders.result(whole)
 
 
@@ -346,18 +346,15 @@ def test_adapters_alone_reach_engines_far_ahead(
     assert run_folders.result(killed) == run_folders.result(calm)
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "controller.step.computed@2=kill_group",  # before there is a checkpoint
-        "rpc.update.answer.after@14=kill_group",  # a step behind one
-        "controller.step.begin@5=kill_group",  # right behind one
-        "controller.step.journaled@7=kill_group",  # behind the last step
-    ],
-)
-def test_everything_killed_with_rows_under_way(point, run_through, tiny_job, output, far):
+def test_everything_killed_with_rows_under_way(run_through_lives, tiny_job, output, far):
     """What was drawn beside the rows ahead of the checkpoint is in it; the rest is drawn again."""
-    run_through(tiny_job(**FAR), output, point)
+    points = (
+        "controller.step.computed@2",  # before there is a checkpoint
+        "rpc.update.answer.after@14",  # in step 4, a step behind one
+        "controller.step.begin@3",  # in step 5, right behind one
+        "controller.step.journaled@3",  # behind the last step
+    )
+    run_through_lives(tiny_job(**FAR), output, *points)
     assert run_folders.result(output) == run_folders.result(far)
 
 

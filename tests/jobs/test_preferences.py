@@ -25,6 +25,9 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "ranks that share tokens": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}},
     "two copies": {"ranksPerReplica": 2, "parallelism": {"dataShard": 1}},
 }
+KINDS = ("dpo", "reward_model")
+QUICK = {("dpo", "ranks that share tokens"), ("reward_model", "three ranks")}
+"""Of these, what `make test` takes; `make bench-long` has the others."""
 
 
 def pair(number: int) -> dict[str, object]:
@@ -65,7 +68,7 @@ def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["dpo", "reward_model"])
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -111,7 +114,15 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     assert result(output) == result(whole)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(kind, layout, marks=[] if (kind, layout) in QUICK else [pytest.mark.long])
+        for kind in KINDS
+        for layout in LAYOUTS
+    ],
+    indirect=["kind"],
+)
 def test_layouts_and_micro_batches_change_only_rounding(
     kind: str, layout: str, finished: Callable[..., Path], pairs: Path
 ) -> None:

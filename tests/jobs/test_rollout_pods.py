@@ -155,8 +155,10 @@ def test_numbers_of_ranks_are_free(finished, tiny_folder: Path):
     ids=["around the engines", "with the others"],
 )
 def test_killed_anywhere(run_through, tiny_job, output: Path, undisturbed, points):
-    job = tiny_job(**{**PATIENT, **SHORT, "algorithm": ROUNDS, "roles": {"rollout": {}}})
-    run_through(job, output, *points, seconds=1_500)
+    job = {**PATIENT, **SHORT, "algorithm": ROUNDS, "roles": {"rollout": {}}}
+    if any(point.endswith("=stop") for point in points):
+        job["timeouts"] = {"livenessSeconds": 10}  # each of them costs as much
+    run_through(tiny_job(**job), output, *points, seconds=1_500)
     assert run_folders.result(output) == undisturbed
 
 

@@ -117,30 +117,26 @@ def test_the_first_loss_is_that_of_transformers(whole: Path, tiny_folder: Path, 
     assert first["val/loss"] == pytest.approx(total / count, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        (
-            "rpc.demonstrate.answer.before@2=kill",
-            "rpc.update.answer.after@5=kill",
-            "controller.step.computed@3=kill",
-            "rpc.measure_loss.answer.before@2=kill",
-            "checkpoint.seal.rename.before@2=kill",
-        ),
-        ("rpc.update.answer.before@7=kill_group",),
-        ("controller.step.recorded@4=kill_group",),
-    ],
-    ids=["rank and controller", "all in an update", "all behind a step"],
-)
 def test_a_killed_job_ends_as_an_undisturbed_one(
-    points: tuple[str, ...],
-    whole: Path,
-    run_through: Callable[..., Run],
-    tiny_job,
-    rows: Path,
-    output: Path,
+    whole: Path, run_through: Callable[..., Run], tiny_job, rows: Path, output: Path
 ) -> None:
+    points = (
+        "rpc.demonstrate.answer.before@2=kill",
+        "rpc.update.answer.after@5=kill",
+        "controller.step.computed@3=kill",
+        "rpc.measure_loss.answer.before@2=kill",
+        "checkpoint.seal.rename.before@2=kill",
+    )
     run_through(tiny_job(**sections_of(rows)), output, *points)
+    assert result(output) == result(whole)
+
+
+def test_everything_killed_ends_as_an_undisturbed_one(
+    whole: Path, run_through_lives: Callable[..., Run], tiny_job, rows: Path, output: Path
+) -> None:
+    """In an update of step 4, and then, in what goes on, behind the same step."""
+    points = ("rpc.update.answer.before@7", "controller.step.recorded@2")
+    run_through_lives(tiny_job(**sections_of(rows)), output, *points)
     assert result(output) == result(whole)
 
 
@@ -149,7 +145,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     [
         {"model": {"lora": {"rank": 4, "dropout": 0.1}}},
         COPIES,
-        {"training": {"autocast": "bfloat16"}},
+        pytest.param({"training": {"autocast": "bfloat16"}}, marks=pytest.mark.long),
     ],
     ids=["adapters", "copies", "bfloat16"],
 )

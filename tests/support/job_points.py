@@ -1,5 +1,6 @@
 """Failpoints of a job's processes: which there are, arming them, which have fired."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
 """Hit where a job that goes back throws away what it wrote behind its last checkpoint."""
 
 
+@functools.cache
 def all_points() -> list[str]:
     """Names of all failpoints of the controller and of every role's ranks."""
     code = (

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -73,8 +74,7 @@ def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
 
 
 def make_tiny_folder(folder: Path, dropout: float = 0.1, model: str = "policy") -> None:
-    command = [sys.executable, MODELS, model, folder / "model", str(dropout)]
-    subprocess.run(command, check=True)
+    _make_model(model, folder / "model", dropout)
     draw = random.Random(0)
     for name, rows in (("train", 40), ("validation", 8)):
         with (folder / f"{name}.jsonl").open("w") as file:
@@ -90,9 +90,22 @@ def make_tiny_folder(folder: Path, dropout: float = 0.1, model: str = "policy") 
     (folder / "reward.py").write_text(REWARD)
 
 
+def _make_model(*what: object) -> None:
+    """Make a model here where torch is loaded already, which takes long, and else elsewhere."""
+    arguments = list(map(str, what))
+    if "torch" not in sys.modules:
+        subprocess.run([sys.executable, MODELS, *arguments], check=True)
+        return
+    import tiny_models
+    import torch
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+        tiny_models.make(*arguments)
+
+
 def make_classifier(policy: Path, folder: Path) -> Path:
     """Make a reward model that reads what a policy writes; answers its folder."""
-    subprocess.run([sys.executable, MODELS, "classifier", policy, folder], check=True)
+    _make_model("classifier", policy, folder)
     return folder
 
 
@@ -104,7 +117,7 @@ def classifier_of(folder: Path) -> Path:
 
 def make_teacher(policy: Path, folder: Path) -> Path:
     """Make a larger model that knows better what a policy should write; answers its folder."""
-    subprocess.run([sys.executable, MODELS, "teacher", policy, folder], check=True)
+    _make_model("teacher", policy, folder)
     return folder
 
 

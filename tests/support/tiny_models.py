@@ -1,6 +1,6 @@
 """Tiny models and tokenizers in Hugging Face form, made in milliseconds.
 
-Run for a model as a process that starts jobs wants it, without loading torch itself:
+Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `seeing`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
@@ -218,8 +218,8 @@ def save_teacher(policy: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def main() -> None:
-    kind, first, second = sys.argv[1:]
+def make(kind: str, first: str, second: str) -> None:
+    """Make what the command line of this file says."""
     if kind == "policy":
         save_policy(Path(first), float(second))
     elif kind == "pair":
@@ -241,4 +241,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    make(*sys.argv[1:])

@@ -43,7 +43,7 @@ def test_a_page_is_answered(server: PageServer) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.0 200 OK\r\n")
 
 
-def test_a_peer_that_has_gone_is_no_news(server: PageServer, capfd) -> None:
+def test_a_peer_that_has_gone_is_no_news(capfd) -> None:
     """A probe that waits two seconds on a busy machine, say; what it leaves is no stack trace."""
     asked, gone = threading.Event(), threading.Event()
 
@@ -54,11 +54,20 @@ def test_a_peer_that_has_gone_is_no_news(server: PageServer, capfd) -> None:
             for _ in range(1_000):
                 self.wfile.write(b"x" * 10_000)
 
-    server.RequestHandlerClass = Slow
-    server.daemon_threads = False
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        asked.wait(60)
-    gone.set()
-    server.close()  # which waits for threads that are no daemons
+    with closing(PageServer("127.0.0.1", 0, Slow)) as server:
+        server.daemon_threads = False  # its end waits for them
+        server.start()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            asked.wait(60)
+        gone.set()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.timeout(60)
+def test_one_that_waits_is_closed_at_once() -> None:
+    with closing(PageServer("127.0.0.1", 0, Page)) as waiting:
+        waiting.start()
+        with socket.create_connection(("127.0.0.1", waiting.port), timeout=60) as connection:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert connection.recv(1) == b"H"  # it has begun to wait, and does again

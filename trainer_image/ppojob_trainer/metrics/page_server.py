@@ -7,6 +7,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+_LOOK_SECONDS = 3600.0
+"""How often the thread of a server wakes up for nothing; `close` wakes it by itself."""
+
 
 class PageServer(ThreadingHTTPServer):
     """Answers each connection on a thread of its own; listens from the time it is made.
@@ -19,7 +22,9 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__((address, port), handler)
-        self._thread = threading.Thread(target=self.serve_forever, name="pages", daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(_LOOK_SECONDS,), name="pages", daemon=True
+        )
 
     @property
     def port(self) -> int:
@@ -32,6 +37,7 @@ class PageServer(ThreadingHTTPServer):
 
     def close(self) -> None:
         """Stop answering."""
+        self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would look up too late
         self.shutdown()
         self.server_close()
         self._thread.join()
