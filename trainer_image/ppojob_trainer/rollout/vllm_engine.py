@@ -52,7 +52,7 @@ from ppojob_trainer.rollout.checkpoint_names import (
     key_value_bytes_per_token,
 )
 from ppojob_trainer.rollout.engine_arguments import check_arguments
-from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
+from ppojob_trainer.rollout.process_state import any_kernels, process_state_kept, random_state_kept
 from ppojob_trainer.rollout.protocol import (
     DTYPES,
     Finished,
@@ -151,7 +151,7 @@ class VllmEngine:
         self._tells_experts = tells_experts
         self._adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
         self._owns_world = not dist.is_initialized()
-        with process_state_kept(own_environment="VLLM_"):
+        with process_state_kept(own_environment="VLLM_"), self._kernels():
             arguments = engine_args(
                 rollout, config, device, trust_remote_code, shares_device, tells_experts
             )
@@ -207,7 +207,7 @@ class VllmEngine:
         ended, self._aborted = self._aborted, []
         if self._engine.has_unfinished_requests():
             try:
-                with random_state_kept(), self._compiler():
+                with random_state_kept(), self._compiler(), self._kernels():
                     outputs = self._engine.step()
             except Exception:
                 self._unusable = "a step failed"
@@ -243,7 +243,7 @@ class VllmEngine:
         self._refuse_unusable("load_weights")
         check_idle(self, "load_weights")
         try:
-            with process_state_kept(own_environment="VLLM_"), torch.no_grad():
+            with process_state_kept(own_environment="VLLM_"), self._kernels(), torch.no_grad():
                 self._wake("weights")
                 self._take(iter(tensors))
                 self._wake("kv_cache")
@@ -310,6 +310,10 @@ class VllmEngine:
     def _compiler(self) -> AbstractContextManager[object]:
         """On the CPU vLLM would still compile its sampler's rank count, which nobody reads."""
         return torch.compiler.set_stance("force_eager") if self._on_cpu else nullcontext()
+
+    def _kernels(self) -> AbstractContextManager[object]:
+        """On GPUs vLLM's sampler adds up in an order that torch refuses the trainer."""
+        return nullcontext() if self._on_cpu else any_kernels()
 
     def _refuse_unusable(self, what: str) -> None:
         if self._unusable is not None:

@@ -1,5 +1,6 @@
 """What every rank that holds models begins with: its device, threads, seeds, world, channels."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     device = torch.device("cuda", 0) if role.device == "cuda" else torch.device("cpu")
     check_device(config, role.role, device_facts(device, role.ranks_per_pod))
     torch.set_num_threads(role.threads_per_rank)
-    torch.use_deterministic_algorithms(device.type == "cpu")
+    repeat_bits(device)
     torch.manual_seed(config.spec.seed)
     # Other roles with pods of their own make the owners' rows, or compute on them.
     others = {own.role for own in config.topology.with_own_pods}
@@ -71,6 +72,18 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         operation_seconds=max(timeouts.startup_seconds, timeouts.stage_seconds),
     ) as world:
         yield world
+
+
+def repeat_bits(device: torch.device) -> None:
+    """Have torch compute the same bits each time, or refuse; before a GPU is first used.
+
+    docs/adr/0059-the-same-bits-on-a-gpu.md has the kernels, and what they cost.
+    """
+    torch.use_deterministic_algorithms(True)
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Nothing here reads memory that was not written; filling it is a pass over all of it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
