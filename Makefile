@@ -14,7 +14,7 @@ CLUSTER := $(PYTHON) tests/cluster/tool
 # Lets PyTorch, its libraries and vLLM take any processor for one with AVX2 alone.
 NARROW := $(if $(AVX2),PYTHONPATH=$(CURDIR)/tests/support/avx2_alone ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2)
 
-.PHONY: help setup anew demo unit test test-cluster test-operator check bench bench-long lock generate \
+.PHONY: help setup anew demo unit test test-gpu test-cluster test-operator check bench bench-long lock generate \
   clean cluster-up cluster-down kind-up
 
 help: ## list the targets
@@ -49,6 +49,9 @@ unit: setup ## the tests that start no process (a minute and a half on 2 cores)
 
 test: setup ## every test that needs no cluster (20 to 40 minutes on 2 cores); AVX2=1: as if there were no more
 	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 --durations-min=20 -m "not long and not gpu and not cluster"
+
+test-gpu: setup ## what needs a GPU, on a machine with one (five minutes); first: make setup ACCELERATOR=cuda
+	$(BIN)/python -m pytest -m gpu
 
 test-cluster: setup cluster-up ## all tests on a real cluster, training in pods among them (an hour from nothing)
 	$(BIN)/python -m pytest -m "cluster and not long"
