@@ -81,8 +81,8 @@ def test_killed_on_a_gpu_a_job_ends_with_the_bits_of_one_that_was_not(
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     start(job, calm).succeed(600)
     points = (
-        "rpc.generate.answer.before@3=kill",
-        "rpc.update.answer.before@5=kill",
+        "rpc.generate.answer.before@2=kill",
+        "rpc.update.answer.before@3=kill",
         "checkpoint.seal.rename.after@1=kill_group",
     )
     run_through(job, killed, *points, seconds=600)
