@@ -110,7 +110,9 @@ class _FusedLogprobs(torch.autograd.Function):
             )
             if settings.entropy == "gradient":
                 grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
-            grad_logits = grad_z.div_(settings.temperature)
+            grad_logits = grad_z
+            if settings.temperature != 1.0:
+                grad_logits.div_(settings.temperature)
             if slope is not None:
                 grad_logits.mul_(slope)
             scaled = grad_logits.to(states.dtype)
@@ -147,7 +149,11 @@ def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, s
 
 def tile_logits(states: Tensor, matrix: Tensor, settings: LogprobSettings) -> Tensor:
     """Make z of a tile, in a buffer of its own."""
-    z = (states @ matrix.mT).to(wide(states.dtype))
+    if states.is_cuda and states.dtype != wide(states.dtype):
+        # The products are summed in float32 there: rounding them first would cost a pass.
+        z = torch.mm(states, matrix.mT, out_dtype=torch.float32)
+    else:
+        z = (states @ matrix.mT).to(wide(states.dtype))
     if settings.cap is not None:
         z.div_(settings.cap).tanh_().mul_(settings.cap)
     return z if settings.temperature == 1.0 else z.div_(settings.temperature)
