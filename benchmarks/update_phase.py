@@ -42,8 +42,8 @@ from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.processor import has_native_bfloat16
+from ppojob_trainer.repeated_bits import repeat_bits
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.workers.rank_start import repeat_bits
 
 GROUPS, SAMPLES = 16, 8
 MICRO_BATCH_TOKENS = 16384

@@ -47,7 +47,7 @@ def strict_gpu() -> "Iterator[torch.device]":
     """The first GPU, where torch computes as in a rank: the same bits each time, or it refuses."""
     import torch
 
-    from ppojob_trainer.workers.rank_start import repeat_bits
+    from ppojob_trainer.repeated_bits import repeat_bits
 
     device = torch.device("cuda", 0)
     was_strict = torch.are_deterministic_algorithms_enabled()

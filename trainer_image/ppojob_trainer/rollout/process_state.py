@@ -22,17 +22,6 @@ def random_state_kept() -> Iterator[None]:
 
 
 @contextmanager
-def any_kernels() -> Iterator[None]:
-    """Let an engine use kernels that torch refuses where the same bits are asked for."""
-    was_strict = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(was_strict)
-
-
-@contextmanager
 def process_state_kept(*, own_environment: str) -> Iterator[None]:
     """Undo what starting an engine does to the process around it.
 

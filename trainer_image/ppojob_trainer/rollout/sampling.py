@@ -123,7 +123,7 @@ def _sum_in_blocks(values: Tensor) -> Tensor:
     within = blocks @ values.new_ones(block, block).triu()
     ends = within[:, :, -1]
     before = ends @ values.new_ones(ends.shape[-1], ends.shape[-1]).triu(1)
-    return (within + before[:, :, None]).flatten(1)[:, :count]
+    return (within + before[:, :, None]).flatten(1)[:, :count].contiguous()
 
 
 def _truncated(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:

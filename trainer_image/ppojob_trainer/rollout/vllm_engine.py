@@ -46,13 +46,14 @@ from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.lora import is_adapter
 from ppojob_trainer.models.vision_language import language_config, text_config
+from ppojob_trainer.repeated_bits import any_kernels
 from ppojob_trainer.rollout.checkpoint_names import (
     adapter_names,
     checkpoint_names,
     key_value_bytes_per_token,
 )
 from ppojob_trainer.rollout.engine_arguments import check_arguments
-from ppojob_trainer.rollout.process_state import any_kernels, process_state_kept, random_state_kept
+from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
 from ppojob_trainer.rollout.protocol import (
     DTYPES,
     Finished,

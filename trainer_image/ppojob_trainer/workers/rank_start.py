@@ -1,6 +1,5 @@
 """What every rank that holds models begins with: its device, threads, seeds, world, channels."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ppojob_trainer.models.memory import GIB, count_parameters, held_in_turns, i
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.repeated_bits import repeat_bits
 from ppojob_trainer.rows.assignment import linear_cost
 from ppojob_trainer.workers.batch_rows import GroupCosts
 from ppojob_trainer.workers.row_channels import RowChannels
@@ -72,18 +72,6 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         operation_seconds=max(timeouts.startup_seconds, timeouts.stage_seconds),
     ) as world:
         yield world
-
-
-def repeat_bits(device: torch.device) -> None:
-    """Have torch compute the same bits each time, or refuse; before a GPU is first used.
-
-    docs/adr/0059-the-same-bits-on-a-gpu.md has the kernels, and what they cost.
-    """
-    torch.use_deterministic_algorithms(True)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Nothing here reads memory that was not written; filling it is a pass over all of it.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
