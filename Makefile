@@ -17,7 +17,7 @@ NARROW := $(if $(AVX2),PYTHONPATH=$(CURDIR)/tests/support/avx2_alone ATEN_CPU_CA
 # Programs here start by the hundred. Each compiles its modules where what another compiled is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup anew demo unit test test-cluster test-operator check bench bench-long lock generate \
+.PHONY: help setup anew demo unit test test-gpu test-cluster test-operator check bench bench-long lock generate \
   clean cluster-up cluster-down kind-up
 
 help: ## list the targets
@@ -53,6 +53,9 @@ unit: setup ## the tests that start no process (a minute and a half on 2 cores)
 
 test: setup ## every test that needs no cluster (20 to 40 minutes on 2 cores); AVX2=1: as if there were no more
 	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 --durations-min=20 -m "not long and not gpu and not cluster"
+
+test-gpu: setup ## what needs a GPU, on a machine with one (five minutes); first: make setup ACCELERATOR=cuda
+	$(BIN)/python -m pytest -m gpu
 
 test-cluster: setup cluster-up ## all tests on a real cluster, training in pods among them (an hour from nothing)
 	$(BIN)/python -m pytest -m "cluster and not long"

@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,9 @@ sys.dont_write_bytecode = False
 settings.register_profile("shared", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("shared")
+
+if TYPE_CHECKING:
+    import torch
 
 _STARTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"})
 
@@ -38,3 +43,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _refuse_processes(event: str, _: tuple[object, ...]) -> None:
     if event in _STARTS and "PYTEST_CURRENT_TEST" in os.environ:
         raise RuntimeError(f"{event} in a test of make unit: mark it `processes`")
+
+
+@pytest.fixture
+def strict_gpu() -> "Iterator[torch.device]":
+    """The first GPU, where torch computes as in a rank: the same bits each time, or it refuses."""
+    import torch
+
+    from ppojob_trainer.repeated_bits import repeat_bits
+
+    device = torch.device("cuda", 0)
+    was_strict = torch.are_deterministic_algorithms_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    repeat_bits(device)
+    yield device
+    torch.use_deterministic_algorithms(was_strict)
+    torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dense_attention import SPANS, dense, group
 
 from ppojob_trainer.engine.attention import (
     HEAD_STREAM,
@@ -16,26 +17,6 @@ from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.engine.long_rows import _blocks
 
 HEADS, KEY_HEADS, SIZE, SCALE = 6, 2, 8, 0.3
-SPANS = (
-    Span(0, 5),
-    Span(5, 3, 0, 5),
-    Span(8, 7, 0, 5),
-    Span(15, 1),
-    Span(16, 1, 15, 1),
-    Span(17, 9, 15, 1),
-    Span(26, 11),
-)
-
-
-def group(prompt, *responses):
-    """Spans of a prompt and its responses."""
-    spans, end = [Span(0, prompt)], prompt
-    for response in responses:
-        spans.append(Span(end, response, 0, prompt))
-        end += response
-    return spans
-
-
 LONG = group(30, 90, 4, 61, 5)
 
 
@@ -45,25 +26,6 @@ def inputs(spans, dtype=torch.float64):
     total = sum(span.length for span in spans)
     drawn = [torch.randn(1, heads, total, SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     return [x.bfloat16().to(dtype).requires_grad_() for x in drawn]
-
-
-def dense(spans, query, key, value, window=None, cap=None):
-    total = query.shape[2]
-    visible = torch.zeros(total, total, dtype=torch.bool)
-    position = torch.empty(total, dtype=torch.int64)
-    for span in spans:
-        for i in range(span.start, span.start + span.length):
-            visible[i, span.prefix_start : span.prefix_start + span.prefix_length] = True
-            visible[i, span.start : i + 1] = True
-            position[i] = span.prefix_length + i - span.start
-    if window is not None:
-        visible &= position[:, None] < position + window
-    key, value = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (key, value))
-    scores = SCALE * query @ key.mT
-    if cap is not None:
-        scores = cap * torch.tanh(scores / cap)
-    out = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
-    return out.transpose(1, 2)
 
 
 def packed(spans, *tensors, tile_scores=TILE_SCORES, stream=0, **options):
@@ -84,7 +46,7 @@ def test_equals_dense_attention_with_gradients(spans, tile_scores, window, cap):
     tensors = inputs(spans)
     told = {"sliding_window": window, "softcap": cap}
     ours = packed(spans, *tensors, tile_scores=tile_scores, **told)
-    theirs = dense(spans, *tensors, window, cap)
+    theirs = dense(spans, *tensors, scale=SCALE, window=window, cap=cap)
     torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
 
 
@@ -104,7 +66,7 @@ def test_long_rows_and_short_ones_of_a_prompt_are_close_in_other_types(dtype, li
     assert plan.tiles
     assert len(plan.long_rows.spans) > 1
     exact, tensors = inputs(LONG), inputs(LONG, dtype)
-    expected = with_gradients(dense(LONG, *exact), exact)
+    expected = with_gradients(dense(LONG, *exact, scale=SCALE), exact)
     found = with_gradients(packed(LONG, *tensors, tile_scores=2**10), tensors)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == dtype

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_trainer.rollout.protocol import SamplingParams
-from ppojob_trainer.rollout.sampling import draw, penalised, processed_logprobs, sample_seed
+from ppojob_trainer.rollout.sampling import (
+    _sum_in_blocks,
+    draw,
+    penalised,
+    processed_logprobs,
+    sample_seed,
+)
 
 
 def params(
@@ -126,3 +132,23 @@ def test_samples_of_a_prompt_draw_apart_although_torch_keeps_32_bits() -> None:
         for seed in (sample_seed(0, 5, 17, sample, "train") for sample in range(256))
     }
     assert len(streams) == 256
+
+
+@pytest.mark.parametrize("count", [1, 511, 512, 513, 5000])
+def test_sums_in_blocks_are_those_up_to_each_value(count):
+    values = torch.rand(3, count, dtype=torch.float64)
+    torch.testing.assert_close(_sum_in_blocks(values), values.cumsum(-1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_gpu_draws_what_a_processor_does(rows, strict_gpu):
+    torch.manual_seed(0)
+    logits, uniforms = torch.randn(rows, 150_000) * 3, torch.rand(rows, dtype=torch.float64)
+    sampling = [params(top_p=0.9, top_k=1000) for _ in range(rows)]
+
+    def drawn(device):
+        logprobs = processed_logprobs(logits.to(device), sampling)
+        return draw(logprobs, uniforms.to(device), sampling).tolist()
+
+    assert drawn(strict_gpu) == drawn("cpu")

@@ -5,9 +5,8 @@ products; a row that fills more than a tile goes through `long_rows`. Probabilit
 again in the backward pass instead of being kept. What is held beside queries, keys and values grows
 with the tokens of the rows; a short row counts with its prompt, shared or not, since a tile has a
 copy of its keys, and up to twice for padding. On a CPU tiles take less than half the time of the
-fused kernel of `scaled_dot_product_attention` in bfloat16 at the lengths of the demo. This file is
-the one place to swap for a variable-length kernel: `PackedRows.spans` holds all that such a kernel
-needs.
+fused kernel of `scaled_dot_product_attention` in bfloat16 at the lengths of the demo. On a GPU
+`varlen_rows` does all of that, but for float32, dropout and capped scores, which its kernel lacks.
 
 Legend: T packed tokens, t of them in a rank's run, H query heads, K key heads, G = H / K, D head
 size; a tile has R rows of Q queries and S keys.
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import isqrt
 from typing import Any
 
@@ -37,6 +36,7 @@ from ppojob_trainer.engine.long_rows import (
     draw_seed,
     scaled_bmm,
 )
+from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 PACKED_ATTENTION = "ppojob_packed"
@@ -44,6 +44,9 @@ PACKED_ATTENTION = "ppojob_packed"
 
 TILE_SCORES = 2**20
 """Scores of a tile or block at most (heads x queries x keys over its rows): they stay in cache."""
+
+GPU_TILE_SCORES = 2**25
+"""The same on a GPU, where a launch takes longer than the products of a small tile."""
 
 HEAD_STREAM = 2**20
 """Between the seeds of dropout of ranks that have other heads of the same rows."""
@@ -128,11 +131,17 @@ def plan_attention(
 
 
 class AttentionPlans:
-    """The plans of a packed sequence: one for each window that layers of the model have."""
+    """The plans of a packed sequence: one for each window that layers of the model have.
+
+    Beside them the rows as the kernel of GPUs takes them, for which a window is but an argument.
+    """
 
     def __init__(self, spans: Sequence[Span], device: torch.device, **options: int) -> None:
         """Each is made when it is first asked for; options are those of `plan_attention`."""
+        if device.type == "cuda":
+            options = {"tile_scores": GPU_TILE_SCORES, **options}
         self._make = partial(plan_attention, spans, **options)
+        self._spans = spans
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
         self._made: dict[int | None, AttentionPlan] = {}
@@ -144,6 +153,11 @@ class AttentionPlans:
         if window not in self._made:
             self._made[window] = self._make(window=window).to(self._device)
         return self._made[window]
+
+    @cached_property
+    def rows(self) -> VarlenRows:
+        """The rows by their lengths."""
+        return VarlenRows.of(self._spans, self._device)
 
 
 def _cut(
@@ -332,12 +346,15 @@ def attend_packed(
     # Under autocast the rotation leaves queries and keys in float32; products run in value's type.
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
-        output = _PackedAttention.apply(  # type: ignore[no-untyped-call]
-            *sequence_ranks.to_heads(*packed),
-            attention_plans.of(sliding_window),
-            Scoring(scaling, softcap),
-            dropout,
-        )
+        queries, keys, values = sequence_ranks.to_heads(*packed)
+        if has_kernel(queries) and dropout == 0.0 and softcap is None:
+            rows = attention_plans.rows
+            output = attend_rows(queries, keys, values, rows, scale=scaling, window=sliding_window)
+        else:
+            scoring = Scoring(scaling, softcap)
+            output = _PackedAttention.apply(  # type: ignore[no-untyped-call]
+                queries, keys, values, attention_plans.of(sliding_window), scoring, dropout
+            )
         return sequence_ranks.to_tokens(output).unsqueeze(0), None
 
 

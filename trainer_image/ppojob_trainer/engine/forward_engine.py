@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
+from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
@@ -55,7 +56,7 @@ class ForwardEngine:
         training: TrainingSpec,
         world: World | None = None,
     ) -> None:
-        """Take over a model: its attention becomes the packed one.
+        """Take over a model: its attention becomes the packed one, its norms fused on GPUs.
 
         The ranks of the world compute together, None for this one alone; the model is sharded over
         them. Ranks that share tokens or have stages of the model have the same rows, and are told
@@ -69,6 +70,7 @@ class ForwardEngine:
         self._stage = stage_of(model)
         self._saving: Saving = nullcontext
         use_packed_attention(model)
+        use_fused_norms(model)
 
     def predict(
         self, experience: Experience, head: Head | None = None, *, records: bool = False

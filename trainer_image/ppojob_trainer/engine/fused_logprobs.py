@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.vocabulary import VocabularyRun
+from ppojob_trainer.repeated_bits import any_kernels
 
 TOKEN_BLOCK = 4096
 """Tokens of a tile at most; more tokens make wider passes over the output matrix rarer."""
@@ -110,7 +111,9 @@ class _FusedLogprobs(torch.autograd.Function):
             )
             if settings.entropy == "gradient":
                 grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
-            grad_logits = grad_z.div_(settings.temperature)
+            grad_logits = grad_z
+            if settings.temperature != 1.0:
+                grad_logits.div_(settings.temperature)
             if slope is not None:
                 grad_logits.mul_(slope)
             scaled = grad_logits.to(states.dtype)
@@ -147,7 +150,11 @@ def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, s
 
 def tile_logits(states: Tensor, matrix: Tensor, settings: LogprobSettings) -> Tensor:
     """Make z of a tile, in a buffer of its own."""
-    z = (states @ matrix.mT).to(wide(states.dtype))
+    if states.is_cuda and states.dtype != wide(states.dtype):
+        # The products are summed in float32 there: rounding them first would cost a pass.
+        z = torch.mm(states, matrix.mT, out_dtype=torch.float32)
+    else:
+        z = (states @ matrix.mT).to(wide(states.dtype))
     if settings.cap is not None:
         z.div_(settings.cap).tanh_().mul_(settings.cap)
     return z if settings.temperature == 1.0 else z.div_(settings.temperature)
@@ -223,9 +230,12 @@ def _logit_gradient(
     """Gradient of the logits by log p_a: d log p_a / dz = 1[a] - p, times each token's own."""
     p = log_p.exp() if settings.entropy == "gradient" else log_p.exp_()
     result = p.mul_(-grad[:, None])
-    rows = ((place >= 0) & (place < log_p.shape[1])).nonzero()[:, 0]
-    result[rows, place[rows]] += grad[rows]
-    return result
+    # Which targets are in the tile a GPU is not asked: each answer would be waited for.
+    inside = (place >= 0) & (place < log_p.shape[1])
+    at = place.clamp(0, log_p.shape[1] - 1)[:, None]
+    added = result.gather(1, at) + torch.where(inside, grad, 0.0)[:, None]
+    with any_kernels():  # a row has one target: there is no order, and the fixed one is sorted
+        return result.scatter_(1, at, added)
 
 
 def _entropy_gradient(log_p: Tensor, entropy: Tensor, grad: Tensor) -> Tensor:

@@ -19,6 +19,9 @@ Purpose = Literal["train", "validation"]
 # overflows.
 _SEED_BITS = 62
 
+_SUM_BLOCK = 512
+"""Of a vocabulary of 150,000 there are about as many blocks."""
+
 
 def sample_seed(
     job_seed: int,
@@ -95,13 +98,32 @@ def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams])
     the most likely token and ignores its uniform.
     """
     # float64: a float32 cumulative sum over a large vocabulary would lose the tail's tokens.
-    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    cumulative = cumulative_sum(logprobs.double().exp())
     total = cumulative[:, -1]
     # Rounding may lift u * total up to total itself, past every token.
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
     greedy = torch.tensor([params.temperature == 0.0 for params in sampling], device=drawn.device)
     return torch.where(greedy, logprobs.argmax(dim=-1), drawn)
+
+
+def cumulative_sum(values: Tensor) -> Tensor:
+    """Return the sums of `(rows, n)` values up to each one, added in a fixed order.
+
+    On GPUs `cumsum` has none, and torch refuses it where the same bits are asked for.
+    """
+    return _sum_in_blocks(values) if values.is_cuda else values.cumsum(dim=-1)
+
+
+def _sum_in_blocks(values: Tensor) -> Tensor:
+    """Sum within blocks, then over blocks: products with triangles of ones."""
+    rows, count = values.shape
+    block = min(count, _SUM_BLOCK)
+    blocks = torch.nn.functional.pad(values, (0, -count % block)).view(rows, -1, block)
+    within = blocks @ values.new_ones(block, block).triu()
+    ends = within[:, :, -1]
+    before = ends @ values.new_ones(ends.shape[-1], ends.shape[-1]).triu(1)
+    return (within + before[:, :, None]).flatten(1)[:, :count].contiguous()
 
 
 def _truncated(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
@@ -117,7 +139,7 @@ def _truncated(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
         rank >= torch.tensor(top_k, device=logits.device)[:, None], -torch.inf
     )
     probabilities = torch.softmax(ordered, dim=-1, dtype=torch.float64)
-    before = probabilities.cumsum(dim=-1) - probabilities
+    before = cumulative_sum(probabilities) - probabilities
     keep_until = torch.tensor(top_p, device=logits.device, dtype=torch.float64)[:, None]
     outside = (before >= keep_until) & (rank > 0) & (keep_until < 1.0)
     ordered = ordered.masked_fill(outside, -torch.inf)

@@ -46,6 +46,7 @@ from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.lora import is_adapter
 from ppojob_trainer.models.vision_language import language_config, text_config
+from ppojob_trainer.repeated_bits import any_kernels
 from ppojob_trainer.rollout.checkpoint_names import (
     adapter_names,
     checkpoint_names,
@@ -155,7 +156,7 @@ class VllmEngine:
         self._tells_experts = tells_experts
         self._adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
         self._owns_world = not dist.is_initialized()
-        with process_state_kept(own_environment="VLLM_"):
+        with process_state_kept(own_environment="VLLM_"), self._kernels():
             arguments = engine_args(
                 rollout, config, device, trust_remote_code, shares_device, tells_experts
             )
@@ -214,7 +215,7 @@ class VllmEngine:
         ended, self._aborted = self._aborted, []
         if self._engine.has_unfinished_requests():
             try:
-                with random_state_kept(), self._compiler():
+                with random_state_kept(), self._compiler(), self._kernels():
                     outputs = self._engine.step()
             except Exception:
                 self._unusable = "a step failed"
@@ -250,7 +251,7 @@ class VllmEngine:
         self._refuse_unusable("load_weights")
         check_idle(self, "load_weights")
         try:
-            with process_state_kept(own_environment="VLLM_"), torch.no_grad():
+            with process_state_kept(own_environment="VLLM_"), self._kernels(), torch.no_grad():
                 self._wake("weights")
                 self._take(iter(tensors))
                 self._wake("kv_cache")
@@ -317,6 +318,10 @@ class VllmEngine:
     def _compiler(self) -> AbstractContextManager[object]:
         """On the CPU vLLM would still compile its sampler's rank count, which nobody reads."""
         return torch.compiler.set_stance("force_eager") if self._on_cpu else nullcontext()
+
+    def _kernels(self) -> AbstractContextManager[object]:
+        """On GPUs vLLM's sampler adds up in an order that torch refuses the trainer."""
+        return nullcontext() if self._on_cpu else any_kernels()
 
     def _refuse_unusable(self, what: str) -> None:
         if self._unusable is not None:

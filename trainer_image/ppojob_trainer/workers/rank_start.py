@@ -18,6 +18,7 @@ from ppojob_trainer.models.memory import GIB, count_parameters, held_in_turns, i
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.repeated_bits import repeat_bits
 from ppojob_trainer.rows.assignment import linear_cost
 from ppojob_trainer.workers.batch_rows import GroupCosts
 from ppojob_trainer.workers.row_channels import RowChannels
@@ -46,7 +47,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     device = torch.device("cuda", 0) if role.device == "cuda" else torch.device("cpu")
     check_device(config, role.role, device_facts(device, role.ranks_per_pod))
     torch.set_num_threads(role.threads_per_rank)
-    torch.use_deterministic_algorithms(device.type == "cpu")
+    repeat_bits(device)
     torch.manual_seed(config.spec.seed)
     # Other roles with pods of their own make the owners' rows, or compute on them.
     others = {own.role for own in config.topology.with_own_pods}

@@ -1,0 +1,98 @@
+"""Whole jobs whose models live on a GPU, with the types of numbers that `auto` is there.
+
+For a machine with one GPU: `make test-gpu`. Engines are those of huggingface.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_folders
+import tiny_jobs
+from ruamel.yaml import YAML
+
+pytestmark = [pytest.mark.gpu, pytest.mark.processes, pytest.mark.timeout(900)]
+
+ONE_GPU = {"gpusPerReplica": 1}
+AUTO = {"training": {}, "rollout": {"engine": "huggingface"}}
+FLOAT32 = {
+    "training": {"autocast": "none"},
+    "rollout": {"engine": "huggingface", "dtype": "float32"},
+}
+FOUR_STEPS = {
+    "steps": {"total": 4, "validateEvery": 2},
+    "recovery": {"restartsWithoutProgress": 100},
+    "timeouts": {"livenessSeconds": 120},
+}
+
+
+def manifest(folder: Path, tiny_folder: Path, role: object = ONE_GPU, **sections: object) -> Path:
+    changes = {"roles": {"actorRollout": role}, **FOUR_STEPS, **sections}
+    return tiny_jobs.write_manifest(folder, tiny_folder, **changes)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_job_in_float32_is_that_of_a_processor(algorithm, start, even_folder, tmp_path):
+    sections = FLOAT32 | (tiny_jobs.PPO if algorithm == "ppo" else {})
+    runs = {}
+    for device, role in (("gpu", ONE_GPU), ("cpu", {})):
+        job = manifest(tmp_path / device, even_folder, role, **sections)
+        runs[device] = start(job, tmp_path / device / "run")
+    ours, theirs = (run_folders.without_clock(run.succeed().output) for run in runs.values())
+    assert len(ours) == len(theirs)
+    for here, there in list(zip(ours, theirs, strict=True))[:2]:
+        assert here == pytest.approx(there, rel=1e-3, abs=1e-4, nan_ok=True)
+
+
+def with_dropout(folder: Path) -> dict[str, object]:
+    return {}
+
+
+def with_four_models_offloaded(folder: Path) -> dict[str, object]:
+    trained = ["weights", "optimizer", "activations"]
+    return {
+        **tiny_jobs.PPO,
+        "training": {"activationCheckpointing": True},
+        "rewards": [],
+        "rewardModel": {"path": str(tiny_jobs.classifier_of(folder))},
+        "roles": {
+            "actorRollout": {**ONE_GPU, "offload": trained},
+            "reference": {"offload": ["weights"]},
+            "critic": {"offload": trained},
+            "rewardModel": {"offload": ["weights"]},
+        },
+    }
+
+
+def with_adapters(folder: Path) -> dict[str, object]:
+    return {
+        "model": {"path": str(folder / "model"), "lora": {"rank": 4}},
+        "rollout": {"engine": "huggingface", "adapters": "beside"},
+    }
+
+
+@pytest.mark.parametrize("sections", [with_dropout, with_four_models_offloaded, with_adapters])
+def test_killed_on_a_gpu_a_job_ends_with_the_bits_of_one_that_was_not(
+    sections, start, run_through, tiny_folder, even_folder, tmp_path
+):
+    folder = tiny_folder if sections is with_dropout else even_folder
+    job = manifest(tmp_path, folder, **{**AUTO, **sections(folder)})
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    start(job, calm).succeed(600)
+    points = (
+        "rpc.generate.answer.before@2=kill",
+        "rpc.update.answer.before@3=kill",
+        "checkpoint.seal.rename.after@1=kill_group",
+    )
+    run_through(job, killed, *points, seconds=600)
+    assert run_folders.result(killed) == run_folders.result(calm)
+    spec = YAML(typ="safe").load((calm / "job.yaml").read_text())["spec"]
+    assert (spec["training"]["autocast"], spec["rollout"]["dtype"]) == ("bfloat16", "bfloat16")
+
+
+def test_a_plan_says_that_a_gpu_is_used(even_folder, tmp_path):
+    job = manifest(tmp_path, even_folder, **AUTO)
+    command = [sys.executable, "-m", "ppojob_cli", "plan", job]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "1 GPU in all" in told

@@ -1,0 +1,44 @@
+"""Norms of layers on GPUs: one kernel each way, and what goes into products in their type.
+
+That of transformers is half a dozen passes over the states forth and a dozen back, and under
+autocast each product casts the same states again.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ppojob_trainer.models.families import FAMILIES
+
+
+def use_fused_norms(model: PreTrainedModel) -> None:
+    """Let the norms in front of a model's matrices be computed so, where it is on a GPU.
+
+    Those of queries and keys and the last one keep the type of what they are given: what comes
+    behind them computes in it.
+    """
+    family = FAMILIES[model.config.model_type]
+    if model.device.type != "cuda" or family.centred_norms:
+        return
+    base: Any = model.base_model
+    for layer in base.layers:
+        for name in family.norms:
+            norm = getattr(layer, name, None)  # none of a layer at another stage
+            if norm is not None:
+                norm.forward = partial(normalised, norm)
+
+
+def normalised(norm: nn.Module, states: Tensor) -> Tensor:
+    """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of a module of transformers."""
+    weight, epsilon = norm.weight, norm.variance_epsilon
+    assert isinstance(weight, Tensor)
+    assert isinstance(epsilon, float)
+    output = F.rms_norm(states, weight.shape, weight, epsilon)
+    device = states.device.type
+    if torch.is_autocast_enabled(device):
+        return output.to(torch.get_autocast_dtype(device))
+    return output

@@ -1,0 +1,136 @@
+"""Attention over packed rows on GPUs: PyTorch's flash kernel for rows of any lengths.
+
+One launch computes all rows. Every row has a copy of its prompt's keys, whose gradients are added
+up in a fixed order. The backward kernel adds in a fixed order where
+`torch.use_deterministic_algorithms` asks for it.
+
+Legend: T packed tokens, S keys of all rows one after the other, N rows, H query heads, K key heads,
+D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ppojob_trainer.engine.layout import Span
+
+Kernel = Callable[..., Any]
+"""`varlen_attn`, or what does the same."""
+
+_LARGEST_HEAD: Final = 256
+_HEAD_MULTIPLE: Final = 8
+
+
+def has_kernel(query: Tensor) -> bool:
+    """Whether the kernel takes such queries: (T, H, D) on a GPU, in 16 bits."""
+    size = query.shape[-1]
+    fits = size <= _LARGEST_HEAD and size % _HEAD_MULTIPLE == 0
+    return query.is_cuda and query.dtype in {torch.bfloat16, torch.float16} and fits
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenRows:
+    """Where the queries and keys of each row lie."""
+
+    query_ends: Tensor  # (N + 1,) int32, from 0
+    key_ends: Tensor  # (N + 1,) int32, from 0
+    keys: Tensor  # (S,) int64, which token each key is
+    key_slots: Tensor  # (S,) int64, which keys the copies of each token are, token by token
+    key_offsets: Tensor  # (T,) int64, where the copies of each token begin in `key_slots`
+    longest_query: int
+    longest_key: int
+    has_copies: bool  # whether a token is a key of several rows; else keys are the tokens
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], device: torch.device) -> VarlenRows:
+        """The rows of spans, which cover the packed tokens in their order."""
+        lengths = torch.tensor([span.length for span in spans])
+        prefixes = torch.tensor([span.prefix_length for span in spans])
+        total, pieces = int(lengths.sum()), []
+        for span in spans:
+            pieces.append(torch.arange(span.prefix_start, span.prefix_start + span.prefix_length))
+            pieces.append(torch.arange(span.start, span.start + span.length))
+        keys = torch.cat(pieces)
+        copies = torch.bincount(keys, minlength=total)
+        return cls(
+            query_ends=_ends(lengths).to(device),
+            key_ends=_ends(lengths + prefixes).to(device),
+            keys=keys.to(device),
+            key_slots=keys.argsort(stable=True).to(device),
+            key_offsets=(copies.cumsum(0) - copies).to(device),
+            longest_query=int(lengths.max()),
+            longest_key=int((lengths + prefixes).max()),
+            has_copies=bool(prefixes.any()),
+        )
+
+
+def _ends(lengths: Tensor) -> Tensor:
+    return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+class _Copies(torch.autograd.Function):
+    """(T, K, D) to (S, K, D): the keys of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, rows: VarlenRows) -> Tensor:
+        ctx.rows = rows
+        return tokens.index_select(0, rows.keys)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of all copies of each key, added up in a fixed order."""
+        rows: VarlenRows = ctx.rows
+        of_copies = grads[0].flatten(1)
+        summed = F.embedding_bag(rows.key_slots, of_copies, rows.key_offsets, mode="sum")
+        return summed.view(-1, *grads[0].shape[1:]), None
+
+
+def attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: VarlenRows,
+    *,
+    scale: float,
+    window: int | None = None,
+    kernel: Kernel | None = None,
+) -> Tensor:
+    """softmax(scale q k) V of every row: (T, H, D), (T, K, D), (T, K, D) to (T, H, D).
+
+    Queries are the last of their row's tokens, and see what is before them; in a window so many
+    tokens, themselves among them.
+    """
+    attend = kernel or _kernel()
+    if rows.has_copies:
+        key, value = (_copies(x, rows) for x in (key, value))
+    output: Tensor = attend(
+        query,
+        key,
+        value,
+        rows.query_ends,
+        rows.key_ends,
+        rows.longest_query,
+        rows.longest_key,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output
+
+
+def _kernel() -> Kernel:
+    # Late: it takes seconds to load, which only ranks with a GPU need.
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
+
+
+def _copies(tokens: Tensor, rows: VarlenRows) -> Tensor:
+    copies: Tensor = _Copies.apply(tokens, rows)  # type: ignore[no-untyped-call]
+    return copies
