@@ -54,7 +54,7 @@ unit: setup ## the tests that start no process (a minute and a half on 2 cores)
 test: setup ## every test that needs no cluster (20 to 40 minutes on 2 cores); AVX2=1: as if there were no more
 	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 --durations-min=20 -m "not long and not gpu and not cluster"
 
-test-gpu: setup ## what needs a GPU, on a machine with one (five minutes); first: make setup ACCELERATOR=cuda
+test-gpu: setup ## what needs a GPU, on a machine with one (minutes); before: make setup ACCELERATOR=cuda
 	$(BIN)/python -m pytest -m gpu
 
 test-cluster: setup cluster-up ## all tests on a real cluster, training in pods among them (an hour from nothing)

@@ -1,5 +1,6 @@
 """What a rank begins with: a device that is too small or lacks bfloat16, and its world."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import RankEnvironment
+from ppojob_trainer.repeated_bits import any_kernels, repeat_bits
 from ppojob_trainer.workers.rank_start import (
     DeviceFacts,
     check_device,
@@ -71,3 +73,12 @@ def test_a_collective_may_take_as_long_as_what_it_is_part_of(tmp_path, timeouts,
         assert world.group is not None
         options = world.group._get_backend(torch.device("cpu")).options
         assert options._timeout.total_seconds() == limit
+
+
+@pytest.mark.usefixtures("torch_as_it_was")
+def test_an_engine_with_kernels_of_its_own_leaves_a_rank_strict():
+    repeat_bits(torch.device("cpu"))
+    with contextlib.suppress(KeyError), any_kernels():
+        assert not torch.are_deterministic_algorithms_enabled()
+        raise KeyError
+    assert torch.are_deterministic_algorithms_enabled()
