@@ -85,14 +85,16 @@ class Hostile:
 
 
 def read_table() -> list[Hostile]:
-    """All hostile programs. Every bomb is followed by an honest one, and every eighth of others."""
+    """All hostile programs. Every bomb is followed by an honest one, and every eighth of others
+    and the last."""
     text = (Path(__file__).parent / "hostile_programs.txt").read_text(encoding="utf-8")
     blocks = text.replace("@NEST@", "(" * 5_000 + ")" * 5_000).split("=== ")[1:]
     found = []
     for block in blocks:
         head, _, code = block.partition("\n")
         kind, _, name = head.partition(": ")
-        is_followed = kind == "bomb" or len(found) % FOLLOWED == FOLLOWED - 1
+        is_due = len(found) % FOLLOWED == FOLLOWED - 1 or block is blocks[-1]
+        is_followed = kind == "bomb" or is_due
         found.append(Hostile(kind, name, code, is_followed))
     return found
 

@@ -109,7 +109,7 @@ LENGTH_RULES = rules(
 
     spec.optimizer spec.critic.optimizer | decayRatio | OutOfRange
         the warm-up ${self.warmupRatio} takes them; above warmupRatio
-    when: self.warmupRatio > 0.0
+    when: self.warmupRatio > 0.0 && self.decayRatio < 1.0
     must: self.decayRatio > self.warmupRatio
 
     spec.optimizer spec.critic.optimizer | momentum | NoEffect

@@ -173,7 +173,7 @@ CALLED = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [{"a": 3}, '{"a": 3}', {"a": 3, "b": None}])
+@pytest.mark.parametrize("arguments", [{"a": 3}, '{"a": 3}'])
 def test_calls_are_learnt_as_the_template_writes_them(
     family: ChatTokenizer, tmp_path: Path, arguments: object
 ) -> None:
@@ -226,12 +226,81 @@ def test_thoughts_are_learnt_as_the_template_writes_them(tmp_path: Path) -> None
         assert answer == (f"<think>\nWho asks?\n</think>\n\nAnn.{END}", True)
 
 
-def test_a_template_that_hides_calls_or_thoughts_is_refused(files: PromptFiles) -> None:
-    """It would be trained on a turn that says nothing."""
-    for own in ({"tool_calls": [CALL]}, {"reasoning_content": "Who asks?"}):
-        path = files.lines("a.jsonl", {"messages": [*TALK[:2], {**TALK[2], **own}]})
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("smollm2", {"tool_calls": [CALL]}),
+        ("smollm2", {"reasoning_content": "Who asks?"}),
+        ("llama3", {"tool_calls": [CALL]}),  # which shows the calls, and not what is said beside
+    ],
+)
+def test_a_template_that_hides_a_part_of_a_turn_is_refused(
+    tmp_path: Path, name: str, own: dict[str, object]
+) -> None:
+    """It would be trained on a turn that says something else. Each such row is named."""
+    with ChatInProcess(write_family(tmp_path / "family", name)) as chat:
+        files = PromptFiles(tmp_path, chat)
+        row = {"messages": [*TALK[:2], {**TALK[2], **own}]}
+        path = files.lines("a.jsonl", {"messages": TALK[:3]}, row, row)
         (error,) = files.errors(path, given="sft", promptKey="messages")
-        assert "the chat template does not show calls or thoughts of a turn" in error
+    assert "a.jsonl:2:messages" in error
+    assert "it hides what a turn with calls or thoughts says" in error
+
+
+def test_arguments_are_text_where_a_template_prints_them(
+    tmp_path: Path, make_folder: Callable[..., Path]
+) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}"
+        "{% for call in m.tool_calls %}{{ call.function.name ~ call.function.arguments }}"
+        "{% endfor %}<|im_end|>{% endfor %}"
+        "{{ '<|im_start|>assistant: ' if add_generation_prompt }}"
+    )
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"name": "f", "arguments": {"a": ""}}],
+    }
+    row = {"messages": [TALK[1], said]}
+    with (
+        ChatInProcess(make_folder(template)) as chat,
+        opened(PromptFiles(tmp_path, chat), row) as dataset,
+    ):
+        assert told(chat, dataset[0]) == [(f'f{{"a": ""}}{END}', True)]
+
+
+def test_nulls_are_those_of_the_file_and_not_of_its_format(tmp_path: Path) -> None:
+    def calling(arguments: object) -> dict[str, object]:
+        call = {"function": {"name": "add", "arguments": arguments}}
+        return {"messages": [TALK[1], {"role": "assistant", "tool_calls": [call]}]}
+
+    with ChatInProcess(write_family(tmp_path / "family", "qwen2.5")) as chat:
+        files = PromptFiles(tmp_path, chat)
+        rows = [calling({"a": 3}), calling({"b": 4})]
+        for path, texts in (
+            (files.table("a.parquet", *rows), ['{"a": 3}', '{"b": 4}']),
+            (files.lines("a.jsonl", calling({"a": None})), ['{"a": null}']),
+        ):
+            spec = files.spec(path, promptKey="messages")
+            with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+                for index, text in enumerate(texts):
+                    ((answer, _),) = told(chat, dataset[index])
+                    assert text in answer
+
+
+def test_a_template_that_shows_tools_again_and_again_is_refused(
+    tmp_path: Path, make_folder: Callable[..., Path]
+) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>"
+        "{% if loop.last and tools %}{{ tools | tojson }}{% endif %}"
+        "{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+        "{{ '<|im_start|>assistant: ' if add_generation_prompt }}"
+    )
+    with ChatInProcess(make_folder(template)) as chat:
+        path = PromptFiles(tmp_path, chat).lines("a.jsonl", {"messages": TALK, "tools": [ADD]})
+        (error,) = PromptFiles(tmp_path, chat).errors(path, given="sft", promptKey="messages")
+    assert "the chat template shows the tools in front of later turns, too" in error
 
 
 def test_columns_are_variables_of_the_template(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tiny_models
 from prompt_files import PromptFiles
-from turn_templates import ChatInProcess
+from turn_templates import ChatInProcess, write_family
 
 from ppojob_api.v1alpha1.algorithm import GivenType
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -117,6 +117,23 @@ def test_a_scored_row_is_the_whole_conversation_as_a_reward_model_reads_it(
         assert not read.is_trained
         ids = [*row.token_ids, *read.tokens]
         assert files.chat.decode(ids, skip_special_tokens=False) == f"{PROMPT}{text}{end}"
+
+
+@pytest.mark.parametrize("given", ["dpo", "reward_model"])
+def test_calls_are_learnt_in_answers_alone(tmp_path: Path, given: GivenType) -> None:
+    """In front of them, and in what is scored, the template is given them as they stand."""
+    called = {**said(""), "tool_calls": [{"function": {"name": "add", "arguments": {"a": 3}}}]}
+    talk = [ASKED, called, {"role": "tool", "content": "4"}]
+    early = {"chosen": [*talk, said("4")], "rejected": [*talk, said("5")]}
+    late = {"chosen": [ASKED, called], "rejected": [ASKED, said("5")]}
+    with ChatInProcess(write_family(tmp_path / "family", "qwen2.5")) as chat:
+        files = PromptFiles(tmp_path, chat)
+        (error,) = files.errors(files.lines("early.jsonl", early), given=given)
+        assert "early.jsonl:1:prompt.tool_calls: got " in error
+        errors = files.errors(files.lines("late.jsonl", late), given=given)
+        assert ["late.jsonl:1:chosen.tool_calls: got " in one for one in errors] == [True] * (
+            given == "reward_model"
+        )
 
 
 def test_long_pairs_are_dropped_and_equal_ones_left_out(files: PromptFiles) -> None:

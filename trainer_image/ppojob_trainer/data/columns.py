@@ -203,8 +203,8 @@ def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
     return messages
 
 
-def conversation(cell: object, column: str) -> list[dict[str, Json]]:
-    """Chat messages, of which one says something.
+def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict[str, Json]]:
+    """Chat messages, of which one says something; with calls a message may have those alone.
 
     Raises:
         BadCell: they are none.
@@ -217,7 +217,9 @@ def conversation(cell: object, column: str) -> list[dict[str, Json]]:
         cell = _messages_of_lists(cell, column)
     if not isinstance(cell, list):
         raise _bad_prompt(column, cell)
-    messages = [_message(message, f"{column}[{index}]") for index, message in enumerate(cell)]
+    messages = [
+        _message(message, f"{column}[{index}]", calls=calls) for index, message in enumerate(cell)
+    ]
     contents = [message["content"] for message in messages]
     if not any(isinstance(content, str) and content.strip() for content in contents):
         raise BadCell(
@@ -255,12 +257,12 @@ def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
     ]
 
 
-def _message(cell: object, column: str) -> dict[str, Json]:
+def _message(cell: object, column: str, *, calls: bool) -> dict[str, Json]:
     if not isinstance(cell, dict):
         raise _bad_prompt(column, cell)
     # Parquet gives every struct the fields of all: a null one was never written.
     message = {key: value for key, value in cell.items() if value is not None}
-    if message.get("tool_calls"):
+    if calls and message.get("tool_calls"):
         message.setdefault("content", "")  # OpenAI's form leaves it out
     if "role" not in message or "content" not in message:
         raise BadCell(

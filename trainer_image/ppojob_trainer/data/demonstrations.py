@@ -35,6 +35,8 @@ Message = Mapping[str, Json]
 ASSISTANT = "assistant"
 LOSS_MASK = "loss_mask"
 """Entry of a message, by verl's name: 0 where its turn is given and not learnt."""
+_KEPT, _CHECKED = 64, 16
+"""Of the sets of variables that rows have, how many templates are held and how many are checked."""
 
 
 def read_demonstration(
@@ -75,7 +77,7 @@ def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
     if isinstance(cell, str):
         why, allowed = "it has no answer", "chat messages, or its column in spec.data.answerKey"
         raise BadCell(column, shown(cell), why, allowed)
-    messages = conversation(cell, column)
+    messages = conversation(cell, column, calls=True)
     for index, message in enumerate(messages):
         check_message(message, messages[index - 1] if index else None, f"{column}[{index}]")
     first = next((i for i, m in enumerate(messages) if m["role"] == ASSISTANT), None)
@@ -104,6 +106,19 @@ def check_message(message: Message, before: Message | None, place: str) -> None:
         why = "0 leaves out a turn of the assistant, and no other message is learnt"
         allowed = "0 or 1 of the assistant, else 0, or none"
         raise BadCell(f"{place}.{LOSS_MASK}", shown(mask), why, allowed)
+
+
+def refuse_calls(messages: Sequence[Message], column: str) -> None:
+    """Refuse calls where the template is given a conversation as it stands.
+
+    Raises:
+        BadCell: a message has some.
+    """
+    for message in messages:
+        if message.get(CALLS):
+            why = "calls are learnt in answers of sft and dpo, and read nowhere else"
+            got = shown(message[CALLS])
+            raise BadCell(f"{column}.{CALLS}", got, why, "calls as text in content")
 
 
 def learnt(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
@@ -149,6 +164,8 @@ class Demonstrations:
             return [AnswerPart((*self._chat.encode(str(said["content"])), *end), True)]
         key = msgspec.json.encode(told.variables)
         if key not in self._templates:
+            if len(self._templates) >= _KEPT:
+                del self._templates[next(iter(self._templates))]
             self._templates[key] = TurnTemplate(self._chat, told.variables)
         template = self._templates[key]
         parts: list[AnswerPart] = []
@@ -160,6 +177,8 @@ class Demonstrations:
                 continue
             if between:
                 self._check_turns(key, template, told.tools if calls else ())
+                if not calls:
+                    _check_tools(template, between, told.tools)
                 given = template.delta(between, told.tools, written=parts[-1].tokens)
                 parts.append(AnswerPart(tuple(given), False))
             (said,) = group
@@ -173,7 +192,14 @@ class Demonstrations:
 
     def _check_turns(self, key: bytes, template: TurnTemplate, tools: Tools) -> None:
         """Once: a row of several turns grows as the template writes it whole."""
-        if (key, bool(tools)) not in self._checked:
+        if (key, bool(tools)) not in self._checked and len(self._checked) < _CHECKED:
             self._checked.add((key, bool(tools)))
             if (refusal := check_template(template, tools)) is not None:
                 raise BadChatTemplate(refusal)
+
+
+def _check_tools(template: TurnTemplate, between: Sequence[Message], tools: Tools) -> None:
+    """Refuse a template that shows tools in front of later turns: the prompt has them already."""
+    if tools and template.suffix(between, tools) != template.suffix(between):
+        told = "the chat template shows the tools in front of later turns, too"
+        raise BadChatTemplate(told, told)

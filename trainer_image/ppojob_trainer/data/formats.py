@@ -25,10 +25,11 @@ class RowFile(ABC):
     """One open file, read once from the front, a few megabytes of it in memory at a time.
 
     Of some formats `num_rows` is known only after the pass over ``rows``. ``unread`` are
-    columns that rows leave out.
+    columns that rows leave out. In a format that ``adds_nulls`` a struct has the fields of all.
     """
 
     unread: Collection[str] = ()
+    adds_nulls = False
 
     def __init__(self, path: str, num_rows: int = 0) -> None:
         self.path = path
@@ -121,6 +122,8 @@ def parse_row(place: str, text: bytes, unit: str = "item") -> Row | DataProblem:
 
 class ParquetRows(RowFile):
     """A parquet file of which only some columns are read; absent ones are left out of the rows."""
+
+    adds_nulls = True
 
     def __init__(self, path: str, file: pq.ParquetFile, columns: tuple[str, ...]) -> None:
         super().__init__(path, file.metadata.num_rows)

@@ -14,6 +14,7 @@ from ppojob_trainer.data.demonstrations import (
     check_message,
     given_row,
     learnt,
+    refuse_calls,
 )
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
@@ -28,8 +29,13 @@ _READ_BY_NOBODY = AnswerPart((0,), True)
 """A token behind a text that is scored: what is said of it comes from the state before it."""
 
 
-def read_pair(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence[Message]]]:
+def read_pair(
+    row: Row, spec: DataSpec, *, is_scored: bool = False
+) -> tuple[PromptRow, float, list[Sequence[Message]]]:
     """Read a pair: its prompt and difficulty, and the messages of the chosen and the other answer.
+
+    Of answers that are learnt, calls are known to be written as the template does; what it makes
+    of them elsewhere, and in conversations that are scored, is not.
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
@@ -45,7 +51,11 @@ def read_pair(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence
             chosen[common:],
             rejected[common:],
         )
+    if not isinstance(prompt, str):
+        refuse_calls(prompt, spec.prompt_key)
     for key, answer in zip(keys, (chosen, rejected), strict=True):
+        if is_scored:
+            refuse_calls(answer, key)
         if isinstance(prompt, str) and len(answer) > 1:
             why, allowed = "a prompt that is text has one answer", "one message, or text"
             raise BadCell(key, f"{len(answer)} messages", why, allowed)
@@ -62,7 +72,7 @@ def _messages(cell: object, column: str) -> Sequence[Message]:
             {"role": _SPEAKERS[speaker], "content": text.strip()}
             for speaker, text in zip(turns[::2], turns[1::2], strict=True)
         ]
-    messages = conversation(cell, column)
+    messages = conversation(cell, column, calls=True)
     for index, message in enumerate(messages):
         before = messages[index - 1] if index else _SOMEBODY
         check_message(message, before, f"{column}[{index}]")

@@ -32,7 +32,7 @@ from ppojob_trainer.data.row_checks import (
     with_unseen_media,
     wrong_selection,
 )
-from ppojob_trainer.data.template_columns import TemplateColumns
+from ppojob_trainer.data.template_columns import TemplateColumns, without_nulls
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 
 _BATCH_ROWS = 256
@@ -201,6 +201,8 @@ class Scan:
             if isinstance(cells, DataProblem):
                 self.errors.add(cells, file=file.path)
                 continue
+            if file.adds_nulls and self.given is not None:
+                cells = {name: without_nulls(cell) for name, cell in cells.items()}
             try:
                 row, difficulty, answers = self._read(cells)
                 told = self._told(cells, row)
@@ -218,7 +220,7 @@ class Scan:
 
     def _read(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
         if self.given in PAIRS:
-            return read_pair(cells, self.spec)
+            return read_pair(cells, self.spec, is_scored=self.given == "reward_model")
         if self.given is not None:
             return read_demonstration(cells, self.spec)
         row, difficulty = read_row(cells, self.spec, **self._asked)

@@ -51,10 +51,10 @@ class TemplateColumns:
             return ()
         cell = cell_of(row, self._tools_key)
         try:
-            told = msgspec.json.decode(cell) if isinstance(cell, str) and cell.strip() else cell
+            told = msgspec.json.decode(cell.strip() or "[]") if isinstance(cell, str) else cell
         except msgspec.MsgspecError as error:
             raise BadCell(self._tools_key, shown(cell), str(error), _SCHEMAS) from None
-        tools = without_nulls(as_json(told or [], self._tools_key))
+        tools = as_json(told or [], self._tools_key)
         if not isinstance(tools, list) or not all(map(_is_schema, tools)):
             raise BadCell(self._tools_key, shown(cell), "no list of schemas of tools", _SCHEMAS)
         key = msgspec.json.encode(tools)
@@ -63,10 +63,11 @@ class TemplateColumns:
         return self._known.setdefault(key, [tool for tool in tools if isinstance(tool, dict)])
 
 
-def without_nulls(value: Json) -> Json:
-    """JSON without the entries that are null.
+def without_nulls(value: object) -> object:
+    """A cell of parquet without the entries of structs that are null.
 
-    Parquet gives each struct the fields of all, so the schema of one tool has those of others.
+    A column has one type, so the schema of one tool and the arguments of one call have the fields
+    of all others.
     """
     match value:
         case dict():

@@ -14,7 +14,6 @@ import msgspec
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.columns import BadCell
-from ppojob_trainer.data.template_columns import without_nulls
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
@@ -52,40 +51,47 @@ def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Too
     """Tokens of a turn, its end token included, as the policy would draw them.
 
     Raises:
-        BadChatTemplate: the template refuses the turn, or begins it with another header than the
-            one that a rollout begins with.
+        BadChatTemplate: the template refuses the turn, hides a part of it, or begins it with
+            another header than the one that a rollout begins with.
     """
     opened = template.render([_ASKED], tools, open_turn=True)
-    refused: BadChatTemplate | None = None
+    refused: list[BadChatTemplate] = []
     for talk in _talks(message):
         try:
             whole = template.render(talk, tools, open_turn=False)
         except BadChatTemplate as error:
-            refused = refused or error
+            refused.append(error)
             continue
-        shown_turn = whole.removeprefix(opened)
-        if not all(said in shown_turn for said in _words(message)):
-            refused = template.refusal(
-                shown(whole[:200]), "the chat template does not show calls or thoughts of a turn"
-            )
-        elif whole.startswith(opened):
-            return template.ended(shown_turn.partition(_ANSWER)[0])
+        turn = whole.removeprefix(opened).partition(_ANSWER)[0]
+        if not whole.startswith(opened):
+            why = "a turn with calls or thoughts begins otherwise than a turn to come"
+        elif not all(said in turn for said in _words(message)):
+            why = "it hides what a turn with calls or thoughts says"
+        elif any(said in turn for said in _unquoted(talk[1])):
+            why = "it writes arguments of calls in no JSON"
         else:
-            refused = template.refusal(
-                f"{shown(whole[:200])} for a turn with calls or thoughts, and "
-                f"{shown(opened[-60:])} for one to come",
-                "the chat template begins it in another way than the model is asked for one",
-            )
-    assert refused is not None, "there is a talk at least"
-    raise refused
+            return template.ended(turn)
+        refused.append(BadChatTemplate(f"{template.chat.template[1]}: {why}", why))
+    raise refused[0]
 
 
 def _words(message: Mapping[str, Json]) -> Iterator[str]:
-    """What a template that shows the turn has in it: names of tools, and thoughts."""
+    """What a template that shows all of the turn has in it."""
     calls = message.get(CALLS) or []
     assert isinstance(calls, list), "it was checked"
     yield from (str(_function(call)["name"]) for call in calls)
-    yield from (str(message[key]).strip() for key in _THOUGHTS if message.get(key))
+    for key in ("content", *_THOUGHTS):
+        yield from str(message.get(key) or "").split()
+
+
+def _unquoted(turn: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments as Python would print them, which a template does that takes them for text."""
+    for call in turn.get(CALLS, ()):
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, dict) and arguments:
+            text = str(arguments)
+            if text != json.dumps(arguments, ensure_ascii=False):
+                yield text
 
 
 def _talks(message: Mapping[str, Json]) -> Iterator[list[Mapping[str, Any]]]:
@@ -111,7 +117,10 @@ def _talks(message: Mapping[str, Json]) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
-    """A turn with arguments as objects, as most templates want them, and as text, as others do."""
+    """A turn with arguments as objects, as most templates want them, and as text, as others do.
+
+    Some show calls only where the content is null.
+    """
     turn = {"role": "assistant", "content": message["content"]}
     turn |= {key: message[key] for key in _THOUGHTS if message.get(key)}
     calls = message.get(CALLS) or []
@@ -130,6 +139,8 @@ def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
             name = call.get("id") if isinstance(call, dict) else None
             told.append({"id": name or f"call{number:05}", "type": "function", "function": named})
         yield {**turn, CALLS: told}
+        if not message["content"]:
+            yield {**turn, "content": None, CALLS: told}
 
 
 def _function(call: Json) -> Mapping[str, Json]:
@@ -140,14 +151,9 @@ def _function(call: Json) -> Mapping[str, Json]:
 
 
 def _arguments(told: Json) -> Json:
-    """The arguments of a call; None where they are no object.
-
-    Of an object nulls are left out, which parquet adds to each; JSON text keeps its own.
-    """
-    if isinstance(told, dict):
-        return without_nulls(told)
-    if told is None:
-        return {}
+    """The arguments of a call; None where they are no object."""
+    if isinstance(told, dict) or told is None:
+        return told or {}
     try:
         found = msgspec.json.decode(told) if isinstance(told, str) else None
     except msgspec.MsgspecError:

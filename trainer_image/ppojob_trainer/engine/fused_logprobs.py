@@ -11,6 +11,7 @@ logits), p = softmax(z).
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -234,7 +235,8 @@ def _logit_gradient(
     inside = (place >= 0) & (place < log_p.shape[1])
     at = place.clamp(0, log_p.shape[1] - 1)[:, None]
     added = result.gather(1, at) + torch.where(inside, grad, 0.0)[:, None]
-    with any_kernels():  # a row has one target: there is no order, and the fixed one is sorted
+    # A row has one target, so there is no order; the fixed one is sorted on GPUs.
+    with any_kernels() if result.is_cuda else nullcontext():
         return result.scatter_(1, at, added)
 
 

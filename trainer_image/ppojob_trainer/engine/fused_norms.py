@@ -4,6 +4,7 @@ That of transformers is half a dozen passes over the states forth and a dozen ba
 autocast each product casts the same states again.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.parallel.tensor_styles import TensorLayer
 
 
 def use_fused_norms(model: PreTrainedModel) -> None:
@@ -21,15 +23,21 @@ def use_fused_norms(model: PreTrainedModel) -> None:
     Those of queries and keys and the last one keep the type of what they are given: what comes
     behind them computes in it.
     """
+    if model.device.type == "cuda":
+        for norm in fusible(model):
+            norm.forward = partial(normalised, norm)
+
+
+def fusible(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Those norms of a model, of whole weights: a tensor rank's sums gradients over the ranks."""
     family = FAMILIES[model.config.model_type]
-    if model.device.type != "cuda" or family.centred_norms:
+    if family.centred_norms:
         return
     base: Any = model.base_model
     for layer in base.layers:
-        for name in family.norms:
-            norm = getattr(layer, name, None)  # none of a layer at another stage
-            if norm is not None:
-                norm.forward = partial(normalised, norm)
+        found = (getattr(layer, name, None) for name in family.norms)
+        # Of a layer at another stage there are none.
+        yield from (one for one in found if one is not None and not isinstance(one, TensorLayer))
 
 
 def normalised(norm: nn.Module, states: Tensor) -> Tensor:
