@@ -23,6 +23,11 @@ def repeatable(points: tracker_runs.Points) -> tracker_runs.Points:
     return [point for point in points if run_folders.is_repeatable(point[1])]
 
 
+def named(points: tracker_runs.Points) -> list[tuple[int, str]]:
+    """Steps and names, but for the time of a save: begun again behind one, a step has none."""
+    return [point[:2] for point in points if point[1] != "timing_s/save_checkpoint"]
+
+
 def test_they_hold_a_run_that_was_killed(
     start, tiny_job, output: Path, undisturbed, once, tmp_path
 ):
@@ -55,7 +60,7 @@ def test_they_hold_a_run_that_was_killed(
         found = tracker_runs.points(tracker, output)
         expected = tracker_runs.expected(output, tracker)
         assert repeatable(found) == repeatable(expected)
-        assert [point[:2] for point in found] == [point[:2] for point in expected]
+        assert named(found) == named(expected)
 
 
 def test_one_that_hangs_changes_nothing(start, tiny_job, output: Path, undisturbed, tmp_path):
