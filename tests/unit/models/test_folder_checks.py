@@ -186,7 +186,6 @@ def test_the_hub_has_another_name_for_the_number_of_experts(tmp_path):
     assert found(tmp_path, POLICY) == []
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("path", "is_id"),
     [("Qwen/Qwen3-0.6B", True), ("models/a/b", False), ("../a", False), ("/a/b", False)],
@@ -196,6 +195,7 @@ def test_an_id_of_the_hub_is_told_as_one(path, is_id):
     assert problem.allowed.startswith(f"hf://{path},") == is_id
 
 
+@pytest.mark.processes
 def test_the_checks_load_no_torch():
     code = (
         "import sys, ppojob_trainer.models.folder_checks, ppojob_trainer.models.tokenizer_fit\n"
