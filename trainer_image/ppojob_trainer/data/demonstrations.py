@@ -7,6 +7,7 @@ any chat template that rows of several turns can be made with (`turns`).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 
 import msgspec
@@ -137,7 +138,7 @@ class Demonstrations:
 
     def __init__(self, chat: ChatTokenizer) -> None:
         self._chat = chat
-        self._templates: dict[bytes, TurnTemplate] = {}
+        self._template = lru_cache(maxsize=_KEPT)(self._of_variables)
         self._checked: set[tuple[bytes, bool]] = set()
 
     def tokens(
@@ -163,11 +164,7 @@ class Demonstrations:
             end = self._chat.eos_token_ids[:1]
             return [AnswerPart((*self._chat.encode(str(said["content"])), *end), True)]
         key = msgspec.json.encode(told.variables)
-        if key not in self._templates:
-            if len(self._templates) >= _KEPT:
-                del self._templates[next(iter(self._templates))]
-            self._templates[key] = TurnTemplate(self._chat, told.variables)
-        template = self._templates[key]
+        template = self._template(key)
         parts: list[AnswerPart] = []
         between: list[Message] = []
         calls = False
@@ -189,6 +186,9 @@ class Demonstrations:
                 turn = template.turn(str(said["content"]))
             parts.append(AnswerPart(tuple(turn), bool(said.get(LOSS_MASK, True))))
         return parts
+
+    def _of_variables(self, variables: bytes) -> TurnTemplate:
+        return TurnTemplate(self._chat, msgspec.json.decode(variables))
 
     def _check_turns(self, key: bytes, template: TurnTemplate, tools: Tools) -> None:
         """Once: a row of several turns grows as the template writes it whole."""

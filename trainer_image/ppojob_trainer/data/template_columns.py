@@ -1,6 +1,7 @@
 """What a chat template is told of a row beside its messages: variables, and schemas of tools."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -12,7 +13,6 @@ from ppojob_trainer.data.columns import BadCell, as_json, cell_of
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.json_value import Json
 
-_KEPT = 256
 _SCHEMAS = 'a list of {"type": "function", "function": {"name": ...}}, or the same as JSON text'
 
 
@@ -28,7 +28,6 @@ class TemplateColumns:
         self._variables = spec.apply_chat_template_kwargs
         self._columns = spec.template_columns
         self._tools_key = spec.tools_column(given)
-        self._known: dict[bytes, Tools] = {}
 
     def variables(self, row: Row) -> Mapping[str, Json]:
         """The job's variables, and those of the row over them; null leaves one as it is.
@@ -57,10 +56,13 @@ class TemplateColumns:
         tools = as_json(told or [], self._tools_key)
         if not isinstance(tools, list) or not all(map(_is_schema, tools)):
             raise BadCell(self._tools_key, shown(cell), "no list of schemas of tools", _SCHEMAS)
-        key = msgspec.json.encode(tools)
-        if key not in self._known and len(self._known) >= _KEPT:
-            del self._known[next(iter(self._known))]
-        return self._known.setdefault(key, [tool for tool in tools if isinstance(tool, dict)])
+        return _schemas(msgspec.json.encode(tools))
+
+
+@lru_cache(maxsize=256)
+def _schemas(text: bytes) -> Tools:
+    schemas: Tools = msgspec.json.decode(text)
+    return schemas
 
 
 def without_nulls(value: object) -> object:

@@ -6,13 +6,12 @@ from itertools import product, zip_longest
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
-from ppojob_trainer.data.turns import CALLED, SPOKEN, TurnTemplate, assistant_turn
+from ppojob_trainer.data.turns import ASKED, CALLED, SPOKEN, TurnTemplate, assistant_turn
 from ppojob_trainer.json_value import Json
 
 _THOUGHTS = frozenset({"<think>", "</think>"})
 """Not compared: templates drop earlier thoughts, and here they stay."""
 _SYSTEM = {"role": "system", "content": "Be brief."}
-_USER = {"role": "user", "content": "Hello."}
 
 
 def check_template(
@@ -33,9 +32,9 @@ def check_template(
     """
     turns = [["tool"], ["tool"] * parallel] if tools else []
     turns += [["user"]] if users else []
-    prompts = [[_SYSTEM, _USER]] if _takes_system(template, tools) else []
+    prompts = [[_SYSTEM, ASKED]] if _takes_system(template, tools) else []
     try:
-        found = (_difference(template, tools, prompt, turns * 3) for prompt in [*prompts, [_USER]])
+        found = (_difference(template, tools, prompt, turns * 3) for prompt in [*prompts, [ASKED]])
         return next(filter(None, found), None)
     except BadChatTemplate as error:
         return str(error)
@@ -44,7 +43,7 @@ def check_template(
 def shows_tools(template: TurnTemplate, tools: Tools) -> bool:
     """Whether a chat template tells the model what it may call."""
     try:
-        told, bare = (template.render([_USER], given, open_turn=True) for given in (tools, None))
+        told, bare = (template.render([ASKED], given, open_turn=True) for given in (tools, None))
     except BadChatTemplate:
         return False
     return told != bare
@@ -156,6 +155,6 @@ def _skeleton(template: TurnTemplate, ids: Sequence[int]) -> list[str]:
 
 def _takes_system(template: TurnTemplate, tools: Tools) -> bool:
     """Whether a prompt may begin with a message of the system; Gemma's may not."""
-    prompt = [_SYSTEM, _USER]
+    prompt = [_SYSTEM, ASKED]
     (begun,) = template.chat.render_chats([prompt], template.variables, tools=tools)
     return isinstance(begun, str)

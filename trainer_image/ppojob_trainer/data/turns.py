@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -27,6 +28,8 @@ _Form = Callable[[str], str]
 
 SPOKEN, CALLED = "ppojobSpokenq", "ppojobCalledq"
 """Words of the made-up assistant; a template whose text lacks them shows no such turn."""
+ASKED: _Message = {"role": "user", "content": "Hello."}
+"""A made-up message that a turn answers."""
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _CACHED = 256
 
@@ -72,6 +75,7 @@ class TurnTemplate:
         added = chat.added_tokens
         self._ends = {added[i].content for i in chat.eos_token_ids if i in added}
         self._suffixes: dict[bytes, Suffix] = {}
+        self._opening = lru_cache(maxsize=_CACHED)(self._opened)
 
     def delta(
         self,
@@ -111,7 +115,7 @@ class TurnTemplate:
         Raises:
             BadChatTemplate: see `delta`.
         """
-        suffix = self.suffix([{"role": "user", "content": "Hello."}])
+        suffix = self.suffix([ASKED])
         if suffix.closing > suffix.end:
             return self.chat.encode(content + suffix.pieces[0][: suffix.closing])
         return [*self.chat.encode(content), *self.chat.eos_token_ids[:1]]
@@ -133,6 +137,13 @@ class TurnTemplate:
                 del self._suffixes[next(iter(self._suffixes))]
             self._suffixes[key] = self._rendered(plain, has_text, tools)
         return self._suffixes[key]
+
+    def opening(self, tools: Tools) -> str:
+        """The text of `ASKED` with the header of the turn to come; rendered once, then kept."""
+        return self._opening(msgspec.json.encode(tools))
+
+    def _opened(self, tools: bytes) -> str:
+        return self.render([ASKED], msgspec.json.decode(tools), open_turn=True)
 
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
         """The text of a conversation.
@@ -244,7 +255,6 @@ def _contexts(plain: Sequence[_Message]) -> list[list[_Message]]:
     Some templates know calls one at a time, some want their arguments as text, some put words
     after the calls, and some refuse a conversation that no user began.
     """
-    user = {"role": "user", "content": "Hello."}
     answers = [message for message in plain if message["role"] == "tool"]
     if not answers:
         turns = [assistant_turn()]
@@ -255,7 +265,7 @@ def _contexts(plain: Sequence[_Message]) -> list[list[_Message]]:
             for as_text in (False, True)
             for content in ("", SPOKEN)
         ]
-    return [[*begun, turn] for begun in ([user], []) for turn in turns]
+    return [[*begun, turn] for begun in ([ASKED], []) for turn in turns]
 
 
 def assistant_turn(

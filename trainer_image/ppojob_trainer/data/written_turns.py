@@ -7,7 +7,7 @@ header that a rollout would have begun it with is the turn.
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,12 +15,11 @@ from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.columns import BadCell
 from ppojob_trainer.data.template_renderer import BadChatTemplate
-from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.data.turns import ASKED, TurnTemplate
 from ppojob_trainer.json_value import Json
 
 CALLS = "tool_calls"
 _THOUGHTS = ("reasoning_content", "thinking")
-_ASKED = {"role": "user", "content": "Hello."}
 _ANSWER = "ppojobAnswerq"
 _CALL = '{"function": {"name": "add", "arguments": {"a": 3}}}, arguments also as JSON text'
 
@@ -54,7 +53,7 @@ def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Too
         BadChatTemplate: the template refuses the turn, hides a part of it, or begins it with
             another header than the one that a rollout begins with.
     """
-    opened = template.render([_ASKED], tools, open_turn=True)
+    opened = template.opening(tools)
     refused: list[BadChatTemplate] = []
     for talk in _talks(message):
         try:
@@ -77,9 +76,7 @@ def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Too
 
 def _words(message: Mapping[str, Json]) -> Iterator[str]:
     """What a template that shows all of the turn has in it."""
-    calls = message.get(CALLS) or []
-    assert isinstance(calls, list), "it was checked"
-    yield from (str(_function(call)["name"]) for call in calls)
+    yield from (call.name for call in _calls(message))
     for key in ("content", *_THOUGHTS):
         yield from str(message.get(key) or "").split()
 
@@ -112,8 +109,8 @@ def _talks(message: Mapping[str, Json]) -> Iterator[list[Mapping[str, Any]]]:
             for call in calls
         ]
         if answers:
-            yield [_ASKED, turn, *answers]
-        yield [_ASKED, turn]
+            yield [ASKED, turn, *answers]
+        yield [ASKED, turn]
 
 
 def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
@@ -123,24 +120,45 @@ def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
     """
     turn = {"role": "assistant", "content": message["content"]}
     turn |= {key: message[key] for key in _THOUGHTS if message.get(key)}
-    calls = message.get(CALLS) or []
-    assert isinstance(calls, list), "it was checked"
+    calls = list(_calls(message))
     if not calls:
         yield turn
         return
     for as_text in (False, True):
-        told = []
-        for number, call in enumerate(calls):
-            function = _function(call)
-            given: object = _arguments(function.get("arguments"))
-            if as_text:
-                given = json.dumps(given, ensure_ascii=False)
-            named = {"name": function["name"], "arguments": given}
-            name = call.get("id") if isinstance(call, dict) else None
-            told.append({"id": name or f"call{number:05}", "type": "function", "function": named})
+        told = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": json.dumps(call.arguments, ensure_ascii=False)
+                    if as_text
+                    else call.arguments,
+                },
+            }
+            for call in calls
+        ]
         yield {**turn, CALLS: told}
         if not message["content"]:
             yield {**turn, "content": None, CALLS: told}
+
+
+class _Call(NamedTuple):
+    """A call of a tool, as `check_calls` has let it pass."""
+
+    id: str
+    name: str
+    arguments: Json
+
+
+def _calls(message: Mapping[str, Json]) -> Iterator[_Call]:
+    calls = message.get(CALLS) or []
+    assert isinstance(calls, list), "it was checked"
+    for number, call in enumerate(calls):
+        function = _function(call)
+        given = call.get("id") if isinstance(call, dict) else None
+        name = str(function["name"])
+        yield _Call(str(given or f"call{number:05}"), name, _arguments(function.get("arguments")))
 
 
 def _function(call: Json) -> Mapping[str, Json]:
