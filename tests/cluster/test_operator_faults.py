@@ -56,6 +56,8 @@ def is_as(cluster: Cluster, made: dict[str, Any]) -> None:
 
 def is_put_right(cluster: Cluster, made: dict[str, Any]) -> None:
     """Delete and edit objects of the job by hand, and wait until they are as they were."""
+    # A job says Unschedulable of the pods that it has: one that was refused a StatefulSet too.
+    is_as(cluster, made)
     cluster.kubectl("delete", "service", "sum-reward", "--wait=false")
     cluster.kubectl("delete", "rolebinding", "sum-controller")
     cluster.kubectl("scale", "statefulset", "sum-reward", "--replicas=0")
