@@ -164,7 +164,8 @@ critic.param_offload critic.grad_offload | spec.roles.critic.offload | [weights]
 critic.optimizer_offload | spec.roles.critic.offload | [optimizer]
 critic.enable_activation_offload | spec.roles.critic.offload | [activations]
 critic.offload_policy | spec.roles.critic.offload | [weights, optimizer]
-reward_model.param_offload | spec.roles.rewardModel.offload | [weights]
+reward_model.param_offload reward_model.model.fsdp_config \
+| spec.roles.rewardModel.offload | [weights]
 lora.merge | spec.rollout.adapters | where true is merged, and false beside
 critic.lora_rank | spec.critic.lora.rank
 critic.lora_alpha | spec.critic.lora.alpha
@@ -344,7 +345,9 @@ reward_model.rollout | not needed | a classifier needs no engine
 reward_model.rollout.dtype | spec.rewardModel.dtype
 enable_resource_pool | spec.roles.rewardModel.colocateWith
 reward_model.nnodes reward_model.n_gpus_per_node | spec.roles.rewardModel
-launch_reward_fn_async | not needed | reward functions always work beside the passes of the models
+sglang_rollout_mode rollout.server | not needed | ranks call engines by the control RPC
+launch_reward_fn_async use_reward_loop | not needed \
+| reward functions always work beside the passes of the models
 sandbox_fusion.memory_limit_mb | spec.sandbox.memoryMib
 sandbox_fusion.url | spec.sandbox.url
 sandbox_fusion.max_concurrent | spec.roles.reward.cpu | calls of a pod at one time
@@ -652,6 +655,7 @@ spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp16 float16 half f
 spec.training.autocast | float32 fp32 no false | none
 spec.training.autocast | bf16 | bfloat16
 spec.training.autocast | fp16 float16 | not yet
+spec.agent.format | qwen qwen25 | hermes
 spec.rollout.engine | hf transformers | huggingface
 spec.rollout.engine | sglang trtllm | not yet
 spec.data.overlongPrompts | left | truncate_left

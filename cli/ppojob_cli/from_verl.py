@@ -26,7 +26,7 @@ _SHOWN: Final = 6
 """Keys that one line of warning names."""
 
 _SETTING: Final = re.compile(r"(\+\+|\+|~)?[\w.@/-]+=.*|~[\w.@/-]+", re.DOTALL)
-_VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE: Final = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _MAIN: Final = "verl.trainer.main_ppo"
 
 
@@ -37,7 +37,7 @@ _MAIN: Final = "verl.trainer.main_ppo"
     "variables",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What the script finds in its environment, which is else HOME alone. Repeatable.",
+    help="What the script finds in its environment, else HOME alone; 1=VALUE is $1. Repeatable.",
 )
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Not stdout."
@@ -55,8 +55,9 @@ def from_verl(
     """Print a PPOJob of what trains with verl: a script, YAML, or KEY=VALUE alone.
 
     A script calls main_ppo, main_dapo, sft_trainer, fully_async_main or one_step_off_policy. It is
-    read and not run: assignments, arrays, defaults and conditions on what is known are followed,
-    and what only a run could say is told with its line. KEY=VALUE count last. Fields are written
+    read and not run, as if called in the folder where the job will be run: assignments, arrays,
+    defaults, conditions on what is known and a YAML that --config-name names are followed, and
+    what only a run could say is told with its line. KEY=VALUE count last. Fields are written
     where they differ from what a PPOJob has by default, each with the key that it comes from;
     verl's own defaults are carried over. What is not is told, line by line: as a warning where no
     number depends on it, else with status 3. docs/from-verl.md has all keys.

@@ -14,8 +14,9 @@ _BUILT_IN: Final = {"verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward"}
 """verl's own classes that are tools here; it had them until May 2026."""
 _USERS: Final = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}
 """The same of interactions; it had them until April 2026."""
+_SEARCH: Final = "verl.tools.search_tool.SearchTool"
 _INSTEAD: Final = {
-    "verl.tools.search_tool.SearchTool": "the built-in tool search, with config: {url: ...}",
+    _SEARCH: "the built-in tool search, by this name",
     "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "the built-in tool python",
 }
 """What does here what classes of verl's do that cannot be taken over."""
@@ -25,6 +26,8 @@ _FORM: Final = {
 }
 _NAMES: Final = {"tools": "tools", "interaction": "interactions"}
 """What verl's lists are called here."""
+_PROPERTY: Final = ("type", "description", "enum")
+"""What verl tells a model of an argument, whatever else the YAML says of it."""
 
 
 def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
@@ -72,10 +75,15 @@ class _Item:
             self._wrong("tool_schema", schema, why, "{type: function, function: {name, ...}}")
             function = {}
         told = {key: function[key] for key in ("description", "parameters") if key in function}
+        told |= {"parameters": _told(told["parameters"])} if "parameters" in told else {}
         tool = {"name": function.get("name", ""), **told}
         name = str(self._item.get("class_name", ""))
         if _BUILT_IN.get(name) == tool["name"]:
             return tool
+        if name == _SEARCH and tool["name"] == "search":
+            url = config.get("retrieval_service_url")
+            top = {"topk": config["topk"]} if "topk" in config else {}
+            return {**tool, "config": {"url": url, **top}}
         source = self._source(name)
         return {**tool, "source": source, **({"config": config} if config else {})}
 
@@ -123,6 +131,18 @@ class _Item:
         got = ABSENT if value is None else shown(value)
         where = f"{self._where}.{field}"
         self.problems.append(Problem(where, got, why, allowed, ReasonCode.BAD_FORM))
+
+
+def _told(parameters: Any) -> Any:
+    """The parameters of a function as verl's own model of such a schema keeps them."""
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if not isinstance(properties, dict):
+        return parameters
+    kept = {
+        name: {key: one[key] for key in _PROPERTY if key in one} if isinstance(one, dict) else one
+        for name, one in properties.items()
+    }
+    return {**parameters, "properties": kept}
 
 
 def wrong_agent(agent: Mapping[str, Any]) -> Iterator[Problem]:

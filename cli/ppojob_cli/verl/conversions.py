@@ -1,5 +1,6 @@
 """verl's settings become a job, key by key as the table says."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -79,6 +80,8 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
 }
 """Functions by the word that the table has for them."""
 
+_NAMES: Final = ("name", "project")
+"""Conversions of names, which tell themselves what of them was not read."""
 _KEPT: Final = Outcome(Fate.SAME)
 _LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
 
@@ -132,9 +135,11 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
         outcome = Outcome(Fate.REPLACED, f"verl has {shown(main.default)} there")
     source = next(unread.marks(verl.raw(typed)), None)
     quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
-    if source is not None and outcome.fate not in quiet and main.how != "name":
+    if source is not None and outcome.fate not in quiet and main.how not in _NAMES:
         fate = Fate.UNREAD if takes_text(main) else Fate.REPLACED
-        outcome = Outcome(fate, f"{unread.place(*source)} was not read")
+        variable = re.fullmatch(r"\$\{?(\w+)\}?", source[1])
+        help_ = f" (--env {variable[1]}=VALUE)" if variable and source[0] else ""
+        outcome = Outcome(fate, f"{unread.place(*source)} was not read{help_}")
     job.outcomes[typed] = outcome
 
 

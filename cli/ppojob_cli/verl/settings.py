@@ -7,7 +7,7 @@ last value of a key counts.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -23,11 +23,13 @@ _OVERRIDE: Final = re.compile(
 )
 _OPTION: Final = re.compile(r"--?[\w-]+(=.*)?", re.DOTALL)
 _WITH_VALUE: Final = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-_NAME: Final = re.compile(r"(?:--config-name|-cn)=(?P<name>.*)", re.DOTALL)
+_CONFIG: Final = re.compile(r"--?(?:config-|c)(?P<what>name|path|n|p)=(?P<value>.*)", re.DOTALL)
 _OWN_NAME: Final = re.compile(
     r"(fully_async_|one_step_off_)?ppo(_\w+)?_trainer(\.ya?ml)?|dapo(_\w+)?_trainer(\.ya?ml)?"
 )
 """Of verl's own configurations, whose defaults are in the table of keys."""
+_FOLDER: Final = "verl/trainer/config"
+"""Where configurations are that come without a folder, from where verl is."""
 _REFERENCE: Final = re.compile(r"\$\{(?:oc\.select:|)(?P<key>\.*[\w.]+)(?:,(?P<other>[^${}]*))?\}")
 _OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}?")
 _MISSING: Final = "???"
@@ -66,14 +68,17 @@ class Settings:
 
 
 def of_overrides(arguments: Iterable[tuple[str, str]]) -> Settings:
-    """Read `key=value`, `+key=value`, `++key=value` and `~key`, each with the place it is from."""
-    settings = Settings({}, [])
-    skips, option = False, ""
+    """Read `key=value`, `+key=value`, `++key=value` and `~key`, each with the place it is from.
+
+    A configuration of one's own that the options of Hydra's name counts before them.
+    """
+    settings, config = Settings({}, []), {"p": _FOLDER}
+    skips, option, place = False, "", ""
     for text, where in arguments:
         found = _OVERRIDE.fullmatch(text)
-        named = _NAME.fullmatch(f"{option}={text}" if skips else text)
-        if named is not None and not _OWN_NAME.fullmatch(named["name"]):
-            settings.problems.append(_not_read(named["name"], where))
+        named = _CONFIG.fullmatch(f"{option}={text}" if skips else text)
+        if named is not None:
+            config[named["what"][0]], place = named["value"], where
         if skips or (_OPTION.fullmatch(text) and not (found and found["value"])):
             # An option of Hydra's, or the value of one.
             skips, option = text in _WITH_VALUE, text
@@ -88,14 +93,24 @@ def of_overrides(arguments: Iterable[tuple[str, str]]) -> Settings:
             read = None if found["sign"] == "~" else value_of(value or "")
             for leaf, one in _leaves(key, read):
                 settings.given[leaf] = Given(one, where)
-    return settings
+    if "n" not in config or _OWN_NAME.fullmatch(config["n"]):
+        return settings
+    whole = _of_config(config["p"], config["n"], place)
+    whole.add(settings)
+    return whole
 
 
-def _not_read(name: str, where: str) -> Problem:
-    place = ": ".join(filter(None, (where, "--config-name")))
-    why = "a configuration of one's own is not read with the script, and its settings are lost"
-    allowed = "a call of its own for its YAML, with the script's settings as KEY=VALUE"
-    return Problem(place, shown(unread.told(name)), why, allowed, ReasonCode.UNREADABLE)
+def _of_config(folder: str, name: str, where: str) -> Settings:
+    """The settings of a configuration of one's own; what it is laid over is verl's, as always."""
+    path = unread.told(str(PurePosixPath(folder, name)))
+    path = path if path.endswith((".yaml", ".yml")) else f"{path}.yaml"
+    try:
+        return of_yaml(read_text(path), path)
+    except ValueError as problem:
+        place = ": ".join(filter(None, (where, "--config-name")))
+        why = f"{problem}, and its settings are lost"
+        allowed = "the folder of which its --config-path counts, or KEY=VALUE for each"
+        return Settings({}, [Problem(place, shown(path), why, allowed, ReasonCode.UNREADABLE)])
 
 
 def _no_setting(text: str, where: str) -> Problem:

@@ -62,7 +62,7 @@ class _EndError(Exception):
 def read_script(text: str, name: str, variables: Mapping[str, str]) -> Script:
     """Read a script of that name; `variables` is what it finds in its environment."""
     root = parsed(text)
-    reader = _Reader({"BASH_SOURCE": name, "0": name, **variables})
+    reader = _Reader({"BASH_SOURCE": name, "0": name, "PWD": ".", **variables})
     with suppress(_EndError):
         reader.run(root)
     return reader.script
@@ -160,6 +160,8 @@ class _Reader:
         elif at is not None and name not in {"echo", "pkill", "grep", "ps"}:
             arguments = [*words[at + 1 :], *_of_torchrun(words[:at])]
             self.script.launches.append(Launch(words[at].text, words[at].line, arguments))
+        elif name == "cd" and len(words) == 2:
+            self._words.change_folder(words[1].text)
         elif name in self._functions:
             self.run(self._functions.pop(name))
         elif name in {"exit", "exec", "return"}:

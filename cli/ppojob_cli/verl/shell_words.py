@@ -1,6 +1,7 @@
 """Words of a shell script to text, by its variables; nothing is run.
 
-What only a run could say (`$(date)`, a variable that is not set) becomes a mark in the text.
+What only a run could say (`$(date)`, a variable that is not set) becomes a mark in the text. The
+folder where the script is called is `.`, so a job that is run there finds the same files.
 """
 
 import re
@@ -111,9 +112,16 @@ class Words:
             text = f"{self._value('HOME', node)[0]}{text[1:]}"
         return [text]
 
+    def change_folder(self, path: str) -> None:
+        """What `cd` does."""
+        self.variables["PWD"] = str(PurePosixPath(str(self.variables["PWD"]), path))
+
     def is_true(self, node: Node) -> bool | None:
-        """Whether a condition holds; None where only a run could say."""
-        return self._answer(node)[0]
+        """Whether a condition holds; None where only a run could say. The folder stays."""
+        folder = self.variables["PWD"]
+        is_good, _ = self._answer(node)
+        self.variables["PWD"] = folder
+        return is_good
 
     def matches(self, text: str, pattern: Node) -> bool | None:
         """Whether a text is one of a pattern's, as `case` and `==` compare."""
@@ -150,7 +158,10 @@ class Words:
 
     def _expanded(self, node: Node) -> list[str]:
         if node.type == "command_substitution":
+            # What it assigns, `cd` among it, it does in a shell of its own.
+            before, self.variables = self.variables, dict(self.variables)
             is_good, text = self._answer(node)
+            self.variables = before
             return [self._unread(node) if is_good is None else text]
         inner = node.named_children
         if not inner:
@@ -250,6 +261,11 @@ class Words:
                 return True, name.removesuffix(ending[0]) if ending else name
             case ["dirname", path]:
                 return True, str(PurePosixPath(path).parent)
+            case ["pwd", *_]:
+                return True, str(self.variables["PWD"])
+            case ["cd", folder]:
+                self.change_folder(folder)
+                return True, ""
         return None, ""
 
     def _holds(self, node: Node) -> bool | None:

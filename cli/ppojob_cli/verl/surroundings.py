@@ -339,9 +339,14 @@ def name(verl: Verl, job: Draft) -> None:
     plain = re.sub(r"[^a-z0-9]+", "-", unread.without(str(given)).lower())
     slug = re.sub(r"^[^a-z]+", "", plain)[:JOB_NAME_LIMIT].strip("-")
     job.set("metadata.name", slug or "from-verl", key)
-    lost = ", ".join(unread.place(*one) for one in unread.marks(given))
+    _goes_without(verl, job, "metadata.name", key)
+
+
+def _goes_without(verl: Verl, job: Draft, what: str, key: str) -> None:
+    """Tell what was not read of a name, which is one without it too."""
+    lost = ", ".join(unread.place(*one) for one in unread.marks(verl.raw(key)))
     if lost:
-        job.note(f"{lost} was not read, and metadata.name goes without it", key)
+        job.note(f"{lost} was not read, and {what} goes without it", key)
 
 
 def loggers(verl: Verl, job: Draft) -> None:
@@ -367,9 +372,11 @@ def project(verl: Verl, job: Draft) -> None:
         "trackio": "TRACKIO_PROJECT",
     }
     used = [] if written is None else [trackers[one] for one in written.value if one in trackers]
-    if used and verl.is_given(key):
-        env = [{"name": variable, "value": str(verl[key])} for variable in used]
+    value = unread.without(str(verl.raw(key))).strip("-_ ")
+    if used and verl.is_given(key) and value:
+        env = [{"name": variable, "value": value} for variable in used]
         job.set("spec.pods", [{"env": env}], key)
+        _goes_without(verl, job, "the project", key)
 
 
 def profile(verl: Verl, job: Draft) -> None:

@@ -41,6 +41,21 @@ tools:
     tool_schema:
       type: "function"
       function: {name: "other", description: "Another.", parameters: {type: object}}
+  - class_name: "verl.tools.search_tool.SearchTool"
+    config:
+      retrieval_service_url: http://127.0.0.1:8000/retrieve
+      num_workers: 120
+      timeout: 30
+      type: native
+    tool_schema:
+      type: "function"
+      function:
+        name: "search"
+        description: "Searches the web."
+        parameters:
+          type: object
+          properties: {query_list: {type: array, item: {type: string}, description: "Queries."}}
+          required: [query_list]
 """
 INTERACTIONS = """\
 interaction:

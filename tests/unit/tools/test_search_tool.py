@@ -50,6 +50,21 @@ def test_an_index(index: Path) -> None:
         assert search(pool, "").failure == ""
 
 
+def test_a_list_of_queries_is_answered_as_by_verls_tool(index: Path) -> None:
+    """The texts of `SearchTool` with `search_r1_like_utils` of verl's, of the same passages."""
+    listed = {"query_list": {"type": "array"}}
+    parameters = {"type": "object", "properties": listed, "required": ["query_list"]}
+    config = {"index": str(index), "topk": 2}
+    tool = {"name": "search", "config": config, "parameters": parameters}
+    with ToolPool(AgentSpec.model_validate({"tools": [tool]})) as pool:
+        asked = json.dumps({"query_list": ["Ulf", "nobody"]})
+        told = (
+            'Doc 1 (Title: "Ulf")\nUlf lives in town 0.\n\n'
+            'Doc 2 (Title: "Ulf and Bo")\nUlf and Bo lives in town 3.\n---\n'
+        )
+        assert json.loads(ask(pool, "search", asked).text) == {"result": told}
+
+
 def test_a_service() -> None:
     """Search-R1's `/retrieve`, which knows one document; it is away for the query `gone`."""
 

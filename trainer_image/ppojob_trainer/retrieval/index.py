@@ -49,6 +49,15 @@ def passages_to_string(passages: Iterable[Passage]) -> str:
     return told
 
 
+def passages_to_paragraphs(passages: Iterable[Passage]) -> str:
+    """The same as verl's `SearchTool` writes them: a heading and a text, an empty line apart."""
+    parted = (passage.contents.partition("\n") for passage in passages)
+    return "\n\n".join(
+        f"Doc {number} (Title: {title})\n{text}"
+        for number, (title, _, text) in enumerate(parted, start=1)
+    ).strip()
+
+
 class Scorer(Protocol):
     """Holds the arrays of an index."""
 

@@ -16,14 +16,14 @@ from ppojob_api.topology import retrieved_tools
 from ppojob_api.v1alpha1.agent import AgentSpec, ToolSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
-from ppojob_trainer.retrieval.index import Retriever, open_index, passages_to_string
+from ppojob_trainer.retrieval.index import Retriever, open_index
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.tools.answers import failure_text, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
-from ppojob_trainer.tools.built_in.search import passages_a_query
+from ppojob_trainer.tools.built_in.search import answer, passages_a_query
 from ppojob_trainer.tools.schemas import parameters_of
 
 
@@ -65,8 +65,7 @@ class RetrieverWorker:
         return ToolAnswer(text, 0.0, failure, time.monotonic() - began)
 
     def _found(self, arguments: bytes) -> str:
-        query = str(msgspec.json.decode(arguments)["query"])
-        return passages_to_string(self._retriever.search([query], self._passages)[0])
+        return answer(self._retriever, msgspec.json.decode(arguments), self._passages)
 
 
 @contextmanager

@@ -90,13 +90,26 @@ def test_a_command_line_needs_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--config-name=mine", "--config-name mine", "-cn 'mine.yaml'"])
-def test_a_configuration_that_is_not_read_is_told(option: str, tmp_path: Path) -> None:
+def test_a_configuration_of_ones_own_counts_before_the_script(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     script = tmp_path / "run.sh"
-    call = "python3 -m verl.trainer.main_ppo --config-path=conf"
+    call = 'python3 -m verl.trainer.main_ppo --config-path="$(pwd)/conf"'
     script.write_text(f"{call} {option} actor_rollout_ref.rollout.n=4\n")
-    result = run(str(script))
+    result = run("run.sh")
     assert result.exit_code == 3
-    assert 'run.sh:1: --config-name: got "mine' in result.stderr
+    assert 'run.sh:1: --config-name: got "conf/mine.yaml": cannot be read' in result.stderr
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\nalgorithm: {adv_estimator: grpo}\n"
+        "data: {train_files: a.parquet, val_files: b.parquet, max_prompt_length: 77}\n"
+        "actor_rollout_ref: {rollout: {n: 9}, model: {path: m}}\n"
+    )
+    result = run("run.sh")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "maxPromptTokens: 77 " in result.stdout
+    assert "samplesPerPrompt: 4 " in result.stdout
     script.write_text(f"{call} --config-name ppo_megatron_trainer.yaml data.train_files=a\n")
     assert "--config-name" not in run(str(script)).stderr
 

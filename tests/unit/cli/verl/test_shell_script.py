@@ -84,6 +84,21 @@ def test_the_environment_is_what_is_given() -> None:
     assert [one.text for one in launch.arguments] == ["a=9", "b=run.sh"]
 
 
+def test_the_folder_of_the_call_is_a_dot() -> None:
+    """A job that is run there finds the same files; what `$( )` changes, it changes for itself."""
+    script = """
+        ROOT=$(cd -- "$(dirname "${BASH_SOURCE[0]}")/.." >/dev/null 2>&1 && pwd)
+        HERE=`pwd`
+        cd conf && A=$PWD; cd /data; B=$(pwd -P)
+    """
+    call = f"{CALL} root=$ROOT here=$HERE/x a=$A b=$B\n"
+    (launch,) = read_script(script + call, "examples/run.sh", {}).launches
+    found = [one.text for one in launch.arguments]
+    assert found == ["root=examples/..", "here=./x", "a=conf", "b=/data"]
+    (launch,) = read_script(f"{CALL} a=$PWD b=$1\n", "r.sh", {"PWD": "/w", "1": "8"}).launches
+    assert [one.text for one in launch.arguments] == ["a=/w", "b=8"]
+
+
 def test_nothing_behind_an_exit_is_read() -> None:
     assert not read_script(f"exit 1\n{CALL} a=1\n", "run.sh", {}).launches
 

@@ -1,5 +1,6 @@
 """Search in a corpus: Search-R1's, in an index of this pod or by a service over HTTP."""
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +10,12 @@ from ppojob_api.problem import shown
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.retrieval.http_retriever import HttpRetriever
-from ppojob_trainer.retrieval.index import Retriever, open_index, passages_to_string
+from ppojob_trainer.retrieval.index import (
+    Retriever,
+    open_index,
+    passages_to_paragraphs,
+    passages_to_string,
+)
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
 
 _PASSAGES: Final = 3
@@ -17,10 +23,24 @@ _WHERE: Final = "index (a folder that ppojob index made) or url"
 
 
 def search(call: Call) -> str:
-    """The best passages for a query, as Search-R1 writes them."""
+    """The best passages for a query, or for each of a list."""
     index, url, top = _settings(call.config)
-    found = _retriever(index, url).search([str(call.arguments["query"])], top)
-    return passages_to_string(found[0])
+    return answer(_retriever(index, url), call.arguments, top)
+
+
+def answer(retriever: Retriever, arguments: Mapping[str, Json], passages: int) -> str:
+    """What a model reads: of `query` as Search-R1 writes it, of `query_list` as verl's SearchTool.
+
+    Raises:
+        KeyError: there is neither, which a tool's parameters see to.
+        RetrievalFailed: the service cannot be asked.
+    """
+    asked = arguments.get("query_list")
+    if not isinstance(asked, list):
+        return passages_to_string(retriever.search([str(arguments["query"])], passages)[0])
+    found = retriever.search([str(one) for one in asked], passages)
+    told = "\n---\n".join(passages_to_paragraphs(one) for one in found)
+    return json.dumps({"result": told or "No search results found."}, ensure_ascii=False)
 
 
 def open_search(config: Mapping[str, Json]) -> None:
