@@ -82,7 +82,7 @@ _VERL = rows("""
 train_files | spec.data.train | a list of {path: FILE}
 val_files | spec.data.validation | a list of {path: FILE}
 train_batch_size | spec.algorithm.promptsPerStep | in prompts; OpenRLHF's is miniBatchPrompts
-data.shuffle | spec.data.shuffle
+data.shuffle shuffle_train_dataloader | spec.data.shuffle
 data.seed | spec.data.seed
 truncation filter_overlong_prompts | spec.data.overlongPrompts
 val_batch_size | not needed | promptsPerStep prompts are one batch
@@ -345,6 +345,16 @@ reward_model.rollout | not needed | a classifier needs no engine
 reward_model.rollout.dtype | spec.rewardModel.dtype
 enable_resource_pool | spec.roles.rewardModel.colocateWith
 reward_model.nnodes reward_model.n_gpus_per_node | spec.roles.rewardModel
+retriever.url retriever.topk | spec.agent.tools | of the tool search
+max_assistant_turns max_turns | spec.agent.maxAssistantTurns
+do_search | spec.agent | format: search_r1
+max_tool_response_length max_obs_length | spec.agent.maxToolResponseCharacters
+state_masking no_think_rl | not needed | what tools answer is never trained on
+structure_format_score final_format_score retrieval_score | spec.rewards | search_r1_format
+max_start_length | spec.data.maxPromptTokens
+train_max_samples train_data_num | spec.data.maxTrainRows
+val_max_samples val_data_num | spec.data.maxValidationRows
+rollout.n n_agent | spec.algorithm.samplesPerPrompt
 sglang_rollout_mode rollout.server | not needed | ranks call engines by the control RPC
 launch_reward_fn_async use_reward_loop | not needed \
 | reward functions always work beside the passes of the models

@@ -40,6 +40,12 @@ _MAIN: Final = "verl.trainer.main_ppo"
     help="What the script finds in its environment, else HOME alone; 1=VALUE is $1. Repeatable.",
 )
 @click.option(
+    "--of",
+    "fork",
+    type=click.Choice(["tinyzero", "search-r1"]),
+    help="A fork of verl, whose defaults are others; Search-R1's keys tell it by themselves.",
+)
+@click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Not stdout."
 )
 @click.option("--verbose", is_flag=True, help="Tell of every key what became of it.")
@@ -47,6 +53,7 @@ _MAIN: Final = "verl.trainer.main_ppo"
 def from_verl(
     arguments: tuple[str, ...],
     variables: tuple[str, ...],
+    fork: str | None,
     output: Path | None,
     *,
     verbose: bool,
@@ -65,6 +72,7 @@ def from_verl(
     if output is not None and str(output) in arguments[:1]:
         raise InputError(f"--output: got {shown(str(output))}: it is what is read; another file")
     source, settings, problems = _read(list(arguments), variables)
+    settings.trainer = trainers.of_module(fork) if fork else settings.trainer
     job = convert(settings)
     errors = [*map(str, problems), *map(str, settings.problems), *_lines(job, settings)]
     errors += [_problem(job, problem) for problem in job.problems]

@@ -6,7 +6,7 @@ from pydantic.alias_generators import to_camel
 
 from ppojob_cli.verl.asynchronous import step_prompts
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import FULLY_ASYNC, SFT
+from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, SFT
 
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
@@ -195,6 +195,11 @@ def kl(verl: Verl, job: Draft) -> None:
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
     in_reward = verl["algorithm.use_kl_in_reward"] and verl[f"{at}.kl_coef"] != 0
     in_loss = verl[f"{_ACTOR}.use_kl_loss"] and verl[f"{_ACTOR}.kl_loss_coef"] != 0
+    if verl.trainer in FORKS:
+        in_reward = in_reward and not verl[f"{_ACTOR}.use_kl_loss"]
+    elif verl.is_given(f"{at}.kl_coef") and verl[f"{at}.kl_coef"] and not (in_reward or in_loss):
+        why = "without effect in verl; in that of early 2025, as in TinyZero, it has: --of tinyzero"
+        job.note(why, f"{at}.kl_coef")
     if in_reward:
         job.set(f"{section}.in", "reward", "algorithm.use_kl_in_reward")
         _estimator(job, f"{section}.estimator", "algorithm.kl_penalty", "k1")

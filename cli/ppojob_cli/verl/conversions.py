@@ -12,6 +12,7 @@ from ppojob_cli.verl import (
     asynchronous,
     offload,
     optimizers,
+    search_r1,
     surroundings,
     trainers,
     unread,
@@ -76,6 +77,8 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         algorithm.critic,
         offload.checkpointing,
         offload.offload,
+        search_r1.searches,
+        search_r1.format_scores,
     )
 }
 """Functions by the word that the table has for them."""
@@ -88,7 +91,7 @@ _LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
 
 def convert(settings: Settings) -> Draft:
     """Make a job of settings, and tell of each of them what became of it."""
-    trainer = settings.trainer or trainers.of_keys(settings.given)
+    trainer = trainers.of_keys(settings.given, settings.trainer)
     verl = Verl(resolved(settings, {**table.defaults(), **trainer.defaults}), trainer)
     job = Draft(verl)
     done = set[str]()

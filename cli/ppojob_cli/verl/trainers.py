@@ -53,7 +53,25 @@ SFT: Final = Trainer(
     },
 )
 
-_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT)
+_OF_2025: Final[Mapping[str, JsonValue]] = {
+    "actor_rollout_ref.actor.entropy_coeff": 0.001,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    "algorithm.use_kl_in_reward": True,  # unless the loss has it
+}
+"""verl of January 2025, which TinyZero and Search-R1 are forks of."""
+_SEARCHES: Final[Mapping[str, JsonValue]] = {
+    **_OF_2025,
+    "actor_rollout_ref.actor.state_masking": False,
+    "actor_rollout_ref.rollout.top_p": 0.95,
+    "data.max_start_length": 256,
+}
+TINY_ZERO: Final = Trainer(r"tinyzero", _OF_2025)
+SEARCH_R1: Final = Trainer(r"search-r1", _SEARCHES)
+SEARCH_R1_FORMAT: Final = Trainer(r"(?:.*[./])?main_ppo_format(?:\.py)?", _SEARCHES)
+FORKS: Final = (TINY_ZERO, SEARCH_R1, SEARCH_R1_FORMAT)
+_ONLY_SEARCH_R1: Final = frozenset({"max_turns", "do_search", "retriever.url", "retriever.topk"})
+
+_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT, *FORKS)
 
 
 def of_module(module: str) -> Trainer | None:
@@ -61,7 +79,9 @@ def of_module(module: str) -> Trainer | None:
     return next((one for one in _TRAINERS if re.fullmatch(one.modules, module)), None)
 
 
-def of_keys(keys: Iterable[str]) -> Trainer:
-    """The trainer of settings whose script is not known."""
+def of_keys(keys: Iterable[str], called: Trainer | None = None) -> Trainer:
+    """The trainer that settings are for, of which a script may have called one."""
+    if called in (None, MAIN_PPO) and not _ONLY_SEARCH_R1.isdisjoint(keys):
+        return SEARCH_R1
     is_async = any(key.startswith("async_training.") for key in keys)
-    return FULLY_ASYNC if is_async else MAIN_PPO
+    return called or (FULLY_ASYNC if is_async else MAIN_PPO)

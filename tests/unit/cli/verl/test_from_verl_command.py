@@ -38,7 +38,17 @@ def test_a_script_is_told_word_for_word(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "async.sh", "one_step.sh", "sft.sh"],
+    [
+        "grpo.sh",
+        "ppo.sh",
+        "dapo.sh",
+        "rloo.sh",
+        "gspo.sh",
+        "async.sh",
+        "one_step.sh",
+        "sft.sh",
+        "search_r1.sh",
+    ],
 )
 def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     result = run(name, "trainer.experiment_name=x")
@@ -65,6 +75,24 @@ def test_settings_of_the_command_line_count_last() -> None:
     assert job["spec"]["algorithm"]["promptsPerStep"] == 128
     assert job["spec"]["data"]["maxPromptTokens"] == 99
     assert "kl" not in job["spec"]["algorithm"]
+
+
+def test_forks_of_early_2025_charge_the_kl_in_the_reward_unless_in_the_loss() -> None:
+    line = (
+        "data.train_files=a.parquet actor_rollout_ref.model.path=m algorithm.kl_ctrl.kl_coef=0.002"
+    )
+    told = run(*line.split())
+    assert "in: reward" not in told.stdout
+    assert "algorithm.kl_ctrl.kl_coef: got 0.002: without effect" in told.stderr
+    tiny = run(*line.split(), "--of", "tinyzero")
+    assert (tiny.exit_code, tiny.stderr) == (0, "")
+    assert "in: reward  # algorithm.use_kl_in_reward by default" in tiny.stdout
+    assert "entropyCoefficient: 0.001" in tiny.stdout
+    in_loss = run(*line.split(), "--of", "tinyzero", "actor_rollout_ref.actor.use_kl_loss=true")
+    assert "in: loss" in in_loss.stdout
+    plain = run(*line.split(), "max_turns=2", "do_search=false")
+    assert "agent:" not in plain.stdout
+    assert "topP: 0.95" in plain.stdout
 
 
 def test_a_command_line_needs_no_file(tmp_path: Path) -> None:
