@@ -13,6 +13,7 @@ import pytest
 import run_folders
 import tiny_jobs
 import torch
+from made_once import made_once
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -65,7 +66,11 @@ def ppojob(folder: Path, *arguments: str) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
     """A folder with the model, the data and the examples, as their comments say."""
     folder = tmp_path_factory.mktemp("home")
-    ppojob(folder, "model", "smollm2", "--output", "models/smollm2-135m")
+    (folder / "models").mkdir()
+    made = made_once(
+        tmp_path_factory, "real", lambda one: ppojob(one, "model", "smollm2", "--output", "model")
+    )
+    (folder / "models" / "smollm2-135m").symlink_to(made / "model")
     fill(folder)
     return folder
 
