@@ -117,8 +117,8 @@ def test_ranks_with_other_heads_drop_other_weights():
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_twice_the_response_takes_twice_the_memory_and_the_same_bits_each_time(peak_bytes, dropout):
     peaks, runs = [], []
-    for response in (120, 240, 240):
-        spans = group(50, response)
+    for response in (60, 120, 120):
+        spans = group(25, response)
         tensors = inputs(spans, torch.float32)
         with peak_bytes() as memory:
             out = packed(spans, *tensors, tile_scores=2**10, dropout=dropout)
