@@ -1,5 +1,6 @@
 """What all tests share: no network, no more threads than asked for, no deadlines of a clock."""
 
+import gc
 import os
 import signal
 import sys
@@ -33,6 +34,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("no_processes"):
         settings.load_profile("quick")
         sys.addaudithook(_refuse_processes)
+
+
+# Libraries and thousands of tests are loaded, and live to the end: nobody looks for garbage there.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,12 +5,13 @@ The same checks run in `ppojob validate`, at admission, and again when a pod sta
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 from ppojob_api.checks import pods, schedule, tools
 from ppojob_api.parsing import parse
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
-from ppojob_api.rules import RULES, Rule
+from ppojob_api.rules import RULES, Rule, places
 from ppojob_api.shape import PathKey, dotted, within
 from ppojob_api.v1alpha1.job import PPOJob
 
@@ -34,7 +35,11 @@ CHECKS: Final[tuple[tuple[Callable[[PPOJob], Iterator[Problem]], tuple[str, ...]
 """What CEL cannot say. Each check with the paths that it reads: it is skipped where one of them has
 a value that is wrong in itself."""
 
-_RULES_OF_A_JOB = tuple(rule for rule in RULES if not rule.is_of_edits)
+
+@cache
+def _read_by_rules() -> list[tuple[Rule, tuple[str, ...]]]:
+    """The rules of a job, each with the paths that it reads."""
+    return [(rule, tuple(rule.reads())) for rule in RULES if not rule.is_of_edits]
 
 
 def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
@@ -45,7 +50,7 @@ def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
         unknown: Paths whose values the author did not give; rules that read them are skipped.
     """
     paths = [dotted(path) for path in unknown]
-    rules = [rule for rule in _RULES_OF_A_JOB if not _touches(rule.reads(), paths)]
+    rules = [rule for rule, reads in _read_by_rules() if not _touches(reads, paths)]
     checks = [check for check, reads in CHECKS if not _touches(reads, paths)]
     return [*_broken(rules, job), *(problem for check in checks for problem in check(job))]
 
@@ -58,7 +63,7 @@ def check_length(job: PPOJob, rows: int) -> list[Problem]:
         where there are too few rows for any.
     """
     known = _with_steps(job, rows)
-    rules = [rule for rule in _RULES_OF_A_JOB if "spec.steps.total" in rule.reads()]
+    rules = [rule for rule, reads in _read_by_rules() if "spec.steps.total" in reads]
     return [] if known is None else list(_broken(rules, known))
 
 
@@ -81,8 +86,9 @@ def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
     values = job.model_dump(mode="json", exclude_none=True)
     # An API server fills in defaults, so what its author wrote of them is no longer known there.
     told = job.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    sections = cache(lambda path: list(places(values, path)))
     for rule in rules:
-        yield from rule.problems(values, told)
+        yield from rule.problems(values, told, sections(rule.section))
 
 
 def warnings(job: PPOJob) -> list[Problem]:
@@ -130,4 +136,4 @@ def _with_name_to_come(problem: Problem, value: dict[str, Any]) -> Problem:
 
 
 def _touches(reads: Iterable[str], unknown: list[str]) -> bool:
-    return any(within(read, path) or within(path, read) for read in reads for path in unknown)
+    return any(within(read, path) or within(path, read) for path in unknown for read in reads)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_once import made_once
 from tiny_models import save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -64,7 +65,10 @@ def run_together(models: Path, output: Path, commands: list[list[str]]) -> list[
 
 @pytest.fixture(scope="module")
 def facts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return run_together(models, tmp_path_factory.mktemp("all"), [["--all"]])[0]
+    made = made_once(
+        tmp_path_factory, "facts", lambda folder: run_together(models, folder, [["--all"]])
+    )
+    return json.loads((made / "facts-0.json").read_text())
 
 
 @pytest.fixture(scope="module")

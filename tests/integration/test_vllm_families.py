@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+from made_once import made_once
 
 from ppojob_trainer.models.families import FAMILIES
 
@@ -20,10 +21,15 @@ NEW = [name for name in FAMILIES if FAMILIES[name].is_in_vllm and name not in OL
 @pytest.fixture(scope="module")
 def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float | str]:
     """Of log-probabilities, the largest of each family; or what went wrong with it."""
-    program = [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("families")), *NEW]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=850)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def make(folder: Path) -> None:
+        program = [sys.executable, str(SCRIPT), str(folder), *NEW]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=850)
+        assert done.returncode == 0, done.stderr[-4_000:]
+        (folder / "differences.json").write_text(done.stdout.splitlines()[-1])
+
+    made = made_once(tmp_path_factory, "families", make)
+    return json.loads((made / "differences.json").read_text())
 
 
 @pytest.mark.parametrize("family", NEW)

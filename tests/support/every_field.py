@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ppojob_api import validation
+from ppojob_api.parsing import parse
 from ppojob_api.shape import Member, Shape, members, placeholder
-from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
 
 START: dict[str, Any] = {
     "apiVersion": "ppojob.dev/v1alpha1",
@@ -122,9 +123,15 @@ def _fill(
 def _move(job: dict[str, Any], section: dict[str, Any], name: str, member: Member) -> bool:
     for value in _values(member.shape):
         section[name] = copy.deepcopy(value)
-        if value != member.default and isinstance(validation.validate(job), PPOJob):
+        if value != member.default and _is_good(job):
             return True
     return False
+
+
+def _is_good(job: dict[str, Any]) -> bool:
+    """What `validate` says; but a job of which a field is wrong in itself is not judged across."""
+    read, problems, _ = parse(job, ())
+    return read is not None and not problems and not validation.check(read)
 
 
 def _values(shape: Shape) -> Iterator[Any]:

@@ -1,9 +1,9 @@
 """The ranks of the worlds in `tests/unit/parallel/test_ranks_train.py`.
 
-Run: `python training_ranks.py FOLDER cover|whole`. The folder holds what `save_models` writes and
-checkpoints of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`. When all worlds have
-been, each comes again and takes up checkpoints of others. Ranks are forked: PyTorch is
-imported once for all of them.
+Run: `python training_ranks.py FOLDER cover|whole [LAYOUT...]`. The folder holds what `save_models`
+writes and checkpoints of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`. When all
+worlds have been, and not some alone, each comes again and takes up checkpoints of others. Ranks are
+forked: PyTorch is imported once for all of them.
 """
 
 import faulthandler
@@ -93,6 +93,8 @@ def run_world(layout: str, root: Path, cover: Cover, *, again: bool = False) -> 
 
 if __name__ == "__main__":
     folder, cover = Path(sys.argv[1]), {"cover": COVER, "whole": WHOLE}[sys.argv[2]]
-    for again in (False, True):
-        for layout in WORLDS:
-            run_world(layout, folder, cover, again=again)
+    selected = sys.argv[3:]
+    for layout in selected or WORLDS:
+        run_world(layout, folder, cover)
+    for layout in () if selected else WORLDS:
+        run_world(layout, folder, cover, again=True)

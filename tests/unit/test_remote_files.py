@@ -272,6 +272,7 @@ def test_a_store_that_is_down_for_a_while_ends_nothing():
     assert next(answers).args == ("down",)  # it was asked twice
 
 
+@pytest.mark.processes
 def test_two_processes_fetch_once(store, tmp_path):
     _, url = store
     config, spawn = job_of(url).to_json(), multiprocessing.get_context("spawn")

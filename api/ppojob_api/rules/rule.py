@@ -64,15 +64,21 @@ class Rule:
             for path in cel.read(part).paths if part else ():
                 yield f"{self.section}.{path}".strip(".").partition("[]")[0]
 
-    def problems(self, job: Mapping[str, Any], told: Mapping[str, Any]) -> Iterator[Problem]:
+    def problems(
+        self,
+        job: Mapping[str, Any],
+        told: Mapping[str, Any],
+        sections: Iterable[tuple[str, Any]],
+    ) -> Iterator[Problem]:
         """What is wrong with a job, by this rule.
 
         Args:
             job: As plain values, with its defaults and without null.
             told: The same without defaults: what of a section is shown.
+            sections: The `places` of its section in the job.
         """
         holds = cel.read(self.holds)
-        for section, value in _places(job, self.section):
+        for section, value in sections:
             scope = {"self": value}
             if (self.when and not cel.read(self.when).value(scope)) or holds.value(scope):
                 continue
@@ -85,7 +91,7 @@ class Rule:
         self, where: str, scope: cel.Scope, job: Mapping[str, Any], told: Mapping[str, Any]
     ) -> Iterable[tuple[str, str]]:
         """What is there, with its place: each wrong item of a list, each wrong key of a map."""
-        container = next((value for _, value in _places(job, where)), None)
+        container = next((value for _, value in places(job, where)), None)
         bad_items = cel.read(self.holds).bad_items
         if bad_items is not None and isinstance(container, dict):
             return [(where, shown(key)) for _, key in bad_items(scope)]
@@ -97,9 +103,9 @@ class Rule:
 
 def _shown_at(where: str, job: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     """A value, of a section what is not a default."""
-    found = next((value for _, value in _places(job, where)), None)
+    found = next((value for _, value in places(job, where)), None)
     if isinstance(found, dict):
-        found = next((value for _, value in _places(told, where)), {})
+        found = next((value for _, value in places(told, where)), {})
     return ABSENT if found is None else shown(found)
 
 
@@ -174,7 +180,7 @@ def _with_values(text: str, scope: cel.Scope) -> str:
     return _VALUE.sub(lambda found: f" ({cel.read(found[1]).value(scope)})", text)
 
 
-def _places(value: Any, path: str, above: str = "") -> Iterator[tuple[str, Any]]:
+def places(value: Any, path: str, above: str = "") -> Iterator[tuple[str, Any]]:
     """The values at a path, `[]` or a number in it, each with its own path; none where it ends."""
     key, _, rest = path.partition(".")
     if not path:
@@ -185,11 +191,11 @@ def _places(value: Any, path: str, above: str = "") -> Iterator[tuple[str, Any]]
         return
     here = f"{above}.{name}".lstrip(".")
     if not is_list:
-        yield from _places(value[name], rest, here)
+        yield from places(value[name], rest, here)
         return
     for number, item in enumerate(value[name]):
         if index in ("", str(number)):
-            yield from _places(item, rest, f"{here}[{number}]")
+            yield from places(item, rest, f"{here}[{number}]")
 
 
 def either(field: str, otherwise: str) -> str:

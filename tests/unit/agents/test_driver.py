@@ -314,7 +314,8 @@ def test_a_user_answers_where_no_tool_is_called_and_its_latency_changes_no_bit(d
     for seed in range(2):
         assert run(Workers(0.02, seed), delay, user=USER) == at_once
     trajectories, figures = at_once
-    alone, _ = run(Workers(), delay)
+    alone, of_nobody = run(Workers(), delay)
+    assert all(own.turn_scores is None for own in of_nobody)
     assert max(len(own.turn_scores) for own in figures) > 2
     for trajectory, own, other in zip(trajectories, figures, alone, strict=True):
         assert trajectory.tokens[: len(other.tokens)] == other.tokens
@@ -323,7 +324,6 @@ def test_a_user_answers_where_no_tool_is_called_and_its_latency_changes_no_bit(d
         assert own.num_turns >= 2 * len(spoken) + 2
         assert b"turn_scores" in trajectory.figures
         assert trajectory.segments[-1].is_trained
-    assert all(own.turn_scores is None for own in run(Workers(), delay)[1])
 
 
 def test_a_user_hears_all_that_was_said_and_when_it_was_asked_before():

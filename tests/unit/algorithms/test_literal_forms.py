@@ -5,12 +5,14 @@ change, and runs the comparison on batches that never change. A comparison that 
 fails here, and so does a case whose piece of source no longer exists.
 """
 
+import functools
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
+from pathlib import Path
+from types import CodeType, ModuleType
 
 import pytest
 import torch
@@ -106,19 +108,29 @@ def load(
     """The modules, loaded afresh with one piece of one module's source replaced."""
     modules = {}
     for name, place in MODULES.items():
-        spec = importlib.util.find_spec(place)
-        assert spec is not None
-        assert spec.origin is not None
-        with open(spec.origin, encoding="utf-8") as file:
-            source = file.read()
+        source, path = source_of(place)
         if name == changed:
             assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {name}.py"
             source = source.replace(old, new)
-        module = ModuleType(spec.name)
-        monkeypatch.setitem(sys.modules, spec.name, module)
-        exec(compile(source, spec.origin, "exec"), module.__dict__)
+        module = ModuleType(place)
+        monkeypatch.setitem(sys.modules, place, module)
+        exec(compiled(source, path), module.__dict__)
         modules[name] = module
     return modules
+
+
+@functools.cache
+def source_of(place: str) -> tuple[str, str]:
+    """The source of a module and the file that it is in."""
+    spec = importlib.util.find_spec(place)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).read_text(encoding="utf-8"), spec.origin
+
+
+@functools.cache
+def compiled(source: str, path: str) -> CodeType:
+    return compile(source, path, "exec")
 
 
 @pytest.mark.parametrize(

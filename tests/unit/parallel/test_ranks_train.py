@@ -17,6 +17,7 @@ import torch
 import training_cases
 import training_ranks
 import training_scenarios
+from made_once import made_once
 from torch import Tensor
 from training_cases import (
     CASES,
@@ -93,20 +94,31 @@ def read(cover: Cover) -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that the worlds left behind: of the whole cross where a test of it is selected."""
+    """Everything that the worlds left behind: those that the selected tests look at.
+
+    Of the whole cross where a test of it is selected.
+    """
     asked = [item for item in request.session.items if item.path == request.path]
     is_whole = any(item.get_closest_marker("long") for item in asked)
-    root: Path = tmp_path_factory.mktemp("worlds")
-    training_cases.save_models(root)
-    (root / "1").mkdir()
-    for name in SAVED:
-        saved = training_scenarios.run_checkpoint(root, World.alone(), name)
-        write_tensors(root / "1" / f"checkpoint-{name}-0.safetensors", saved)
-    training_scenarios.run_export(root, World.alone())
-    program = [sys.executable, training_ranks.__file__, str(root), "whole" if is_whole else "cover"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=2_000)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    return root
+    layouts = {
+        item.callspec.params.get("layout") if hasattr(item, "callspec") else None for item in asked
+    }
+    # Who has no layout of its own reads what others left behind.
+    selected = [] if None in layouts else [layout for layout in WORLDS if layout in layouts]
+
+    def make(root: Path) -> None:
+        training_cases.save_models(root)
+        (root / "1").mkdir()
+        for name in SAVED:
+            saved = training_scenarios.run_checkpoint(root, World.alone(), name)
+            write_tensors(root / "1" / f"checkpoint-{name}-0.safetensors", saved)
+        training_scenarios.run_export(root, World.alone())
+        program = [sys.executable, training_ranks.__file__, str(root)]
+        program += ["whole" if is_whole else "cover", *selected]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=2_000)
+        assert done.returncode == 0, done.stderr[-4_000:]
+
+    return made_once(tmp_path_factory, "worlds", make)
 
 
 def results(folder: Path, layout: str, name: str, rank: int = 0) -> dict[str, Tensor]:

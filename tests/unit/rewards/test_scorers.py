@@ -1,11 +1,12 @@
 """Scores by table. ``theirs`` is what verl or TinyZero gives where that differs, on purpose."""
 
 import contextlib
+import itertools
 import re
 import time
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
@@ -347,16 +348,14 @@ def test_which_rows_are_checked() -> None:
     assert named.ground_truth_problem("anything", 5)
 
 
-PIECES = st.sampled_from(["<think>", "</think>", "\\boxed{", "}", "\n", "x"])
+PIECES = ("<think>", "</think>", "\\boxed{", "}", "\n", "x")
 
 
-@given(st.lists(PIECES, max_size=9).map("".join))
-@settings(max_examples=2_000)
-@example("<think></think>\\boxed{}")
-def test_the_form_of_geometry3k_is_that_of_verl(text: str) -> None:
+def test_the_form_of_geometry3k_is_that_of_verl() -> None:
     form = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
-    for response in (text, f"<think>{text}"):
-        assert in_form(response) == (form.fullmatch(response) is not None)
+    for pieces in itertools.product(PIECES, repeat=6):
+        response = "".join(pieces)
+        assert in_form(response) == (form.fullmatch(response) is not None), response
 
 
 def test_the_form_is_looked_for_in_linear_time() -> None:
