@@ -29,7 +29,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -495,27 +495,27 @@ def _engine_config(
 
 
 def _prompt(request: Request, form: PictureForm | None) -> TokensInput | MultiModalInput:
-    """A request's prompt as vLLM takes it, whose caches tell pictures apart by their files."""
+    """A request's prompt as vLLM takes it."""
     ids = list(request.prompt)
     if not request.pictures:
         return tokens_input(ids)
     assert form is not None, "pictures for a model that sees none"
-    positions = torch.tensor(form.positions(ids, request.pictures))
+    return mm_input(ids, *_shown(form, request.prompt, request.pictures))
+
+
+@lru_cache(maxsize=1)  # the samples of a prompt, which follow each other, hold its files once
+def _shown(form: PictureForm, prompt: tuple[int, ...], pictures: bytes) -> tuple[Any, Any, Any]:
+    """Items, hashes and places of a prompt's pictures; caches tell these apart by their files."""
     field = MultiModalBatchedField(keep_on_cpu=True)
-    items, files = [], unpacked(request.pictures)
-    for file in files:
-        data = {"picture": torch.frombuffer(bytearray(file), dtype=torch.uint8)}
-        data["positions"] = positions
-        items.append(
-            MultiModalKwargsItem(
-                {name: MultiModalFieldElem(data=value, field=field) for name, value in data.items()}
-            )
-        )
-    spans = [PlaceholderRange(*span) for span in form.spans(ids, request.pictures)]
-    hashes = [hashlib.sha256(file).hexdigest() for file in files]
-    return mm_input(
-        ids, MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": spans}
-    )
+    positions = MultiModalFieldElem(torch.tensor(form.positions(prompt, pictures)), field)
+    items, hashes = [], []
+    for file in unpacked(pictures):
+        content = torch.frombuffer(bytearray(file), dtype=torch.uint8)
+        picture = MultiModalFieldElem(content, field)
+        items.append(MultiModalKwargsItem({"picture": picture, "positions": positions}))
+        hashes.append(hashlib.sha256(file).hexdigest())
+    places = [PlaceholderRange(*span) for span in form.spans(prompt, pictures)]
+    return MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places}
 
 
 def _check_device(device: Literal["cpu", "cuda"]) -> None:

@@ -39,8 +39,10 @@ def test_a_script_is_told_word_for_word(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "async.sh", "one_step.sh", "sft.sh"]
-    + ["pictures.sh"],
+    [
+        *("grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "pictures.sh"),
+        *("async.sh", "one_step.sh", "sft.sh"),
+    ],
 )
 def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     result = run(name, "trainer.experiment_name=x")
