@@ -74,8 +74,14 @@ def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(
 
 @pytest.mark.parametrize("family", ["2", "2.5"])
 def test_the_same_requests_again_give_the_same_bits(facts: Facts, family: str) -> None:
-    """Whatever was seen in between, and after a sleep and other weights."""
+    """Whatever was seen in between, and after a sleep and other weights.
+
+    Each phase shows the tower its four pictures anew, a picture once: in another company the last
+    bits of what it says may be others.
+    """
     assert facts[family]["again"]
+    assert facts[family]["shown"] == 4
+    assert facts[family]["shown in three phases"] == 12
     assert facts[family]["back"]
 
 

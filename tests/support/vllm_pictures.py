@@ -23,6 +23,7 @@ from transformers import (
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_trainer.data.pictures import PictureForm, packed
+from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout import vllm_engine
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, generate
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
@@ -108,8 +109,12 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
         return finished(output)
 
     engine._finished = watched  # type: ignore[method-assign]
+    (tower,) = engine._engine.apply_model(tower_of)
+    seen, shown = tower.seen, []
+    tower.seen = lambda files: (shown.extend(files), seen(files))[1]
     load(engine, 1, whole)
     drawn = generate(engine, rows)
+    facts["shown"] = len(shown)
     facts["prompts"], facts["cached"] = all(prompts), cached
     facts["first"] = largest(whole, folder, rows, drawn)
     facts["rows"] = bits(drawn)
@@ -118,6 +123,7 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
     # Where the tower has seen these pictures before, in other company.
     generate(engine, rows[::-1])
     facts["again"] = bits(generate(engine, rows)) == bits(drawn)
+    facts["shown in three phases"] = len(shown)
     before = [weight.clone() for weight in whole.model.language_model.parameters()]
     torch.manual_seed(1)
     with torch.no_grad():

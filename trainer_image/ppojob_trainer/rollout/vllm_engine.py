@@ -564,7 +564,7 @@ def engine_args(
         "seed": 0,
         # vLLM reads it while these are made, and not again.
         "enable_return_routed_experts": tells_experts,
-        # It would take a picture's positions from another prompt, and has no picture to try.
+        # It would keep files that nobody asks it for again, and has no picture to try.
         "mm_processor_cache_gb": 0,
         "skip_mm_profiling": True,
         **rollout.engine_arguments,
