@@ -282,7 +282,8 @@ enable_prefix_caching | not needed | a prompt is computed once for all of its sa
 enable_chunked_prefill | not needed | vLLM's own choice on GPUs; on processors prompts are whole
 engine_kwargs | not yet | arguments of other engines
 engine_kwargs.vllm | spec.rollout.engineArguments
-mm_processor_cache_gb disable_mm_preprocessor_cache | not needed | vLLM is shown no pictures
+mm_processor_cache_gb disable_mm_preprocessor_cache | not needed | vLLM keeps no pixels
+skip_mm_profiling limit_mm_per_prompt | not needed | as many pictures as fit a prompt
 expert_parallel_size pipeline_model_parallel_size moe_tensor_parallel_size | not yet | other layouts
 max_prompt_length prompt_length | spec.data.maxPromptTokens
 over_sample_rate | not yet | rows drawn beyond those that are trained on

@@ -37,8 +37,20 @@ def write_rows(path: Path, count: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(run_through, tmp_path: Path):
-    """Over two ranks, one of which computes rows that the other owns."""
+VLLM = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="huggingface"),
+        pytest.param({"rollout": VLLM}, id="vllm", marks=pytest.mark.vllm),
+    ],
+)
+def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
+    run_through, tmp_path: Path, changes
+):
+    """Over two ranks, one of which computes rows that the other owns; and with engines apart."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
     write_rows(tmp_path / "train.parquet", 24)
     job = {
@@ -58,10 +70,13 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(run_through, tmp_
         "steps": {"total": 3},
         "checkpoint": {"every": 1},
         "recovery": {"restartsWithoutProgress": 100},
+        **changes,
     }
     (tmp_path / "calm").mkdir()
     calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
     run_folders.assert_trained(calm, 3)
+    steps = [record for record in run_folders.metrics(calm) if record["step"]]
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
     before = load_file(tmp_path / "model" / "model.safetensors")
     exported = calm / "export"
     whole = Qwen2_5_VLForConditionalGeneration.from_pretrained(exported)
@@ -74,3 +89,8 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(run_through, tmp_
     points = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
     run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *points, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)
+
+    roles = {**job["roles"], "rollout": {"replicas": 2}}
+    (tmp_path / "apart").mkdir()
+    apart = tiny_jobs.write_manifest(tmp_path / "apart", tmp_path, **{**job, "roles": roles})
+    assert run_folders.result(tiny_jobs.run_alone(apart)) == run_folders.result(calm)

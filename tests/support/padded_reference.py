@@ -1,9 +1,14 @@
 """The slow way: every row by itself, its prompt again each time, all logits at once."""
 
+from pathlib import Path
+
 import torch
+from tiny_models import NAMES, PICTURE
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -43,6 +48,21 @@ def padded_logprobs(
     ]
     logprobs, entropy = zip(*parts, strict=True)
     return torch.cat(logprobs) * rows.mask, torch.cat(entropy) * rows.mask
+
+
+def whole_logprobs(
+    model: PreTrainedModel, folder: Path, prompt: Tensor, pictures: bytes, response: Tensor
+) -> Tensor:
+    """What transformers says of a response: pixels in, log-probabilities out."""
+    ids = torch.cat([prompt, response[:-1]])[None]
+    seen = {}
+    if pictures:
+        images = [opened(one) for one in unpacked(pictures)]
+        processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        seen = dict(processor(images=images, return_tensors="pt"))
+        seen["mm_token_type_ids"] = (ids == NAMES.index(PICTURE)).int()
+    logits = model(input_ids=ids, use_cache=False, **seen).logits[0, len(prompt) - 1 :]
+    return token_logprobs(logits, response)[0]
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:

@@ -53,6 +53,13 @@ MIXTURE = {
 """Of a mixture of experts, beside other sizes."""
 SECTIONS = {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2]}
 """Of a head of eight: how many of its angles tell of time, height and width of a picture."""
+WIDE_HEADS = {
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rope_parameters": {**SECTIONS, "mrope_section": [4, 6, 6]},
+}
+"""The same of heads of 32, as vLLM on the CPU wants them."""
 PATCH = 4
 PICTURE = "~"
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
@@ -228,7 +235,8 @@ def make(kind: str, first: str, second: str) -> None:
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
     elif kind == "seeing":
-        save_seeing_model(Path(first), attention_dropout=float(second), tie_word_embeddings=True)
+        changes = {**WIDE_HEADS, "attention_dropout": float(second), "tie_word_embeddings": True}
+        save_seeing_model(Path(first), **changes)
         save_tokenizer(Path(first), template=SEEING_TEMPLATE)
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])

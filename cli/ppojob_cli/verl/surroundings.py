@@ -75,9 +75,10 @@ def pictures(verl: Verl, job: Draft) -> None:
     job.leave_out("rows with videos or sound: not in this version", *set(given) - {keys[0]})
     if keys[0] not in given:
         return
-    if verl[keys[0]] == "images":
-        engine = "write spec.rollout.engine: huggingface, which alone is shown pictures"
-        job.note(f"{engine}; the vision tower is frozen", keys[0])
+    if verl[keys[0]] == "images" and verl[tower]:
+        job.keep(keys[0])
+    elif verl[keys[0]] == "images":
+        job.note("the vision tower is frozen", keys[0])
     else:
         job.leave_out("pictures are in the column images", keys[0])
 

@@ -104,7 +104,7 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
     ("changes", "told"),
     [
         ({}, None),
-        ({"rollout": {"engine": "vllm"}}, "spec.rollout.engine vllm"),
+        ({"rollout": {"engine": "vllm"}}, None),
         ({**tiny_jobs.PPO, "critic": {}}, "spec.critic"),
         ({"roles": {"actorRollout": SHARED}}, "sequence"),
     ],

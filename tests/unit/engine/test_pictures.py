@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from padded_reference import gradients, relative_difference, token_logprobs
+from padded_reference import gradients, relative_difference, whole_logprobs
 from tiny_models import NAMES, PICTURE, picture, save_seeing_model
-from torch import Tensor
 from transformers import (
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
@@ -15,7 +14,7 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from ppojob_trainer.data.pictures import PictureForm, opened, packed, unpacked
+from ppojob_trainer.data.pictures import PictureForm, opened, packed
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
@@ -58,21 +57,6 @@ def make_rows(form: PictureForm) -> Experience:
         rollout_logprobs=torch.zeros(tokens),
         pictures=list(PICTURES),
     )
-
-
-def whole_logprobs(
-    model: PreTrainedModel, folder: Path, prompt: Tensor, pictures: bytes, response: Tensor
-) -> Tensor:
-    """What transformers says of a response: pixels in, log-probabilities out."""
-    ids = torch.cat([prompt, response])[None]
-    seen = {}
-    if pictures:
-        images = [opened(one) for one in unpacked(pictures)]
-        processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
-        seen = dict(processor(images=images, return_tensors="pt"))
-        seen["mm_token_type_ids"] = (ids == TOKEN).int()
-    logits = model(input_ids=ids, use_cache=False, **seen).logits[0, len(prompt) - 1 : -1]
-    return token_logprobs(logits, response)[0]
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -100,6 +100,15 @@ class PictureForm:
         counts = iter([math.prod(self.grid(picture)) for picture in unpacked(pictures)])
         return [one for id_ in ids for one in [id_] * (next(counts) if id_ == self.token else 1)]
 
+    def spans(self, ids: Sequence[int], pictures: bytes) -> list[tuple[int, int]]:
+        """Where the tokens of each picture of a prompt begin, and how many they are."""
+        found: list[tuple[int, int]] = []
+        end = 0
+        for picture in unpacked(pictures):
+            found.append((ids.index(self.token, end), math.prod(self.grid(picture))))
+            end = sum(found[-1])
+        return found
+
     def positions(self, ids: Sequence[int], pictures: bytes) -> list[list[int]]:
         """Time, height and width of each token of a prompt, which go on from the highest one.
 
@@ -122,8 +131,6 @@ class PictureForm:
 def why_blind(spec: PPOJobSpec) -> str:
     """What keeps the rows of a job from having pictures; empty where they may have them."""
     layout, found = spec.roles.actor_rollout.parallelism, []
-    if spec.rollout.engine == "vllm":
-        found.append("spec.rollout.engine vllm (huggingface alone is shown them)")
     if spec.agent is not None:
         found.append("spec.agent, whose conversations are text")
     if spec.critic is not None or spec.reference is not None:

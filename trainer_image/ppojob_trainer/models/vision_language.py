@@ -81,10 +81,15 @@ def language_config(folder: Path | str, *, trust_remote_code: bool = False) -> P
     config = AutoConfig.from_pretrained(
         folder, local_files_only=True, trust_remote_code=trust_remote_code
     )
+    return language_part(config)
+
+
+def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the language model in another; that of a language model is its own."""
     kind = _CONFIGS.get(config.model_type)
-    if kind is None:
+    if kind is None or isinstance(config, kind):
         return config
-    return kind(**_language_values(config), name_or_path=str(folder))
+    return kind(**_language_values(config), name_or_path=config.name_or_path)
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -45,18 +45,20 @@ class VisionTower:
 
         Places (n,) int64 are in the order of the prompts, whose pictures are `packed`.
         """
-        return embeddings.index_copy(0, places, self._said(pictures).to(embeddings.dtype))
+        files = [file for prompt in pictures for file in unpacked(prompt)]
+        return embeddings.index_copy(0, places, torch.cat(self.seen(files)).to(embeddings.dtype))
 
     @torch.no_grad()
-    def _said(self, pictures: Sequence[bytes]) -> Tensor:
+    def seen(self, files: Sequence[bytes]) -> tuple[Tensor, ...]:
+        """What it says of encoded pictures: (tokens, h) of each."""
         tower = self._loaded()
-        images = [opened(picture) for prompt in pictures for picture in unpacked(prompt)]
-        seen = self._processor(images=images, return_tensors="pt")
+        pixels = self._processor(images=[opened(file) for file in files], return_tensors="pt")
+        grids = pixels["image_grid_thw"]
         said: Tensor = tower(
-            seen["pixel_values"].to(self._device, self._dtype),
-            grid_thw=seen["image_grid_thw"].to(self._device),
+            pixels["pixel_values"].to(self._device, self._dtype),
+            grid_thw=grids.to(self._device),
         ).pooler_output
-        return said
+        return torch.split(said, (grids.prod(-1) // self.form.merge**2).tolist())
 
     def _loaded(self) -> nn.Module:
         if self._tower is not None:

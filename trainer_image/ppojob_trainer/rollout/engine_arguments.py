@@ -39,6 +39,8 @@ _FIXED: Final = frozenset(
         *("load_format", "skip_tokenizer_init", "enable_prefix_caching", "logprobs_mode"),
         *("max_logprobs", "disable_log_stats", "use_tqdm_on_load", "enable_sleep_mode"),
         *("block_size", "enable_chunked_prefill", "worker_cls", "worker_extension_cls"),
+        *("mm_processor_cache_gb", "skip_mm_profiling", "limit_mm_per_prompt"),
+        *("language_model_only", "mm_encoder_only"),
     }
 )
 """What it says whatever the job is."""

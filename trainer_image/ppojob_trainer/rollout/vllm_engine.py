@@ -22,13 +22,14 @@ Five things about vLLM on the CPU cost time to find, and each has its line and i
 """
 
 import gc
+import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -40,12 +41,14 @@ from transformers import PreTrainedConfig
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.data.pictures import PictureForm, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.lora import is_adapter
-from ppojob_trainer.models.vision_language import language_config, text_config
+from ppojob_trainer.models.vision_language import language_config, language_part, text_config
+from ppojob_trainer.models.vision_tower import give_tower, tower_of
 from ppojob_trainer.repeated_bits import any_kernels
 from ppojob_trainer.rollout.checkpoint_names import (
     adapter_names,
@@ -82,11 +85,23 @@ os.environ.setdefault("VLLM_RPC_BASE_PATH", "@ppojob")
 with process_state_kept(own_environment="VLLM_"), garbage_kept():
     import vllm
     from vllm.distributed import parallel_state
-    from vllm.inputs.engine import tokens_input
+    from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_input
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
     from vllm.lora.request import LoRARequest
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
+    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+        MultiModalKwargsItems,
+        PlaceholderRange,
+    )
+    from vllm.multimodal.processing import BaseProcessingInfo
     from vllm.outputs import RequestOutput
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
@@ -111,6 +126,60 @@ _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # The one set of adapters, which is in memory before the first request names it.
 _ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
+
+
+class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
+    """What vLLM wants to know of pictures before one comes."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, None]:
+        """As many as fit a prompt."""
+        return {"image": None}
+
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """A picture is shorter than the prompt that has it."""
+        return {"image": seq_len}
+
+
+@dataclass(slots=True)
+class _PictureInputs:
+    """In place of a processor of vLLM's, which would need a tokenizer and torchvision."""
+
+    info: _PictureInfo
+    dummies: None
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
+)
+class _SeeingQwen2(Qwen2ForCausalLM, SupportsMultiModal, SupportsMRoPE):  # type: ignore[misc]
+    """The language model of a family that sees pictures, with the tower that the trainer has."""
+
+    embed_input_ids = SupportsMultiModal.embed_input_ids
+
+    def embed_multimodal(self, *, picture: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
+        """Of pictures, whose encoded files are (bytes,) uint8, (tokens, h) of each."""
+        tower = tower_of(self)
+        assert tower is not None, "it is given before the first request"
+        return tower.seen([file.numpy().tobytes() for file in picture])
+
+    def get_mrope_input_positions(
+        self, input_tokens: Sequence[int], mm_features: Sequence[Any]
+    ) -> tuple[Tensor, int]:
+        """(3, t), and how far ahead of their number the next token's is.
+
+        Behind the prompt are those tokens that a row, begun again, had drawn already.
+        """
+        own = torch.zeros(3, 1, dtype=torch.int64)
+        if mm_features:
+            own = mm_features[0].data["positions"].data
+        behind = own.max() + 1 + torch.arange(len(input_tokens) - own.shape[1])
+        ahead = int(own.max()) + 1 - own.shape[1]
+        return torch.cat([own, behind.expand(3, -1)], dim=1), ahead
+
+
+ModelRegistry.register_model(_SeeingQwen2.__name__, _SeeingQwen2)
 
 
 @dataclass(slots=True)
@@ -152,6 +221,7 @@ class VllmEngine:
         config = language_config(model_folder, trust_remote_code=trust_remote_code)
         self._vocab_size = int(config.vocab_size)
         self._names = checkpoint_names(config)
+        self._pictures = PictureForm.read(model_folder)
         self._lora = lora
         self._tells_experts = tells_experts
         self._adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
@@ -160,7 +230,9 @@ class VllmEngine:
             arguments = engine_args(
                 rollout, config, device, trust_remote_code, shares_device, tells_experts
             )
-            arguments.hf_overrides = partial(_engine_config, changes=overrides or {})
+            arguments.hf_overrides = partial(
+                _engine_config, changes=overrides or {}, sees=self._pictures is not None
+            )
             if lora is not None:
                 arguments.enable_lora = True
                 arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
@@ -171,6 +243,11 @@ class VllmEngine:
             # process has loaded. It freezes all of that itself when it has started.
             gc.freeze()
             self._engine = LLMEngine.from_engine_args(arguments)
+        if self._pictures is not None:
+            where = torch.device(device)
+            self._engine.apply_model(
+                partial(give_tower, folder=model_folder, dtype=self._dtype, device=where)
+            )
         # It would end torch's default world, which belongs to the role, when the engine is freed.
         self._engine.engine_core._finalizer.detach()
         self._policy_version = 0
@@ -202,7 +279,7 @@ class VllmEngine:
         )
         vllm_id = self._engine.add_request(
             request.request_id,
-            tokens_input(list(request.prompt)),
+            _prompt(request, self._pictures),
             _sampling(request.sampling, request.seed),
             lora_request=_ADAPTERS if self._lora else None,
         )
@@ -270,6 +347,7 @@ class VllmEngine:
         check_idle(self, "reset_cache")
         if not self._engine.reset_prefix_cache():
             raise RolloutError("reset_cache: vLLM still holds blocks of ended requests")
+        self._engine.reset_encoder_cache()
 
     def sleep(self) -> None:
         """Drop weights and cache from the GPU; on the CPU vLLM cannot, and both stay in memory."""
@@ -405,9 +483,39 @@ class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
         return f"env://{rank}", rank, 0
 
 
-def _engine_config(config: PreTrainedConfig, changes: Mapping[str, Json]) -> PreTrainedConfig:
+def _engine_config(
+    config: PreTrainedConfig, changes: Mapping[str, Json], sees: bool
+) -> PreTrainedConfig:
     """What vLLM makes its model of, in place of what it has read from the folder."""
-    return change(text_config(config), changes)
+    if not sees:
+        return change(text_config(config), changes)
+    changed = change(language_part(config), changes)
+    changed.architectures = [_SeeingQwen2.__name__]
+    return changed
+
+
+def _prompt(request: Request, form: PictureForm | None) -> TokensInput | MultiModalInput:
+    """A request's prompt as vLLM takes it."""
+    ids = list(request.prompt)
+    if not request.pictures:
+        return tokens_input(ids)
+    assert form is not None, "pictures for a model that sees none"
+    return mm_input(ids, *_shown(form, request.prompt, request.pictures))
+
+
+@lru_cache(maxsize=1)  # the samples of a prompt, which follow each other, hold its files once
+def _shown(form: PictureForm, prompt: tuple[int, ...], pictures: bytes) -> tuple[Any, Any, Any]:
+    """Items, hashes and places of a prompt's pictures; caches tell these apart by their files."""
+    field = MultiModalBatchedField(keep_on_cpu=True)
+    positions = MultiModalFieldElem(torch.tensor(form.positions(prompt, pictures)), field)
+    items, hashes = [], []
+    for file in unpacked(pictures):
+        content = torch.frombuffer(bytearray(file), dtype=torch.uint8)
+        picture = MultiModalFieldElem(content, field)
+        items.append(MultiModalKwargsItem({"picture": picture, "positions": positions}))
+        hashes.append(hashlib.sha256(file).hexdigest())
+    places = [PlaceholderRange(*span) for span in form.spans(prompt, pictures)]
+    return MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places}
 
 
 def _check_device(device: Literal["cpu", "cuda"]) -> None:
@@ -456,6 +564,9 @@ def engine_args(
         "seed": 0,
         # vLLM reads it while these are made, and not again.
         "enable_return_routed_experts": tells_experts,
+        # It would keep files that nobody asks it for again, and has no picture to try.
+        "mm_processor_cache_gb": 0,
+        "skip_mm_profiling": True,
         **rollout.engine_arguments,
     }
     if tensor > 1:

@@ -415,6 +415,7 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"+{ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode=PIECEWISE"
         f" +{ROLLOUT}.engine_kwargs.vllm.stream_interval=2"
         f" +{ROLLOUT}.engine_kwargs.vllm.mm_processor_cache_gb=0"
+        f" +{ROLLOUT}.engine_kwargs.vllm.limit_mm_per_prompt.image=5"
         f" +{ROLLOUT}.engine_kwargs.vllm.max_model_len=9",
         {
             "spec.rollout.engineArguments": {

@@ -1,0 +1,191 @@
+"""Run by test_vllm_pictures.py in processes of its own: what vLLM makes of prompts with pictures.
+
+Usage: vllm_pictures.py FOLDER OUTPUT [--rank R --store FILE]: two ranks share an engine, with the
+models that a run without them has left in the folder.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from padded_reference import whole_logprobs
+from tiny_models import NAMES, PICTURE, WIDE_HEADS, picture, save_seeing_model
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+)
+
+from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
+from ppojob_trainer.data.pictures import PictureForm, packed
+from ppojob_trainer.models.vision_tower import tower_of
+from ppojob_trainer.rollout import vllm_engine
+from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, generate
+from ppojob_trainer.rollout.vllm_engine import VllmEngine
+
+FAMILIES = {"2": Qwen2VLForConditionalGeneration, "2.5": Qwen2_5_VLForConditionalGeneration}
+# A key head for each of two tensor ranks.
+HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}
+TOKEN = NAMES.index(PICTURE)
+TEXT = [5 + n % 40 for n in range(40)]
+RED, WIDE, HIGH = picture("red"), picture("blue", (40, 20)), picture("green", (9, 35))
+YELLOW = picture("yellow", (9, 35))
+SHOWN = [
+    ([5, TOKEN, 7, 8, TOKEN, 9], [WIDE, RED]),
+    ([TOKEN, 6, TOKEN, 8], [HIGH, WIDE]),
+    ([TOKEN, *TEXT], [HIGH]),
+    ([TOKEN, *TEXT], [YELLOW]),
+    ([7, TOKEN, *TEXT], [HIGH]),
+    (TEXT, []),
+]
+SAMPLES = 3
+
+
+def requests(form: PictureForm) -> list[Request]:
+    # transformers would take such a token that is drawn for a further picture.
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=30, stop_token_ids=(TOKEN,))
+    return [
+        Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, pictures=held)
+        for n, (ids, held) in enumerate((ids, packed(files)) for ids, files in SHOWN)
+        for s in range(SAMPLES)
+    ]
+
+
+def largest(
+    whole: PreTrainedModel, folder: Path, rows: Sequence[Request], drawn: Sequence[Finished]
+) -> float:
+    """Of |log-probability of vLLM - of transformers' whole model, which is shown the pixels|."""
+    found = []
+    for row, done in zip(rows, drawn, strict=True):
+        prompt, response = torch.tensor(row.prompt), torch.tensor(done.tokens)
+        with torch.no_grad():
+            expected = whole_logprobs(whole, folder, prompt, row.pictures, response)
+        found.append(float((torch.tensor(done.logprobs) - expected).abs().max()))
+    return max(found)
+
+
+def bits(drawn: Sequence[Finished]) -> list[Any]:
+    return [(row.tokens, row.logprobs) for row in drawn]
+
+
+def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
+    """The weights of the language model alone, as the trainer names them."""
+    named = whole.model.language_model.named_parameters()
+    weights = {f"model.{name}": weight for name, weight in named}
+    if not whole.config.tie_word_embeddings:
+        weights["lm_head.weight"] = whole.lm_head.weight
+    engine.load_weights(version, weights.items())
+
+
+def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str, Any]:
+    if not folder.exists():
+        save_seeing_model(folder, kind, tie_word_embeddings=kind is FAMILIES["2"], **SIZES)
+    whole = kind.from_pretrained(folder)
+    form = PictureForm.read(folder)
+    assert form is not None
+    rows = requests(form)
+
+    def build(**options: Any) -> VllmEngine:
+        layout = RolloutParallelism(tensor=tensor)
+        sizes = {"dtype": "float32", "max_model_tokens": 96, "max_sequences": 32, **options}
+        return VllmEngine(RolloutSpec(parallelism=layout, **sizes), folder)
+
+    engine = build()
+    facts: dict[str, Any] = {}
+    prompts: list[bool] = []
+    cached: dict[str, int] = {}
+    finished = engine._finished
+
+    def watched(output: Any) -> Finished:
+        own = next(row for row in rows if row.request_id == output.request_id)
+        prompts.append(tuple(output.prompt_token_ids) == own.prompt)
+        cached[output.request_id] = output.num_cached_tokens
+        return finished(output)
+
+    engine._finished = watched  # type: ignore[method-assign]
+    (tower,) = engine._engine.apply_model(tower_of)
+    seen, shown = tower.seen, []
+    tower.seen = lambda files: (shown.extend(files), seen(files))[1]
+    load(engine, 1, whole)
+    drawn = generate(engine, rows)
+    facts["shown"] = len(shown)
+    facts["prompts"], facts["cached"] = all(prompts), cached
+    facts["first"] = largest(whole, folder, rows, drawn)
+    facts["rows"] = bits(drawn)
+    others = [replace(row, pictures=packed([YELLOW])) for row in rows[6:9]]
+    facts["another picture"] = largest(whole, folder, others, drawn[6:9])
+    # Where the tower has seen these pictures before, in other company.
+    generate(engine, rows[::-1])
+    facts["again"] = bits(generate(engine, rows)) == bits(drawn)
+    facts["shown in three phases"] = len(shown)
+    before = [weight.clone() for weight in whole.model.language_model.parameters()]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in whole.model.language_model.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape))
+    engine.sleep()
+    load(engine, 2, whole)
+    facts["update"] = largest(whole, folder, rows, generate(engine, rows))
+    with torch.no_grad():
+        for weight, old in zip(whole.model.language_model.parameters(), before, strict=True):
+            weight.copy_(old)
+    engine.sleep()
+    load(engine, 3, whole)
+    facts["back"] = bits(generate(engine, rows)) == bits(drawn)
+    engine.close()
+    block = 32 * 2 * 2 * 2 // tensor * 32 * 4  # tokens, keys and values, layers, heads, width
+    tight = build(kv_cache_gib=8 * block / 2**30)
+    load(tight, 1, whole)
+    scheduler, restarted = tight._engine.engine_core.engine_core.scheduler, []
+    preempt = scheduler._preempt_request
+    scheduler._preempt_request = lambda row, *a, **k: (restarted.append(row), preempt(row, *a, **k))
+    squeezed = generate(tight, rows)
+    facts["restarted"] = len(restarted)
+    facts["squeezed"] = largest(whole, folder, rows, squeezed)
+    tight.close()
+    facts["restarted row"] = positions_of(form, rows[0])
+    return facts
+
+
+def positions_of(form: PictureForm, row: Request) -> bool:
+    """Whether those of a prompt and of drawn tokens behind it are the trainer's."""
+    drawn = [TOKEN, 9, 9]
+    given = vllm_engine._prompt(row, form)
+    features = [SimpleNamespace(data=item) for item in given["mm_kwargs"]["image"]]
+    positions, ahead = vllm_engine._SeeingQwen2.get_mrope_input_positions(
+        None, [*row.prompt, *drawn], features
+    )
+    expected = torch.tensor(form.positions([*row.prompt, 9, 9, 9], row.pictures))
+    after = form.positions([*row.prompt, 9, 9, 9, 9], row.pictures)[0][-1]
+    return torch.equal(positions, expected) and after == len(row.prompt) + len(drawn) + ahead
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--store", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dist = torch.distributed  # noqa: TID251  # the world of the role that the engine must respect
+    if arguments.store:
+        where = f"file://{arguments.store}"
+        dist.init_process_group("gloo", init_method=where, rank=arguments.rank, world_size=2)
+    tensor = 2 if arguments.store else 1
+    facts = {
+        name: facts_of(arguments.folder / name, kind, tensor) for name, kind in FAMILIES.items()
+    }
+    arguments.output.write_text(json.dumps(facts), encoding="utf-8")
+    if arguments.store:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
