@@ -238,7 +238,8 @@ rollout_n | not needed | samplesPerPrompt
 model_engine | not needed | FSDP2 trains: with other trainers numbers agree to rounding
 turbo_config megatron veomni torchtitan | not yet | other trainers than FSDP2
 actor.engine ref.engine critic.engine | not yet | other trainers than FSDP2
-moe_aux_loss_coeff moe_z_loss_coeff | not yet | losses of routers
+moe_aux_loss_coeff moe_router_load_balancing_type | spec.algorithm.routerBalanceCoefficient
+moe_z_loss_coeff | spec.algorithm.routerZCoefficient
 fp8_recipe override_transformer_config.fp8 | not yet | float8
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
 megatron.tensor_model_parallel_size | spec.roles.actorRollout.parallelism.tensor

@@ -36,6 +36,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Aggregation
 from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.router_losses import RouterCoefficients
 from ppojob_trainer.engine.train_engine import HeadOf, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
@@ -60,6 +61,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
 MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
+ROUTERS = RouterCoefficients(balance=0.3, z=0.02)
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
 
 
@@ -75,6 +77,7 @@ class Case:
     broken: bool = False
     lora: LoraSpec | None = None
     replayed: bool = False  # updates take the experts that a record gives
+    routers: RouterCoefficients | None = None  # of the losses that these have of their own
     full_kl: bool = False
     teacher: Divergence | None = None  # the loss, instead of that of the policy
     optimizer: OptimizerSpec = ADAMW
@@ -99,11 +102,13 @@ CASES = {
     "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
     "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
     "qwen3_recomputed": Case((0, 1, 1, 1, 0), model="qwen3_tied", recompute=True),
-    "experts": Case((0, 0, 0, 0, 1), budget=30, model="qwen3_moe"),
+    "experts": Case((0, 0, 0, 0, 1), budget=30, model="qwen3_moe", routers=ROUTERS),
     "experts_replayed": Case(
         (0, 0, 0, 0, 1), budget=30, model="qwen3_moe", recompute=True, replayed=True
     ),
-    "experts_recomputed": Case((1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True),
+    "experts_recomputed": Case(
+        (1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True, routers=ROUTERS
+    ),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(
@@ -226,7 +231,7 @@ def make_engine(
         micro_batch_tokens=case.budget,
         activation_checkpointing=case.recompute,
     )
-    return TrainEngine(model, HEAD, training, case.optimizer, 10, world, offload)
+    return TrainEngine(model, HEAD, training, case.optimizer, 10, world, offload, case.routers)
 
 
 def load(case: Case, folder: Path, world: World) -> PreTrainedModel:

@@ -292,6 +292,12 @@ ALGORITHM_RULES = rules(
     when: has(self.model.lora)
     must: !self.model.freezeRouters
 
+    spec | algorithm.routerBalanceCoefficient algorithm.routerZCoefficient | NoEffect
+        routers that stay as they are learn nothing from it (model.freezeRouters, or model.lora);
+        remove it
+    when: self.model.freezeRouters || has(self.model.lora)
+    must: self.$FIELD == 0.0
+
     spec | model.lora.path | NotInThisVersion | here
         engines of a job that trains nothing read the model's folder alone; an export, which has
         merged weights, as model.path

@@ -410,6 +410,15 @@ class AlgorithmSpec(Section):
     (GSPO: arXiv:2507.18071); rollout: those that the engine chose (R3: arXiv:2510.11370), also
     before the updates. verl: actor.router_replay.mode: disabled, R2, R3."""
 
+    router_balance_coefficient: Coefficient = 0.0
+    """Weight of the balance loss of a mixture's routers, a mean over rows, added up over layers
+    (DeepSeek-V2: arXiv:2405.04434). verl: moe_aux_loss_coeff, without effect unless
+    moe_router_load_balancing_type is given too."""
+
+    router_z_coefficient: Coefficient = 0.0
+    """Weight of the z-loss of a mixture's routers, which keeps their logits small, a mean over
+    rows, added up over layers (ST-MoE: arXiv:2202.08906). verl: moe_z_loss_coeff, 0."""
+
     loss_aggregation: LossAggregation = "token_mean"
     """How token losses become one number; every denominator is the whole mini-batch's.
     verl: loss_agg_mode, token-mean."""
@@ -454,6 +463,11 @@ class AlgorithmSpec(Section):
     def has_entropy_bonus(self) -> bool:
         """Whether the loss has a bonus for entropy, in some step at least."""
         return self.entropy_control is not None or self.entropy_coefficient > 0.0
+
+    @property
+    def has_router_losses(self) -> bool:
+        """Whether the loss has terms for routers."""
+        return self.router_balance_coefficient > 0.0 or self.router_z_coefficient > 0.0
 
     @property
     def draw(self) -> tuple[str, int]:

@@ -68,6 +68,27 @@ def estimator(verl: Verl, job: Draft) -> None:
             job.copy("algorithm.gdpo_reward_weights")
 
 
+def router_losses(verl: Verl, job: Draft) -> None:
+    """Losses of a mixture's routers: verl's balance loss is off unless its type is given too."""
+    megatron = f"{_ACTOR}.megatron.override_transformer_config"
+    balance, z = f"{megatron}.moe_aux_loss_coeff", f"{megatron}.moe_z_loss_coeff"
+    kind = f"{megatron}.moe_router_load_balancing_type"
+    if verl[z]:
+        job.copy(z)
+        job.note("a mean over the tokens of a micro-batch there, over those of each row here", z)
+    if not verl[balance]:
+        job.keep(balance, kind)
+    elif verl[kind] == "none":
+        why = "verl sets moe_router_load_balancing_type: none, with which it has no effect"
+        job.leave_out(why, balance, changes_numbers=False)
+    elif verl[kind] in {"seq_aux_loss", "aux_loss", "global_aux_loss"}:
+        job.copy(balance)
+        if verl[kind] != "seq_aux_loss":
+            job.note("of the tokens of a micro-batch or a batch there, of each row here", kind)
+    else:
+        job.leave_out("the balance loss of a sequence alone is there", balance, kind)
+
+
 def policy_loss(verl: Verl, job: Draft) -> None:
     """The loss of rewards; what is learnt from a teacher has one of its own."""
     if _learns_from_teacher(verl):

@@ -62,6 +62,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         asynchronous.staleness,
         algorithm.estimator,
         algorithm.policy_loss,
+        algorithm.router_losses,
         algorithm.kl,
         algorithm.distillation,
         algorithm.resampling,

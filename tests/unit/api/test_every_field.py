@@ -16,7 +16,9 @@ from ppojob_api.v1alpha1.job import PPOJob
 CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
     "spec.model.trustRemoteCode",
-    "spec.model.freezeRouters",  # beside adapters
+    # Beside adapters.
+    "spec.model.freezeRouters",
+    *("spec.algorithm.routerBalanceCoefficient", "spec.algorithm.routerZCoefficient"),
     *(
         "spec.rewards.source.package",
         "spec.rewards.source.configMap",

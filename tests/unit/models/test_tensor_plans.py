@@ -124,17 +124,26 @@ def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refu
 
 
 @pytest.mark.parametrize(("changes", "refused"), [({}, True), (EXPERTS, False)])
-def test_a_dense_model_has_no_routers_to_replay(tmp_path: Path, changes, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("asked", "frozen"),
+    [
+        ({"routerReplay": "recompute"}, {"freezeRouters": True}),
+        ({"routerBalanceCoefficient": 0.01, "routerZCoefficient": 0.001}, {}),
+    ],
+)
+def test_a_dense_model_has_no_routers(
+    tmp_path: Path, changes, refused: bool, asked, frozen
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(
         json.dumps({"model_type": "llama", **SIZES, **changes})
     )
-    grpo = {"type": "grpo", "promptsPerStep": 2, "samplesPerPrompt": 2, "routerReplay": "recompute"}
-    model = {"path": str(tmp_path / "model"), "freezeRouters": True}
+    grpo = {"type": "grpo", "promptsPerStep": 2, "samplesPerPrompt": 2, **asked}
+    model = {"path": str(tmp_path / "model"), **frozen}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, algorithm=grpo, model=model)
     found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
-    fields = ["spec.algorithm.routerReplay", "spec.model.freezeRouters"] if refused else []
-    assert found == [(field, ReasonCode.NO_EFFECT) for field in fields]
+    fields = [f"spec.algorithm.{name}" for name in asked] + [f"spec.model.{one}" for one in frozen]
+    assert found == [(field, ReasonCode.NO_EFFECT) for field in fields if refused]
 
 
 @pytest.mark.parametrize(("engine", "refused"), [("vllm", True), ("huggingface", False)])

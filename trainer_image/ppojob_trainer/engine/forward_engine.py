@@ -15,6 +15,7 @@ from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
+from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.pipeline_stages import WHOLE, PipelineStage, stage_of
@@ -163,7 +164,12 @@ class ForwardEngine:
         return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
     def _forward(
-        self, rows: Experience, head: Head | None = None, *, records: bool = False
+        self,
+        rows: Experience,
+        head: Head | None = None,
+        *,
+        records: bool = False,
+        router_losses: RouterLosses | None = None,
     ) -> Passed:
         device = self.model.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._training.autocast == "bfloat16"):
@@ -177,6 +183,7 @@ class ForwardEngine:
                 stage=self._stage,
                 saving=self._saving,
                 records=records,
+                router_losses=router_losses,
             )
 
 
@@ -191,6 +198,7 @@ def packed_pass(
     stage: PipelineStage = WHOLE,
     saving: Saving = nullcontext,
     records: bool = False,
+    router_losses: RouterLosses | None = None,
 ) -> Passed:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
@@ -199,7 +207,8 @@ def packed_pass(
     and outputs, tensors (tokens,) float32 in row order, are in host memory. The place is this
     rank's among the tensor ranks: each has its heads of attention, of which its ranks share again.
     All ranks of a stage call this, and the stages one after the other. Tokens go to the experts
-    that the rows have for them; else `records` says whether `Passed.routes` are kept.
+    that the rows have for them; else `records` says whether `Passed.routes` are kept. The backward
+    pass holds the gradient of `router_losses` too.
     """
     config, (number, tensor) = model.config, tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -225,7 +234,10 @@ def packed_pass(
     if not stage.ranks.is_first:
         arrived = stage.ranks.receive(stage.states_like(len(own.input_ids), model.device))
         given = {"inputs_embeds": arrived.requires_grad_(torch.is_grad_enabled())}
-    routes = routes_of(rows, packed.sources, own.sources, model.device, records=records)
+    attach = None if router_losses is None else router_losses.of_pass(packed, model.device).attach
+    routes = routes_of(
+        rows, packed.sources, own.sources, model.device, records=records, attach=attach
+    )
     if routes is not None:
         given["routes"] = routes
 

@@ -42,6 +42,8 @@ class PackedRows:
     # (packed,) int64 in host memory, which token of the rows each is: those of all prompts, and
     # behind them those of all responses; -1 for one that nobody reads
     sources: Tensor
+    # of each row with a trained token the spans that it reads, in order; of the others none
+    readings: tuple[tuple[Span, ...], ...]
     pictures: tuple[bytes, ...] = ()  # of the prompts as they lie, each as one value
     picture_places: Tensor | None = None  # (n,) int64, the packed tokens that stand for them
 
@@ -147,6 +149,7 @@ def pack_rows(
     prompts: dict[int, Span] = {}
     positions: dict[int, Tensor] = {}
     predictors: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * experience.num_rows
+    readings: list[tuple[Span, ...]] = [()] * experience.num_rows
     groups = experience.row_groups.tolist()
     first_rows = {group: row for row, group in reversed(list(enumerate(groups)))}
     for row in sorted(range(len(groups)), key=lambda row: (first_rows[groups[row]], row)):
@@ -164,7 +167,8 @@ def pack_rows(
                 prompts[groups[row]] = packer.add(prompt, before, of_prompt)
                 packer.show(prompts[groups[row]], prompt, pictures, form)
             shared = prompts[groups[row]]
-            first = packer.add(read, after, of_read, shared).start
+            own = packer.add(read, after, of_read, shared)
+            readings[row], first = (shared, own), own.start
             last = shared.start + shared.length - 1
         else:
             both = torch.cat([before, after.expand(*before.shape[:-1], -1)], dim=-1)
@@ -172,7 +176,9 @@ def pack_rows(
             whole = packer.add(torch.cat([prompt, read]), both, sources)
             packer.show(whole, prompt, pictures, form)
             last = whole.start + prompt.numel() - 1
-            first = last + 1
+            readings[row], first = (whole,), last + 1
+        if not len(places):
+            readings[row] = ()
         predictors[row] = torch.where(places == 0, last, first + places - 1)
     filler = torch.zeros(-packer.end % multiple, dtype=torch.int64)
     packer.add(filler, torch.arange(len(filler)), filler - 1)
@@ -185,6 +191,7 @@ def pack_rows(
         targets=targets,
         places=torch.arange(len(targets)),
         sources=torch.cat(packer.sources),
+        readings=tuple(readings),
         pictures=tuple(packer.pictures),
         picture_places=torch.cat(packer.picture_places) if packer.pictures else None,
     )

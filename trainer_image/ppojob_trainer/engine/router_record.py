@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.models.pipeline_stages import PipelineStage, layers_of
-from ppojob_trainer.models.routes import EXPERT_DTYPE, Routes
+from ppojob_trainer.models.routes import EXPERT_DTYPE, Attach, Routes
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.rows.experience import Experience
 
@@ -48,13 +48,22 @@ class RouterRecord:
 
 
 def routes_of(
-    rows: Experience, sources: Tensor, own: Tensor, device: torch.device, *, records: bool
+    rows: Experience,
+    sources: Tensor,
+    own: Tensor,
+    device: torch.device,
+    *,
+    records: bool,
+    attach: Attach | None = None,
 ) -> Routes | None:
-    """The routes of a pass: those that the rows have, or to be chosen and recorded; else None.
+    """The routes of a pass: those that the rows have, or those that routers choose.
+
+    None where nobody asks: neither a record nor what attaches losses.
 
     `sources` are of all packed tokens, `own` of those of this rank.
     """
     if rows.experts is None or rows.prompt_experts is None:
-        return Routes(sources=sources) if records else None
+        is_asked = records or attach is not None
+        return Routes(sources=sources, attach=attach) if is_asked else None
     given = torch.cat([rows.prompt_experts, rows.experts])[own]
-    return Routes(given.to(device))
+    return Routes(given.to(device), attach=attach)

@@ -25,12 +25,13 @@ from ppojob_trainer.engine.optimizer import (
 )
 from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.router_losses import RouterCoefficients, RouterLosses
 from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.pipeline_stages import shared_embedding
 from ppojob_trainer.parallel.boxes import Box, local_part
-from ppojob_trainer.parallel.collectives import sum_over_data
+from ppojob_trainer.parallel.collectives import sum_over_data, sum_over_ranks
 from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.offload import HostMemory, saved_on_host
 from ppojob_trainer.parallel.pipeline import turns
@@ -65,11 +66,13 @@ class TrainEngine(ForwardEngine):
         total_steps: int,
         world: World | None = None,
         offload: Collection[Offloaded] = (),
+        routers: RouterCoefficients | None = None,
     ) -> None:
         """Take over a model as `ForwardEngine` does, to be trained in place.
 
         The schedule is of `total_steps`, the optimizer steps of the whole job. Of `offload` the
-        optimizer and activations are the engine's, weights those of who owns the model.
+        optimizer and activations are the engine's, weights those of who owns the model. `routers`
+        weigh the losses of a mixture's routers, which then join the objective's; None for none.
         """
         super().__init__(model, head, training, world)
         if "activations" in offload:
@@ -77,6 +80,7 @@ class TrainEngine(ForwardEngine):
         self.moments = HostMemory()
         self._moments_leave = "optimizer" in offload
         self.updates = 0
+        self._routers = routers
         self._spec = optimizer
         self._total_steps = total_steps
         if training.activation_checkpointing:
@@ -107,8 +111,9 @@ class TrainEngine(ForwardEngine):
         mine = Denominators.of(experience)
         counts = sum_over_data(self._world, (mine.tokens, mine.sequences))
         denominators = Denominators(*counts)
+        router_losses = self._router_losses(denominators)
         rows = torch.arange(experience.num_rows)
-        if self._training.skip_zero_gradient_groups:
+        if self._training.skip_zero_gradient_groups and router_losses is None:
             rows = objective.rows_with_gradient(experience)
         self._clear_gradients()
         whole_groups = isinstance(objective, PairObjective)
@@ -119,7 +124,8 @@ class TrainEngine(ForwardEngine):
             if turn == "forward":
                 chosen = passes[number]
                 batch = experience.select(chosen) if len(chosen) else None
-                under_way.append(self._begin(batch, objective, denominators, head_of))
+                begun = self._begin(batch, objective, denominators, head_of, router_losses)
+                under_way.append(begun)
                 continue
             reduce_gradients(self.model, is_last=number == len(passes) - 1)
             passed, part = under_way.popleft()
@@ -127,6 +133,8 @@ class TrainEngine(ForwardEngine):
             if part is not None:
                 parts.append(part)
         measured = self._measured(parts, objective)
+        if router_losses is not None:
+            measured = self._with_routers(measured, router_losses, objective.area)
         return self._step(objective.area, measured)
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -153,13 +161,15 @@ class TrainEngine(ForwardEngine):
         objective: Objective,
         denominators: Denominators,
         head_of: HeadOf | None,
+        router_losses: RouterLosses | None,
     ) -> tuple[Passed, LossParts | None]:
         """Forward pass of a micro-batch, and what the last stage says of it.
 
         Without rows, gradients of one token that are zero: ranks that have rows need all ranks.
         """
         batch = one_token() if rows is None else rows
-        passed = self._forward(batch, head_of and head_of(batch))
+        losses = None if rows is None else router_losses
+        passed = self._forward(batch, head_of and head_of(batch), router_losses=losses)
         if not self._stage.ranks.is_last:
             return passed, None
         if rows is None:
@@ -194,6 +204,29 @@ class TrainEngine(ForwardEngine):
                 tokens=sum(part.tokens for part in parts),
             )
         )
+
+    def _router_losses(self, denominators: Denominators) -> RouterLosses | None:
+        """Those of an update's routers, if they have any."""
+        if self._routers is None:
+            return None
+        _, tensor = self._world.dims.place(self._world.rank, "tensor")
+        return RouterLosses(self._routers, denominators.sequences, self._sequence, tensor)
+
+    def _with_routers(
+        self, measured: PassStatistics, losses: RouterLosses, area: str
+    ) -> PassStatistics:
+        """What was measured, and the losses of the routers of all ranks; all ranks call it."""
+        assert self._routers is not None, "they have losses"
+        balance, z = sum_over_ranks(self._world, losses.measured())
+        joined = self._routers.balance * balance + self._routers.z * z
+        layers = self.model.config.num_hidden_layers
+        values = {
+            **measured.values,
+            f"{area}/loss": measured.values[f"{area}/loss"] + joined,
+            f"{area}/router_balance_loss": balance / layers,
+            f"{area}/router_z_loss": z / layers,
+        }
+        return msgspec.structs.replace(measured, values=values)
 
     def _clear_gradients(self) -> None:
         """Zero gradients in place: fresh memory of that size costs more than the pass over it."""

@@ -186,6 +186,8 @@ training/resampling/distinct_share | share | of the responses, those that resamp
     least once
 train/loss | 1 | loss of given answers: with sft cross-entropy of the trained tokens as
     lossAggregation adds it up, else the mean loss of a pair
+train/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
+train/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
 train/rewards/chosen | reward | mean reward of the chosen answers: with dpo beta times their log
     ratio to the reference, else what the reward model says
 train/rewards/rejected | reward | the same of the rejected answers
@@ -205,6 +207,8 @@ actor/entropy | nats a token | mean entropy before the updates
 actor/entropy_threshold | nats a token | entropy from which on tokens are trained
 actor/off_policy_frac | share | computed tokens that offPolicyThreshold leaves out
 actor/entropy_loss | nats | entropy as the loss aggregates it
+actor/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
+actor/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
 actor/kl_loss | nats a token | mean KL to the reference, where the loss holds it
 distillation/loss | nats a token | mean divergence from the teacher, before the updates where it is
     of sampled tokens

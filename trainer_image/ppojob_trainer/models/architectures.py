@@ -231,6 +231,12 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
     if replay != "none":
         where = "spec.algorithm.routerReplay"
         yield Problem(where, shown(replay), why, allowed, ReasonCode.NO_EFFECT)
+    for where, weight in (
+        ("spec.algorithm.routerBalanceCoefficient", spec.algorithm.router_balance_coefficient),
+        ("spec.algorithm.routerZCoefficient", spec.algorithm.router_z_coefficient),
+    ):
+        if weight:
+            yield Problem(where, shown(weight), why, allowed, ReasonCode.NO_EFFECT)
     if spec.model.freeze_routers:
         where = "spec.model.freezeRouters"
         yield Problem(where, shown(True), why, allowed, ReasonCode.NO_EFFECT)

@@ -5,7 +5,7 @@ own softmax over those, so that they learn as ever (GSPO: Zheng et al. 2025, arX
 section 5.3; R3: Ma et al. 2025, arXiv:2510.11370, section 4).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,33 +15,49 @@ from torch import Tensor, nn
 EXPERT_DTYPE = torch.int16
 """Of numbers of experts where they are kept."""
 
+Attach = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Takes a layer's number, its logits (t, E), the experts (t, k) that its router finds, and weights;
+gives the weights back, which may carry a loss through the backward pass.
+"""
+
 
 class Routes:
     """The experts of the tokens of one forward pass: those that it is given, or has chosen."""
 
-    def __init__(self, given: Tensor | None = None, sources: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        given: Tensor | None = None,
+        sources: Tensor | None = None,
+        attach: Attach | None = None,
+    ) -> None:
         """Begin a pass.
 
         Args:
             given: (t, layers, k) on the model's device, of the tokens of this rank; None where
                 routers choose.
             sources: (packed,) int64, which token of the rows each is, see `PackedRows.sources`.
+            attach: adds losses of each layer's router; None for none.
         """
         self.sources = torch.empty(0, dtype=torch.int64) if sources is None else sources
         self._given = given
+        self._attach = attach
         self._chosen: dict[int, Tensor] = {}
 
     def through(self, layer: int, router: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What a router of transformers says: logits, weights and experts of each token."""
-        logits, weights, chosen = told
+        logits, weights, found = told
+        chosen = found
         if self._given is None:
             self._chosen[layer] = chosen.to(EXPERT_DTYPE)
-            return told
-        chosen = self._given[:, layer].long()
-        weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
-        if router.norm_topk_prob:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return logits, weights.to(logits.dtype), chosen
+        else:
+            chosen = self._given[:, layer].long()
+            weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
+            if router.norm_topk_prob:
+                weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights.to(logits.dtype)
+        if self._attach is not None:
+            weights = self._attach(layer, logits, found, weights)
+        return logits, weights, chosen
 
     def chosen(self, layers: int) -> Tensor:
         """(t, layers, k) what the routers chose; 0 in layers of other stages."""

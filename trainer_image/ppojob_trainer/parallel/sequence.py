@@ -75,6 +75,12 @@ class SequenceRanks:
         dist.all_gather_single(whole, sent, group=self.group)
         return whole.view(values.dtype)
 
+    def summed(self, values: Tensor) -> Tensor:
+        """The sum of the values of all ranks; no gradient."""
+        if self.size > 1:
+            dist.all_reduce(values, group=self.group)
+        return values
+
     def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
         """Put the values of all ranks together, (n,) at their places of so many: (total,).
 

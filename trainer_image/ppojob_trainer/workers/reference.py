@@ -10,6 +10,7 @@ from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead
+from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.load import load_model
@@ -72,10 +73,15 @@ class BaseEngine(ForwardEngine):
         return states
 
     def _forward(
-        self, rows: Experience, head: Head | None = None, *, records: bool = False
+        self,
+        rows: Experience,
+        head: Head | None = None,
+        *,
+        records: bool = False,
+        router_losses: RouterLosses | None = None,
     ) -> Passed:
         with adapters_off(self.model):
-            return super()._forward(rows, head, records=records)
+            return super()._forward(rows, head, records=records, router_losses=router_losses)
 
 
 class BaseReference(Reference):

@@ -17,6 +17,7 @@ from ppojob_trainer.engine.policy_objective import (
     sampling_diagnostics,
     token_sums,
 )
+from ppojob_trainer.engine.router_losses import RouterCoefficients
 from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
@@ -151,7 +152,14 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         head = ValueHead() if is_scorer else PolicyHead.of_updates(spec)
         return TrainEngine(
-            model, head, spec.training, spec.optimizer, total_updates, world, offload
+            model,
+            head,
+            spec.training,
+            spec.optimizer,
+            total_updates,
+            world,
+            offload,
+            RouterCoefficients.of(spec.algorithm),
         )
 
     return Policy(

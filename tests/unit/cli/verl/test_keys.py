@@ -94,6 +94,7 @@ BASE = [
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REFERENCE, OFFLOAD = "actor_rollout_ref.ref.fsdp_config", "spec.roles.actorRollout.offload"
 MODEL = "actor_rollout_ref.model"
+MEGATRON = f"{ACTOR}.megatron.override_transformer_config"
 ALL_OF_MEGATRON = (
     "[linear_q,linear_k,linear_v,linear_proj,linear_fc1_gate,linear_fc1_up,linear_fc2]"
 )
@@ -404,6 +405,19 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{MODEL}.enable_gradient_checkpointing=false {ROLLOUT}.ignore_eos=true",
         {"spec.training.activationCheckpointing": None, "spec.rollout.ignoreEos": True},
     ),
+    # verl's balance loss has no effect before its type is named; the z-loss has.
+    (
+        f"{MEGATRON}.moe_aux_loss_coeff=0.01 {MEGATRON}.moe_z_loss_coeff=0.001",
+        {
+            "spec.algorithm.routerBalanceCoefficient": None,
+            "spec.algorithm.routerZCoefficient": 0.001,
+        },
+    ),
+    (
+        f"{MEGATRON}.moe_aux_loss_coeff=0.01"
+        f" {MEGATRON}.moe_router_load_balancing_type=seq_aux_loss",
+        {"spec.algorithm.routerBalanceCoefficient": 0.01},
+    ),
     # The older SFT trainer names columns and fields within them.
     (
         "data.prompt_key=extra_info data.prompt_dict_keys=[question]"
@@ -527,6 +541,9 @@ FATES = [
     ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze_moe_router=true", Fate.WRITTEN),
+    (f"{MEGATRON}.moe_z_loss_coeff=0.001", Fate.NOTED),
+    (f"{MEGATRON}.moe_aux_loss_coeff=0.01", Fate.LEFT_OUT),
+    (f"{MEGATRON}.moe_router_load_balancing_type=none", Fate.SAME),
     ("actor_rollout_ref.actor.router_replay.mode=R3", Fate.WRITTEN),
     ("actor_rollout_ref.actor.megatron.router_replay.mode=R2", Fate.WRITTEN),
     ("actor_rollout_ref.rollout.enable_rollout_routing_replay=true", Fate.UNNEEDED),

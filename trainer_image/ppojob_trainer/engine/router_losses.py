@@ -1,0 +1,135 @@
+"""What routers of a mixture are trained for besides the objective: even loads and small logits.
+
+Of a row of n tokens, in each layer of E experts of which a token gets k, with logits x and
+p = softmax(x), over all tokens that the row's pass reads, its prompt's too:
+
+    balance = E Σ_e f_e P_e    f_e = 1/(k n) Σ_t [t goes to e],  P_e = 1/n Σ_t p_te
+    z       = 1/n Σ_t logsumexp(x_t)²
+
+the balance loss of a sequence (DeepSeek-V2: arXiv:2405.04434, section 2.1.4; 1 where loads are
+even) and the z-loss (ST-MoE: Zoph et al. 2022, arXiv:2202.08906, equation 5). Layers are added up;
+rows with a trained token are averaged over the whole mini-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_trainer.engine.layout import PackedRows
+from ppojob_trainer.parallel.sequence import SequenceRanks
+
+
+@dataclass(frozen=True, slots=True)
+class RouterCoefficients:
+    """Weights of the losses of routers, as terms of the objective's loss."""
+
+    balance: float
+    z: float
+
+    @classmethod
+    def of(cls, spec: AlgorithmSpec) -> RouterCoefficients | None:
+        """Those that a job asks for; None for none."""
+        if not spec.has_router_losses:
+            return None
+        return cls(spec.router_balance_coefficient, spec.router_z_coefficient)
+
+
+class RouterLosses:
+    """The losses of routers in the passes of one update, of which this rank measures its share."""
+
+    def __init__(
+        self, coefficients: RouterCoefficients, rows: float, ranks: SequenceRanks, tensor: int
+    ) -> None:
+        """Begin an update.
+
+        Args:
+            coefficients: of both losses.
+            rows: rows with a trained token in the mini-batch, over all ranks.
+            ranks: those that share the tokens of a pass.
+            tensor: ranks with equal routers, whose gradients are added up.
+        """
+        self._coefficients = coefficients
+        self._share = 1.0 / (max(rows, 1.0) * tensor)
+        self._ranks = ranks
+        self._passes: list[PassLosses] = []
+
+    def of_pass(self, packed: PackedRows, device: torch.device) -> PassLosses:
+        """Those of the next pass; `packed` are the tokens of all ranks that share them."""
+        size = len(packed.input_ids) // self._ranks.size
+        first = size * self._ranks.number
+        reads = _reads(packed)[:, first : first + size].to(device)
+        one = PassLosses(self._coefficients, self._share, reads, self._ranks)
+        self._passes.append(one)
+        return one
+
+    def measured(self) -> tuple[float, float]:
+        """This rank's share of the balance and the z-loss, added up over the layers it has."""
+        told = [part for one in self._passes for part in one.measured.values()]
+        balance, z = torch.stack(told).double().sum(dim=0).tolist() if told else (0.0, 0.0)
+        return balance, z
+
+
+class PassLosses:
+    """The losses of routers in one forward pass."""
+
+    def __init__(
+        self, coefficients: RouterCoefficients, share: float, reads: Tensor, ranks: SequenceRanks
+    ) -> None:
+        self.measured: dict[int, Tensor] = {}  # (2,) of each layer
+        self._coefficients = coefficients
+        self._share = share
+        self._reads = reads  # (rows, t)
+        self._ranks = ranks
+
+    def attach(self, layer: int, logits: Tensor, chosen: Tensor, carrier: Tensor) -> Tensor:
+        """Let the backward pass of a layer hold the gradient of its router's losses.
+
+        They are made where the layer is, and made again with it where it is computed again: so
+        nothing of them is kept, and no stage waits for another's.
+
+        Args:
+            layer: its number in the model.
+            logits: (t, E) of this rank's tokens.
+            chosen: (t, k) the experts that the router itself finds.
+            carrier: what the layer computes with; given back as it is.
+        """
+        with torch.autocast(logits.device.type, enabled=False):
+            numbers = logits.float()
+            experts = torch.arange(logits.shape[1], device=logits.device)
+            goes = (chosen[..., None] == experts).any(dim=1).float()
+            loads = self._ranks.summed(self._reads @ goes)
+            probabilities = self._reads @ numbers.softmax(dim=-1)
+            balance = (loads * probabilities).sum() * (len(experts) / chosen.shape[1])
+            z = (self._reads @ numbers.logsumexp(dim=-1).square()).sum()
+            balance, z = balance * self._share, z * self._share
+            self.measured.setdefault(layer, torch.stack([balance.detach(), z.detach()]))
+            loss = self._coefficients.balance * balance + self._coefficients.z * z
+        attached: Tensor = _Attached.apply(carrier, loss)  # type: ignore[no-untyped-call]
+        return attached
+
+
+def _reads(packed: PackedRows) -> Tensor:
+    """(rows, packed): of each row with a trained token 1/n at the n tokens that its pass reads."""
+    reads = torch.zeros(len(packed.readings), len(packed.input_ids))
+    for row, spans in enumerate(packed.readings):
+        for span in spans:
+            of_row = sum(one.length for one in spans)
+            reads[row, span.start : span.start + span.length] = 1.0 / of_row
+    return reads
+
+
+class _Attached(torch.autograd.Function):
+    """A tensor as it is, whose backward pass goes through a loss too."""
+
+    @staticmethod
+    def forward(_ctx: Any, carrier: Tensor, _loss: Tensor) -> Tensor:
+        return carrier.view_as(carrier)
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], grads[0].new_ones((), dtype=torch.float32)
