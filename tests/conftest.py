@@ -45,6 +45,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    gc.enable()  # where workers collect, nothing is collected here
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "fail a test that starts a process, and try few random examples"
     parser.addoption("--no-processes", action="store_true", help=text)

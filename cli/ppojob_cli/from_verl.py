@@ -42,8 +42,8 @@ _MAIN: Final = "verl.trainer.main_ppo"
 @click.option(
     "--of",
     "fork",
-    type=click.Choice(["tinyzero", "search-r1"]),
-    help="A fork of verl, whose defaults are others; Search-R1's keys tell it by themselves.",
+    type=click.Choice(["tinyzero"]),
+    help="A fork of verl, whose defaults are others. Search-R1's scripts are known by their keys.",
 )
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Not stdout."
@@ -72,7 +72,12 @@ def from_verl(
     if output is not None and str(output) in arguments[:1]:
         raise InputError(f"--output: got {shown(str(output))}: it is what is read; another file")
     source, settings, problems = _read(list(arguments), variables)
-    settings.trainer = trainers.of_module(fork) if fork else settings.trainer
+    if fork and trainers.of_keys(settings.given, settings.trainer) != trainers.MAIN_PPO:
+        why = f"{source} is for another trainer"
+        raise InputError(
+            f"--of: got {shown(fork)}: {why}; settings of main_ppo, without Search-R1's"
+        )
+    settings.trainer = trainers.TINY_ZERO if fork else settings.trainer
     job = convert(settings)
     errors = [*map(str, problems), *map(str, settings.problems), *_lines(job, settings)]
     errors += [_problem(job, problem) for problem in job.problems]

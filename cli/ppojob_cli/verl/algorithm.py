@@ -119,14 +119,22 @@ def _policy_loss(verl: Verl, job: Draft) -> None:
     for name in _OWN.get(kind, ()):
         job.copy(f"{_ACTOR}.{name}")
     _aggregation(verl, job, kind, mode)
-    low_high = (f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high")
-    ratio = f"{_ACTOR}.clip_ratio"
-    if verl.is_given(ratio) and not any(map(verl.is_given, low_high)) and verl[ratio] != 0.2:
-        job.note("without effect in verl, which reads clip_ratio_low and clip_ratio_high", ratio)
+    _one_bound(verl, job)
     for name in ("tau_pos", "tau_neg"):
         if verl.is_given(f"{_ACTOR}.policy_loss.{name}"):
             why = f"without effect in verl, which reads actor.{name}"
             job.note(why, f"{_ACTOR}.policy_loss.{name}")
+
+
+def _one_bound(verl: Verl, job: Draft) -> None:
+    """One number for both sides, which the forks read alone and verl reads no more."""
+    both = (f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high")
+    ratio = f"{_ACTOR}.clip_ratio"
+    if verl.trainer in FORKS:
+        job.copy(ratio, f"{_LOSS}.clipLow")
+        job.copy(ratio, f"{_LOSS}.clipHigh")
+    elif verl.is_given(ratio) and not any(map(verl.is_given, both)) and verl[ratio] != 0.2:
+        job.note("without effect in verl, which reads clip_ratio_low and clip_ratio_high", ratio)
 
 
 def _aggregation(verl: Verl, job: Draft, kind: str, mode: str) -> None:

@@ -78,6 +78,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         algorithm.critic,
         offload.checkpointing,
         offload.offload,
+        search_r1.samples,
         search_r1.searches,
         search_r1.format_scores,
     )

@@ -4,6 +4,7 @@ from typing import Final
 
 from ppojob_cli.verl.asynchronous import fetched_prompts
 from ppojob_cli.verl.draft import Draft, Verl, is_count
+from ppojob_cli.verl.trainers import FORKS
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MOMENTUM: Final = "optim.override_optimizer_config.momentum"
@@ -40,8 +41,8 @@ def _as_shares(verl: Verl, job: Draft, at: str, path: str, names: tuple[str, ...
 
 
 def schedule(verl: Verl, job: Draft) -> None:
-    """How the rate goes on behind the warm-up, and where that ends."""
-    for model, section in _models(verl):
+    """How the rate goes on behind the warm-up, and where that ends; forks read no such key."""
+    for model, section in () if verl.trainer in FORKS else _models(verl):
         at = f"{model}.optim"
         kind, last, share = (
             f"{at}.{one}" for one in ("lr_scheduler_type", "lr_decay_steps", "lr_decay_ratio")

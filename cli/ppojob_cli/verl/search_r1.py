@@ -1,10 +1,34 @@
 """Search-R1's own settings, which its fork of verl has (Jin et al. 2025, arXiv:2503.09516)."""
 
-from ppojob_cli.verl.draft import Draft, Verl
+from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl.trainers import SEARCH_R1, SEARCH_R1_FORMAT
 
 _CHARACTERS = 4
 """Of a token, about, in English."""
+
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_MASKS = "actor_rollout_ref.actor.state_masking"
+
+
+def samples(verl: Verl, job: Draft) -> None:
+    """Responses to a prompt; a mini-batch counts responses there, of those that are drawn apart."""
+    group, mini = f"{_ROLLOUT}.n_agent", "actor_rollout_ref.actor.ppo_mini_batch_size"
+    each, prompts = verl[group], verl["data.train_batch_size"]
+    if verl.trainer not in (SEARCH_R1, SEARCH_R1_FORMAT) or each == 1:
+        return
+    path = "spec.algorithm.samplesPerPrompt"
+    job.set(path, each * verl[f"{_ROLLOUT}.n"], group, f"{_ROLLOUT}.n")
+    if all(map(is_count, (each, prompts, verl[mini]))):
+        wanted = min(prompts, verl[mini] / each)
+        divisors = (one for one in range(1, prompts + 1) if prompts % one == 0)
+        nearest = min(divisors, key=lambda one: abs(one - wanted))
+        path = "spec.algorithm.miniBatchPrompts"
+        job.set(path, None if nearest == prompts else nearest, mini)
+        if nearest != wanted:
+            job.note(f"responses there, of {wanted:g} prompts; {nearest} prompts here", mini)
+    if not verl["do_search"]:
+        job.note("without a search each response is a group of its own there", group)
 
 
 def searches(verl: Verl, job: Draft) -> None:
@@ -26,11 +50,19 @@ def searches(verl: Verl, job: Draft) -> None:
     job.set("spec.agent.turnTokens", verl[each], each)
     whole = min((turns + 1) * verl[each] + turns * longest, verl["data.max_prompt_length"])
     job.set("spec.data.maxResponseTokens", whole, each, "data.max_obs_length", "max_turns")
+    job.note("a turn of so many tokens ends the row here, and is followed by another there", each)
     job.set("spec.data.maxPromptTokens", verl[start], start)
     job.set("spec.data.overlongPrompts", "truncate_left", start)
-    if not verl["actor_rollout_ref.actor.state_masking"]:
-        why = "what a search found is never trained on"
-        job.leave_out(why, "actor_rollout_ref.actor.state_masking")
+    # Its rows of a validation lose the word that they are greedy.
+    for name, key in (("temperature", f"{_ROLLOUT}.temperature"), ("topP", f"{_ROLLOUT}.top_p")):
+        job.copy(key, f"spec.rollout.validation.{name}")
+    if verl["algorithm.adv_estimator"] == "gae":
+        why = "what a search found counts for the critic and its advantages there, and never here"
+        job.note(why, "algorithm.adv_estimator")
+    if not verl[_MASKS]:
+        job.leave_out("what a search found is never trained on", _MASKS)
+        if not verl.is_given(_MASKS):
+            job.note("what a search found is trained on there, without state_masking", "max_turns")
 
 
 def format_scores(verl: Verl, job: Draft) -> None:

@@ -160,8 +160,6 @@ class _Reader:
         elif at is not None and name not in {"echo", "pkill", "grep", "ps"}:
             arguments = [*words[at + 1 :], *_of_torchrun(words[:at])]
             self.script.launches.append(Launch(words[at].text, words[at].line, arguments))
-        elif name == "cd" and len(words) == 2:
-            self._words.change_folder(words[1].text)
         elif name in self._functions:
             self.run(self._functions.pop(name))
         elif name in {"exit", "exec", "return"}:

@@ -1,7 +1,7 @@
 """Words of a shell script to text, by its variables; nothing is run.
 
 What only a run could say (`$(date)`, a variable that is not set) becomes a mark in the text. The
-folder where the script is called is `.`, so a job that is run there finds the same files.
+folder where the trainer is called is `.`, so a job that is run there finds the same files.
 """
 
 import re
@@ -112,12 +112,8 @@ class Words:
             text = f"{self._value('HOME', node)[0]}{text[1:]}"
         return [text]
 
-    def change_folder(self, path: str) -> None:
-        """What `cd` does."""
-        self.variables["PWD"] = str(PurePosixPath(str(self.variables["PWD"]), path))
-
     def is_true(self, node: Node) -> bool | None:
-        """Whether a condition holds; None where only a run could say. The folder stays."""
+        """Whether a condition holds; None where only a run could say; `cd` changes nothing."""
         folder = self.variables["PWD"]
         is_good, _ = self._answer(node)
         self.variables["PWD"] = folder
@@ -264,7 +260,7 @@ class Words:
             case ["pwd", *_]:
                 return True, str(self.variables["PWD"])
             case ["cd", folder]:
-                self.change_folder(folder)
+                self.variables["PWD"] = str(PurePosixPath(str(self.variables["PWD"]), folder))
                 return True, ""
         return None, ""
 

@@ -10,7 +10,7 @@ from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import keys, unread
 from ppojob_cli.verl.asynchronous import DRAWN, drawn_steps
 from ppojob_cli.verl.draft import Draft, Verl, is_count
-from ppojob_cli.verl.trainers import FULLY_ASYNC, ONE_STEP_OFF
+from ppojob_cli.verl.trainers import FULLY_ASYNC, ONE_STEP_OFF, TINY_ZERO
 from ppojob_cli.verl_tools import read_verl_agent
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 
@@ -23,6 +23,9 @@ _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
 def train_files(verl: Verl, job: Draft) -> None:
     """The files to train on."""
     job.set("spec.data.train", _files(verl["data.train_files"]), "data.train_files")
+    if verl.trainer is TINY_ZERO:
+        template = "spec.model.chatTemplate, a file that says {{ messages[0]['content'] }}"
+        job.note(f"prompts there go without a chat template: {template}", "data.train_files")
 
 
 def validation_files(verl: Verl, job: Draft) -> None:

@@ -54,6 +54,7 @@ SFT: Final = Trainer(
 )
 
 _OF_2025: Final[Mapping[str, JsonValue]] = {
+    "actor_rollout_ref.actor.clip_ratio_c": 0,
     "actor_rollout_ref.actor.entropy_coeff": 0.001,
     "actor_rollout_ref.model.enable_gradient_checkpointing": False,
     "algorithm.use_kl_in_reward": True,  # unless the loss has it
@@ -61,9 +62,7 @@ _OF_2025: Final[Mapping[str, JsonValue]] = {
 """verl of January 2025, which TinyZero and Search-R1 are forks of."""
 _SEARCHES: Final[Mapping[str, JsonValue]] = {
     **_OF_2025,
-    "actor_rollout_ref.actor.state_masking": False,
     "actor_rollout_ref.rollout.top_p": 0.95,
-    "data.max_start_length": 256,
 }
 TINY_ZERO: Final = Trainer(r"tinyzero", _OF_2025)
 SEARCH_R1: Final = Trainer(r"search-r1", _SEARCHES)

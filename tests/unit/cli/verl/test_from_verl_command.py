@@ -81,11 +81,25 @@ def test_forks_of_early_2025_charge_the_kl_in_the_reward_unless_in_the_loss() ->
     assert "in: reward" not in told.stdout
     assert "algorithm.kl_ctrl.kl_coef: got 0.002: without effect" in told.stderr
     tiny = run(*line.split(), "--of", "tinyzero")
-    assert (tiny.exit_code, tiny.stderr) == (0, "")
+    assert tiny.exit_code == 0
+    assert 'data.train_files: got "a.parquet": prompts there go without a chat' in tiny.stderr
     assert "in: reward  # algorithm.use_kl_in_reward by default" in tiny.stdout
     assert "entropyCoefficient: 0.001" in tiny.stdout
     in_loss = run(*line.split(), "--of", "tinyzero", "actor_rollout_ref.actor.use_kl_loss=true")
     assert "in: loss" in in_loss.stdout
+    assert "dualClip: 0 " in tiny.stdout
+    actor = "actor_rollout_ref.actor"
+    others = (f"{actor}.clip_ratio=0.3", f"{actor}.optim.warmup_style=cosine")
+    bounded = run(*line.split(), "--of", "tinyzero", *others)
+    assert "clipLow: 0.3 " in bounded.stdout
+    assert "clipHigh: 0.3 " in bounded.stdout
+    assert "schedule" not in bounded.stdout
+    search = (*line.split(), "max_turns=2")
+    assert run(*search, "--of", "tinyzero").exit_code == 2
+    untold = run(*search, "algorithm.adv_estimator=gae")
+    assert "max_turns: got 2: what a search found is trained on there" in untold.stderr
+    assert 'algorithm.adv_estimator: got "gae": what a search found counts' in untold.stderr
+    assert run(*search, "actor_rollout_ref.actor.state_masking=false").exit_code == 3
     plain = run(*line.split(), "max_turns=2", "do_search=false")
     assert "agent:" not in plain.stdout
     assert "topP: 0.95" in plain.stdout

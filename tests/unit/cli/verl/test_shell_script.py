@@ -85,16 +85,16 @@ def test_the_environment_is_what_is_given() -> None:
 
 
 def test_the_folder_of_the_call_is_a_dot() -> None:
-    """A job that is run there finds the same files; what `$( )` changes, it changes for itself."""
+    """A job that is run there finds the same files: `cd` is for `$( )` alone."""
     script = """
         ROOT=$(cd -- "$(dirname "${BASH_SOURCE[0]}")/.." >/dev/null 2>&1 && pwd)
         HERE=`pwd`
-        cd conf && A=$PWD; cd /data; B=$(pwd -P)
+        cd conf && A=$PWD; cd /data; B=$(cd sub && pwd -P)
     """
     call = f"{CALL} root=$ROOT here=$HERE/x a=$A b=$B\n"
     (launch,) = read_script(script + call, "examples/run.sh", {}).launches
     found = [one.text for one in launch.arguments]
-    assert found == ["root=examples/..", "here=./x", "a=conf", "b=/data"]
+    assert found == ["root=examples/..", "here=./x", "a=.", "b=sub"]
     (launch,) = read_script(f"{CALL} a=$PWD b=$1\n", "r.sh", {"PWD": "/w", "1": "8"}).launches
     assert [one.text for one in launch.arguments] == ["a=/w", "b=8"]
 

@@ -16,6 +16,7 @@ from ppojob_trainer.retrieval.index import (
     passages_to_paragraphs,
     passages_to_string,
 )
+from ppojob_trainer.tools.arguments import WrongArguments
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
 
 _PASSAGES: Final = 3
@@ -32,10 +33,12 @@ def answer(retriever: Retriever, arguments: Mapping[str, Json], passages: int) -
     """What a model reads: of `query` as Search-R1 writes it, of `query_list` as verl's SearchTool.
 
     Raises:
-        KeyError: there is neither, which a tool's parameters see to.
+        WrongArguments: there is neither, and the tool's parameters require none.
         RetrievalFailed: the service cannot be asked.
     """
     asked = arguments.get("query_list")
+    if asked is None and "query" not in arguments:
+        raise WrongArguments("query is missing")
     if not isinstance(asked, list):
         return passages_to_string(retriever.search([str(arguments["query"])], passages)[0])
     found = retriever.search([str(one) for one in asked], passages)
