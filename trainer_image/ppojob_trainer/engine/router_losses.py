@@ -3,7 +3,7 @@
 Of a row of n tokens, in each layer of E experts of which a token gets k, with logits x and
 p = softmax(x), over all tokens that the row's pass reads, its prompt's too:
 
-    balance = E Σ_e f_e P_e    f_e = 1/(k n) Σ_t [t goes to e],  P_e = 1/n Σ_t p_te
+    balance = E Σ_e f_e P_e    f_e = 1/(k n) Σ_t [the router sends t to e],  P_e = 1/n Σ_t p_te
     z       = 1/n Σ_t logsumexp(x_t)²
 
 the balance loss of a sequence (DeepSeek-V2: arXiv:2405.04434, section 2.1.4; 1 where loads are
