@@ -351,7 +351,8 @@ retriever.url retriever.topk | spec.agent.tools | of the tool search
 max_assistant_turns max_turns | spec.agent.maxAssistantTurns
 do_search | spec.agent | format: search_r1
 max_tool_response_length max_obs_length | spec.agent.maxToolResponseCharacters
-state_masking no_think_rl | not needed | what tools answer is never trained on
+state_masking | not needed | what tools answer is never trained on
+no_think_rl | not needed | Search-R1 itself refuses it
 structure_format_score final_format_score retrieval_score | spec.rewards | search_r1_format
 max_start_length | spec.data.maxPromptTokens
 train_max_samples train_data_num | spec.data.maxTrainRows

@@ -75,7 +75,8 @@ class _Item:
             self._wrong("tool_schema", schema, why, "{type: function, function: {name, ...}}")
             function = {}
         told = {key: function[key] for key in ("description", "parameters") if key in function}
-        told |= {"parameters": _told(told["parameters"])} if "parameters" in told else {}
+        if "parameters" in told:
+            told["parameters"] = _told(told["parameters"])
         tool = {"name": function.get("name", ""), **told}
         name = str(self._item.get("class_name", ""))
         if _BUILT_IN.get(name) == tool["name"]:

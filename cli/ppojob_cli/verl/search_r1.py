@@ -1,7 +1,7 @@
 """Search-R1's own settings, which its fork of verl has (Jin et al. 2025, arXiv:2503.09516)."""
 
 from ppojob_cli.verl.draft import Draft, Verl, is_count
-from ppojob_cli.verl.trainers import SEARCH_R1, SEARCH_R1_FORMAT
+from ppojob_cli.verl.trainers import OF_SEARCH_R1, SEARCH_R1_FORMAT
 
 _CHARACTERS = 4
 """Of a token, about, in English."""
@@ -15,7 +15,7 @@ def samples(verl: Verl, job: Draft) -> None:
     """Responses to a prompt; a mini-batch counts responses there, of those that are drawn apart."""
     group, mini = f"{_ROLLOUT}.n_agent", "actor_rollout_ref.actor.ppo_mini_batch_size"
     each, prompts = verl[group], verl["data.train_batch_size"]
-    if verl.trainer not in (SEARCH_R1, SEARCH_R1_FORMAT) or each == 1:
+    if verl.trainer not in OF_SEARCH_R1 or each == 1:
         return
     path = "spec.algorithm.samplesPerPrompt"
     job.set(path, each * verl[f"{_ROLLOUT}.n"], group, f"{_ROLLOUT}.n")
@@ -33,7 +33,7 @@ def samples(verl: Verl, job: Draft) -> None:
 
 def searches(verl: Verl, job: Draft) -> None:
     """Turns with a search: its limits count the turns with a call, and tokens of each part."""
-    if verl.trainer not in (SEARCH_R1, SEARCH_R1_FORMAT) or not verl["do_search"]:
+    if verl.trainer not in OF_SEARCH_R1 or not verl["do_search"]:
         return
     turns, longest = verl["max_turns"], verl["data.max_obs_length"]
     config = {"url": verl["retriever.url"], "topk": verl["retriever.topk"]}

@@ -19,7 +19,7 @@ class Trainer:
     """A main module.
 
     Attributes:
-        modules: Its names, as they stand in scripts.
+        modules: Its names, as they stand in scripts; empty where those are main_ppo's.
         defaults: Of its configuration, where they are not those of main_ppo.
     """
 
@@ -60,17 +60,15 @@ _OF_2025: Final[Mapping[str, JsonValue]] = {
     "algorithm.use_kl_in_reward": True,  # unless the loss has it
 }
 """verl of January 2025, which TinyZero and Search-R1 are forks of."""
-_SEARCHES: Final[Mapping[str, JsonValue]] = {
-    **_OF_2025,
-    "actor_rollout_ref.rollout.top_p": 0.95,
-}
-TINY_ZERO: Final = Trainer(r"tinyzero", _OF_2025)
-SEARCH_R1: Final = Trainer(r"search-r1", _SEARCHES)
+_SEARCHES: Final = {**_OF_2025, "actor_rollout_ref.rollout.top_p": 0.95}
+TINY_ZERO: Final = Trainer("", _OF_2025)
+SEARCH_R1: Final = Trainer("", _SEARCHES)
 SEARCH_R1_FORMAT: Final = Trainer(r"(?:.*[./])?main_ppo_format(?:\.py)?", _SEARCHES)
-FORKS: Final = (TINY_ZERO, SEARCH_R1, SEARCH_R1_FORMAT)
+OF_SEARCH_R1: Final = (SEARCH_R1, SEARCH_R1_FORMAT)
+FORKS: Final = (TINY_ZERO, *OF_SEARCH_R1)
 _ONLY_SEARCH_R1: Final = frozenset({"max_turns", "do_search", "retriever.url", "retriever.topk"})
 
-_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT, *FORKS)
+_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT, SEARCH_R1_FORMAT)
 
 
 def of_module(module: str) -> Trainer | None:
@@ -82,5 +80,7 @@ def of_keys(keys: Iterable[str], called: Trainer | None = None) -> Trainer:
     """The trainer that settings are for, of which a script may have called one."""
     if called in (None, MAIN_PPO) and not _ONLY_SEARCH_R1.isdisjoint(keys):
         return SEARCH_R1
+    if called is not None:
+        return called
     is_async = any(key.startswith("async_training.") for key in keys)
-    return called or (FULLY_ASYNC if is_async else MAIN_PPO)
+    return FULLY_ASYNC if is_async else MAIN_PPO

@@ -117,8 +117,8 @@ def _reads(packed: PackedRows) -> Tensor:
     """(rows, packed): of each row with a trained token 1/n at the n tokens that its pass reads."""
     reads = torch.zeros(len(packed.readings), len(packed.input_ids))
     for row, spans in enumerate(packed.readings):
+        of_row = sum(span.length for span in spans)
         for span in spans:
-            of_row = sum(one.length for one in spans)
             reads[row, span.start : span.start + span.length] = 1.0 / of_row
     return reads
 
