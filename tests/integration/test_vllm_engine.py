@@ -1,12 +1,11 @@
 """The real vLLM, in processes of its own (`vllm_facts.py`): what it promises, measured there."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_processes import run_together
 from made_once import made_once
 from tiny_models import save_model
 
@@ -43,30 +42,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_together(models: Path, output: Path, commands: list[list[str]]) -> list[Facts]:
-    """Run one process a command, all at the same time, and return what they found."""
-    files = [output / f"facts-{n}.json" for n in range(len(commands))]
-    logs = [output / f"log-{n}.txt" for n in range(len(commands))]
-    children: list[subprocess.Popen[bytes]] = []
-    try:
-        for command, file, log in zip(commands, files, logs, strict=True):
-            argv = [sys.executable, str(SCRIPT), str(models), str(file), *command]
-            with log.open("wb") as stream:
-                child = subprocess.Popen(argv, stdout=stream, stderr=subprocess.STDOUT)
-            children.append(child)
-        for child, log in zip(children, logs, strict=True):
-            assert child.wait(timeout=600) == 0, log.read_text(errors="replace")[-6000:]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    return [json.loads(file.read_text()) for file in files]
-
-
 @pytest.fixture(scope="module")
 def facts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
     made = made_once(
-        tmp_path_factory, "facts", lambda folder: run_together(models, folder, [["--all"]])
+        tmp_path_factory, "facts", lambda folder: run_together(SCRIPT, models, folder, [["--all"]])
     )
     return json.loads((made / "facts-0.json").read_text())
 
@@ -143,7 +122,7 @@ def test_two_ranks_each_hold_an_engine_inside_the_world_of_their_role(facts, mod
     """With other global seeds, and the same bits."""
     world = ["--world", "2", "--store", str(tmp_path / "store")]
     commands = [["--noise", str(7 + rank), "--rank", str(rank), *world] for rank in range(2)]
-    for rank in run_together(models, tmp_path, commands):
+    for rank in run_together(SCRIPT, models, tmp_path, commands):
         assert rank["float32"] == facts["tied float32"]["rows"]
         assert rank["bfloat16"] == facts["tied bfloat16"]["rows"]
         assert rank["sum over the world"] == 2.0
@@ -246,7 +225,7 @@ def test_neighbours_share_an_engine(models: Path, tmp_path: Path) -> None:
     """Two engines of two ranks in one world draw what one rank draws, and all ranks the same."""
     world = ["--world", "4", "--store", str(tmp_path / "store"), "--tensor", "2"]
     first, *others = run_together(
-        models, tmp_path, [["--rank", str(rank), *world] for rank in range(4)]
+        SCRIPT, models, tmp_path, [["--rank", str(rank), *world] for rank in range(4)]
     )
     assert all(facts == first for facts in others)
     for kind in ("tied", "untied", "one key head", "adapters"):

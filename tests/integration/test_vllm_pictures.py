@@ -1,13 +1,13 @@
 """vLLM is shown pictures, in processes of its own (`vllm_pictures.py`)."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
+from engine_processes import run_together
+from made_once import made_once
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,29 +20,15 @@ Facts = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("seeing")
+    """The models, and what was found of them."""
+    return made_once(
+        tmp_path_factory, "seeing", lambda folder: run_together(SCRIPT, folder, folder, [[]])
+    )
 
 
 @pytest.fixture(scope="module")
 def facts(folder: Path) -> Facts:
-    run(folder, [["0"]])
-    return json.loads((folder / "0").read_text())
-
-
-def run(folder: Path, commands: list[list[str]]) -> None:
-    """Run a process a command, whose first word is the name of what it writes."""
-    children = []
-    try:
-        for output, *options in commands:
-            argv = [sys.executable, SCRIPT, folder, folder / output, *options]
-            with (folder / f"{output}.log").open("wb") as log:
-                children.append(subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT))
-        for child, (output, *_) in zip(children, commands, strict=True):
-            assert child.wait(timeout=300) == 0, (folder / f"{output}.log").read_text()[-6_000:]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    return json.loads((folder / "facts-0.json").read_text())
 
 
 @pytest.mark.parametrize("family", ["2", "2.5"])
@@ -85,10 +71,10 @@ def test_the_same_requests_again_give_the_same_bits(facts: Facts, family: str) -
     assert facts[family]["back"]
 
 
-def test_neighbours_share_an_engine_that_sees(facts: Facts, folder: Path) -> None:
-    store = ["--store", str(folder / "store")]
-    run(folder, [[f"rank-{rank}", "--rank", str(rank), *store] for rank in range(2)])
-    first, second = (json.loads((folder / f"rank-{rank}").read_text()) for rank in range(2))
+def test_neighbours_share_an_engine_that_sees(folder: Path, tmp_path: Path) -> None:
+    store = ["--store", str(tmp_path / "store")]
+    commands = [["--rank", str(rank), *store] for rank in range(2)]
+    first, second = run_together(SCRIPT, folder, tmp_path, commands)
     assert first == second
     for found in first.values():
         assert max(found["first"], found["update"], found["squeezed"]) < LARGEST
