@@ -131,7 +131,7 @@ custom_async_server | not needed | the engine is in the rank that drives it
 model.path | spec.model.path
 partial_pretrain | spec.model.path | of fsdp_sft_trainer
 model.tokenizer_path | spec.model.tokenizerPath
-custom_chat_template | spec.model.chatTemplate | a file
+custom_chat_template | spec.model.chatTemplate
 calculate_sum_pi_squared | not needed | estimators that read it have it computed
 use_remove_padding | not needed | rows are packed and nothing is padded
 use_fused_kernels | spec.training.logprobChunkTokens | a number of tokens

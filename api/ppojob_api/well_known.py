@@ -37,7 +37,10 @@ BUILT_IN_SCORERS: Final = (
 
 # Tools that a model may call without a source; held to the trainer's table in the same way.
 SEARCH_TOOL: Final = "search"
-BUILT_IN_TOOLS: Final = ("calc_gsm8k_reward", "calculator", "python", SEARCH_TOOL)
+BUILT_IN_TOOLS: Final = (
+    *("calc_geo3k_reward", "calc_gsm8k_reward", "calculator", "python"),
+    SEARCH_TOOL,
+)
 
 # Interactions that need no source; held to the trainer's table in the same way.
 BUILT_IN_INTERACTIONS: Final = ("gsm8k",)

@@ -10,7 +10,10 @@ from ppojob_api import manifest
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_cli.input_error import InputError
 
-_BUILT_IN: Final = {"verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward"}
+_BUILT_IN: Final = {
+    "verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward",
+    "verl.tools.geo3k_tool.Geo3kTool": "calc_geo3k_reward",
+}
 """verl's own classes that are tools here; it had them until May 2026."""
 _USERS: Final = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}
 """The same of interactions; it had them until April 2026."""

@@ -9,7 +9,7 @@ import run_folders
 import tiny_jobs
 import torch
 from safetensors.torch import load_file
-from tiny_models import picture
+from tiny_models import NAMES, picture
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -21,7 +21,14 @@ def color(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-def write_rows(path: Path, count: int) -> None:
+USER = """
+def ask(messages, query):
+    assert messages[0]["content"] == "<image>?"
+    return len(messages) > 4, f"{query} {len(messages)}", 0.25
+"""
+
+
+def write_rows(path: Path, count: int, **told: object) -> None:
     """Rows that ask for the colour of a picture; pictures are of several sizes."""
     names = list(COLORS)
     rows = [
@@ -30,7 +37,7 @@ def write_rows(path: Path, count: int) -> None:
             "images": [{"bytes": picture(COLORS[names[n % 3]], (16, 8 + n % 9)), "path": None}],
             "data_source": "colors",
             "reward_model": {"style": "rule", "ground_truth": names[n % 3]},
-            "extra_info": {"index": n},
+            "extra_info": {"index": n, **told},
         }
         for n in range(count)
     ]
@@ -38,6 +45,32 @@ def write_rows(path: Path, count: int) -> None:
 
 
 VLLM = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
+
+
+def picture_job(folder: Path, **changes: object) -> dict[str, object]:
+    """A job whose rewards count letters of a colour."""
+    return {
+        "data": {
+            **tiny_jobs.make_manifest(folder)["spec"]["data"],
+            "train": [{"path": str(folder / "train.parquet")}],
+            "validation": [],
+        },
+        "algorithm": {
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "kl": {"in": "reward", "coefficient": 0.01},
+        },
+        "rewards": tiny_jobs.reward_at(folder / "color.py", REWARD),
+        "roles": {"actorRollout": {"ranksPerReplica": 2}},
+        "steps": {"total": 3},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+        **changes,
+    }
+
+
+POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
 
 
 @pytest.mark.parametrize(
@@ -53,25 +86,7 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     """Over two ranks, one of which computes rows that the other owns; and with engines apart."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
     write_rows(tmp_path / "train.parquet", 24)
-    job = {
-        "data": {
-            **tiny_jobs.make_manifest(tmp_path)["spec"]["data"],
-            "train": [{"path": str(tmp_path / "train.parquet")}],
-            "validation": [],
-        },
-        "algorithm": {
-            "type": "grpo",
-            "promptsPerStep": 4,
-            "samplesPerPrompt": 4,
-            "kl": {"in": "reward", "coefficient": 0.01},
-        },
-        "rewards": tiny_jobs.reward_at(tmp_path / "color.py", REWARD),
-        "roles": {"actorRollout": {"ranksPerReplica": 2}},
-        "steps": {"total": 3},
-        "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
-        **changes,
-    }
+    job = picture_job(tmp_path, **changes)
     (tmp_path / "calm").mkdir()
     calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
     run_folders.assert_trained(calm, 3)
@@ -86,11 +101,54 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     assert whole.model.visual.dtype == torch.float32
 
     killed = tmp_path / "killed"
-    points = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
-    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *points, seconds=600)
+    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)
 
-    roles = {**job["roles"], "rollout": {"replicas": 2}}
+    roles = {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}}
     (tmp_path / "apart").mkdir()
     apart = tiny_jobs.write_manifest(tmp_path / "apart", tmp_path, **{**job, "roles": roles})
     assert run_folders.result(tiny_jobs.run_alone(apart)) == run_folders.result(calm)
+
+
+def test_a_conversation_about_a_picture(run_through, tmp_path: Path) -> None:
+    """Over ranks that share the tokens of a row."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
+    write_rows(tmp_path / "train.parquet", 24, interaction_kwargs={"name": "ask", "query": "so"})
+    (tmp_path / "ask.py").write_text(USER)
+    user = {"name": "ask", "source": {"path": str(tmp_path / "ask.py")}}
+    stops = [NAMES.index(sign) for sign in ".,:;!?+-*/"]
+    spec = tiny_jobs.make_manifest(tmp_path)["spec"]
+    ranks = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
+    job = picture_job(
+        tmp_path,
+        agent={"interactions": [user], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
+        rollout={**spec["rollout"], "stopTokenIds": stops},
+        roles={"actorRollout": ranks},
+    )
+    job["data"]["maxResponseTokens"] = 120
+    (tmp_path / "calm").mkdir()
+    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    run_folders.assert_trained(calm, 3)
+    steps = [record for record in run_folders.metrics(calm) if record["step"]]
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    assert max(record["num_turns/max"] for record in steps) > 3
+    killed = tmp_path / "killed"
+    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
+    assert run_folders.result(killed) == run_folders.result(calm)
+
+
+def test_rows_about_a_picture_go_on_with_newer_weights(run_through, tmp_path: Path) -> None:
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
+    write_rows(tmp_path / "train.parquet", 24)
+    spec = tiny_jobs.make_manifest(tmp_path)["spec"]
+    job = picture_job(
+        tmp_path,
+        rollout={**spec["rollout"], "maxStaleness": 2},
+        roles={"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}},
+    )
+    (tmp_path / "calm").mkdir()
+    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    run_folders.assert_trained(calm, 3)
+    killed = tmp_path / "killed"
+    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
+    assert run_folders.result(killed) == run_folders.result(calm)

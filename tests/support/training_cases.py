@@ -12,7 +12,9 @@ from tiny_models import (
     TEMPLATE,
     TWO_LAYERS,
     make_model,
+    picture,
     save_model,
+    save_seeing_model,
     save_tokenizer,
 )
 from torch import Tensor
@@ -29,6 +31,7 @@ from transformers import (
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
+from ppojob_trainer.data.pictures import PictureForm, packed
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
@@ -82,6 +85,7 @@ class Case:
     teacher: Divergence | None = None  # the loss, instead of that of the policy
     optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
+    seeing: bool = False  # prompts show pictures
 
     @property
     def alone(self) -> "Case":
@@ -121,6 +125,7 @@ CASES = {
     "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=MUON, lora=LoraSpec(rank=3)),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
+    "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
@@ -177,6 +182,7 @@ def save_models(folder: Path) -> None:
                 if weight.ndim == 1:
                     weight.add_(0.3 * torch.randn(weight.shape))
         model.save_pretrained(folder / name)
+    save_seeing_model(folder / "seeing", num_hidden_layers=3, tie_word_embeddings=True)
     bad = make_model(seed=3, **SIZES, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0
@@ -187,7 +193,10 @@ def save_models(folder: Path) -> None:
     save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
 
 
-def rows_of_step(*, broken: bool = False, long: int | None = None) -> Experience:
+def rows_of_step(
+    *, broken: bool = False, long: int | None = None, form: PictureForm | None = None
+) -> Experience:
+    """Rows of a step; prompts begin with pictures of several sizes where a model takes some."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 10, (GROUPS * SAMPLES,), generator=generator)
     if long is not None:
@@ -199,6 +208,15 @@ def rows_of_step(*, broken: bool = False, long: int | None = None) -> Experience
     prompts = [
         torch.randint(VOCABULARY, (length,), generator=generator) for length in (3, 7, 1, 5, 2)
     ]
+    shown: list[bytes] = []
+    if form is not None:
+        shown = [
+            packed([picture((40 * n, 9, 99), (8 + 9 * n, 30))] * (n % 3)) for n in range(GROUPS)
+        ]
+        prompts = [
+            torch.tensor(form.expanded([form.token] * (n % 3) + prompt.tolist(), shown[n]))
+            for n, prompt in enumerate(prompts)
+        ]
     return Experience(
         prompts=prompts,
         row_groups=torch.arange(GROUPS).repeat_interleave(SAMPLES),
@@ -207,6 +225,7 @@ def rows_of_step(*, broken: bool = False, long: int | None = None) -> Experience
         mask=torch.rand(tokens, generator=generator) < 0.8,
         rollout_logprobs=torch.zeros(tokens),
         advantages=advantages,
+        pictures=shown,
     )
 
 
@@ -258,7 +277,8 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     """Log-probabilities of the rank's rows, the first gradient, the weights after two updates."""
     model = load(case, folder, world)
     engine = make_engine(model, case, world)
-    everything = rows_of_step(broken=case.broken, long=case.long)
+    form = PictureForm.read(folder / case.model) if case.seeing else None
+    everything = rows_of_step(broken=case.broken, long=case.long, form=form)
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
     results = {"logprobs": engine.predict(rows, records=case.replayed)[0]}
     if rows.experts is not None and rows.prompt_experts is not None:

@@ -28,6 +28,7 @@ ALL_BUT_OF_ONE_KIND = (
 _SHARED = (
     *("even", "small_micro_batches", "recomputed", "experts", "adapters", "muon", "full_kl"),
     *("dropout", "dropout_recomputed", "bfloat16", "a_gradient_that_is_not_finite"),
+    "pictures",
 )
 _CASES = {
     "2": (
@@ -53,7 +54,10 @@ _CASES = {
     "s4": ("small_micro_batches", "long_rows", "experts"),
     "2x1s2": ("small_micro_batches", "long_rows", "dropout", "dropout_recomputed"),
     "2x1t2": ("small_micro_batches", "spread", "adapters"),
-    "s2t2": ("small_micro_batches", "experts", "muon", "full_kl", "dropout", "dropout_recomputed"),
+    "s2t2": (
+        *("small_micro_batches", "experts", "muon", "full_kl", "dropout", "dropout_recomputed"),
+        "pictures",
+    ),
     "2p2": ("small_micro_batches", "spread", "full_kl", "a_gradient_that_is_not_finite"),
 }
 _SCENARIOS = {

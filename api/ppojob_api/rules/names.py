@@ -5,6 +5,7 @@ import re
 
 from ppojob_api.remote_files import DATA_FIELDS, MODEL_FIELDS, SCHEMES
 from ppojob_api.rules.rule import present, rules, words
+from ppojob_api.v1alpha1.section import TEMPLATE_MARK
 from ppojob_api.well_known import (
     BUILT_IN_SCORERS,
     JOB_NAME_LIMIT,
@@ -19,19 +20,24 @@ DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".py")
 # it, and its place there. An API server looks at those that every job has.
 _OF_ALL_JOBS = {"model.path", "data.train", "data.validation"}
 _SINGLE = (
-    *(f"model.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
+    *(f"model.{name}" for name in ("path", "tokenizerPath")),
     "model.lora.path",
     "reference.path",
     "critic.path",
     "critic.lora.path",
-    *(f"rewardModel.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
+    *(f"rewardModel.{name}" for name in ("path", "tokenizerPath")),
     "rollout.replay",
     *(f"agent.retriever.{name}" for name in ("index", "encoder")),
 )
 _OF_REWARDS = "self.rewards.all(one, !has(one.source) || !has(one.source.path) || %s)"
 _OF_AGENT = "self.agent.$LIST.all(one, !has(one.source) || !has(one.source.path) || %s)"
+_TEMPLATES = ("model.chatTemplate", "rewardModel.chatTemplate")
+_OF_TEMPLATE = "(self.$FIELD.matches(r'$MARK') || %s)".replace(
+    "$MARK", TEMPLATE_MARK.replace("%", "%%")
+)
 _PATHS = (
     *((path, "%s", f"self.{path}") for path in _SINGLE),
+    *((path, _OF_TEMPLATE.replace("$FIELD", path), f"self.{path}") for path in _TEMPLATES),
     ("data.train", "self.data.train.all(file, %s)", "file.path"),
     ("data.validation", "self.data.validation.all(file, %s)", "file.path"),
     ("rewards", _OF_REWARDS, "one.source.path"),

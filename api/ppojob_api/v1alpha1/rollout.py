@@ -18,6 +18,7 @@ from ppojob_api.v1alpha1.section import (
     Seconds,
     Section,
     Temperature,
+    Template,
     Tokens,
     TopK,
     Url,
@@ -171,8 +172,8 @@ class RewardModelSpec(Section):
     """Folder of the tokenizer; absent: the reward model's. verl: reward_model.model.input_tokenizer
     names the policy's; here texts are always tokenised anew."""
 
-    chat_template: Path | None = None
-    """File with a Jinja chat template; absent: the tokenizer's own."""
+    chat_template: Template | None = None
+    """File with a Jinja chat template, or the template itself; absent: the tokenizer's own."""
 
     dtype: AutoFloatType = "auto"
     """Type of the weights; auto: as rollout.dtype. verl: bfloat16."""

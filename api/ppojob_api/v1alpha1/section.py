@@ -34,6 +34,11 @@ Items = Annotated[tuple[T, ...], Field(strict=False)]
 # Control characters in a name end up in logs and file names; no path of a model needs them.
 PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 Path = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
+TEMPLATE_MARK = r"\{[{%]"
+"""What a chat template holds, and the path of a file does not."""
+Template = Annotated[
+    str, Field(min_length=1, max_length=65_536, pattern=rf"{PRINTABLE}|{TEMPLATE_MARK}")
+]
 Url = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -90,6 +95,11 @@ DeviceName = Annotated[str, Field(max_length=_LIMIT, pattern=rf"^{_DOMAIN}/{_WOR
 
 LABEL_KEY_WORDS: Final = "at most 63 letters, digits, -, _ and ., behind DOMAIN/ if need be"
 LABEL_VALUE_WORDS: Final = "at most 63 letters, digits, -, _ and ."
+
+
+def is_template(given: str) -> bool:
+    """Whether it is a chat template itself, and not the path of a file with one."""
+    return re.search(TEMPLATE_MARK, given) is not None
 
 
 def is_label_key(text: str) -> bool:

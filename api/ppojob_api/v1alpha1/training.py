@@ -14,6 +14,7 @@ from ppojob_api.v1alpha1.section import (
     Path,
     Section,
     Seed,
+    Template,
     Tokens,
 )
 
@@ -93,8 +94,9 @@ class ModelSpec(Section):
     """Type of the weights that the optimizer updates; bfloat16 rounds small updates away.
     verl: fsdp_config.model_dtype, fp32."""
 
-    chat_template: Path | None = None
-    """File with a Jinja chat template; absent: the tokenizer's own."""
+    chat_template: Template | None = None
+    """File with a Jinja chat template, or the template itself; absent: the tokenizer's own.
+    verl: custom_chat_template."""
 
     trust_remote_code: bool = False
     """Run code that lies beside the model. verl: trust_remote_code, false."""

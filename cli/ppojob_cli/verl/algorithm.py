@@ -6,7 +6,7 @@ from pydantic.alias_generators import to_camel
 
 from ppojob_cli.verl.asynchronous import step_prompts
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, SFT
+from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, SFT, TINY_ZERO
 
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
@@ -81,7 +81,7 @@ def router_losses(verl: Verl, job: Draft) -> None:
     elif verl[kind] == "none":
         why = "verl sets moe_router_load_balancing_type: none, with which it has no effect"
         job.leave_out(why, balance, changes_numbers=False)
-    elif verl[kind] in {"seq_aux_loss", "aux_loss", "global_aux_loss"}:
+    elif verl[kind] in ("seq_aux_loss", "aux_loss", "global_aux_loss"):
         job.copy(balance)
         if verl[kind] != "seq_aux_loss":
             job.note("of the tokens of a micro-batch or a batch there, of each row here", kind)
@@ -245,6 +245,9 @@ def kl(verl: Verl, job: Draft) -> None:
             job.set(f"{section}.in", "loss", f"{_ACTOR}.use_kl_loss")
         _estimator(job, f"{section}.estimator", f"{_ACTOR}.kl_loss_type", "k3")
         job.copy(f"{_ACTOR}.kl_loss_coef", f"{section}.coefficient")
+        if verl.trainer is TINY_ZERO:
+            why = "it has the sign that rewards a distance there, and is charged here"
+            job.note(why, f"{_ACTOR}.use_kl_loss")
 
 
 def _estimator(job: Draft, path: str, key: str, default: str) -> None:

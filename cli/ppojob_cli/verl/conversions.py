@@ -34,7 +34,6 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.pictures,
         surroundings.overlong_prompts,
         surroundings.template_arguments,
-        surroundings.chat_template,
         adapters.lora,
         surroundings.seed,
         surroundings.sampling,

@@ -10,11 +10,10 @@ from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import keys, unread
 from ppojob_cli.verl.asynchronous import DRAWN, drawn_steps
 from ppojob_cli.verl.draft import Draft, Verl, is_count
-from ppojob_cli.verl.trainers import FULLY_ASYNC, ONE_STEP_OFF, TINY_ZERO
+from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, ONE_STEP_OFF, TINY_ZERO
 from ppojob_cli.verl_tools import read_verl_agent
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 
-_MODEL = "actor_rollout_ref.model"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TURNS = f"{_ROLLOUT}.multi_turn"
 _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
@@ -23,9 +22,8 @@ _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
 def train_files(verl: Verl, job: Draft) -> None:
     """The files to train on."""
     job.set("spec.data.train", _files(verl["data.train_files"]), "data.train_files")
-    if verl.trainer is TINY_ZERO:
-        template = "spec.model.chatTemplate, a file that says {{ messages[0]['content'] }}"
-        job.note(f"prompts there go without a chat template: {template}", "data.train_files")
+    if verl.trainer is TINY_ZERO:  # which takes the text of the first message as it is
+        job.set("spec.model.chatTemplate", "{{ messages[0]['content'] }}", "data.train_files")
 
 
 def validation_files(verl: Verl, job: Draft) -> None:
@@ -110,13 +108,6 @@ def template_arguments(verl: Verl, job: Draft) -> None:
         job.set("spec.data.templateColumns", [variable], column)
     elif verl.is_given(column):
         job.leave_out(f"name the column {variable}, for templateColumns", column)
-
-
-def chat_template(verl: Verl, job: Draft) -> None:
-    """A template, which is a file here."""
-    key = f"{_MODEL}.custom_chat_template"
-    if verl.is_given(key):
-        job.leave_out("write it into a file, which spec.model.chatTemplate names", key)
 
 
 def seed(verl: Verl, job: Draft) -> None:
@@ -326,6 +317,11 @@ def length(verl: Verl, job: Draft) -> None:
     drawn = drawn_steps(verl)
     if drawn is not None:
         job.set("spec.steps.total", drawn, DRAWN)
+    elif (
+        verl.is_given(total) and verl.trainer in FORKS and is_count(verl[total]) and verl[total] > 1
+    ):
+        job.set("spec.steps.total", verl[total] - 1, total)
+        job.note("it ends before the last of them, and so does this job", total)
     elif verl.is_given(total):
         job.copy(total)
     else:

@@ -122,19 +122,21 @@ def test_end_tokens_of_the_model_follow_the_tokenizers(make_folder: MakeFolder) 
     assert ChatTokenizer(folder).eos_token_ids == (1, 4)
 
 
-@pytest.mark.parametrize("place", ["argument", "file", "list", "config"])
+@pytest.mark.parametrize("place", ["text", "argument", "file", "list", "config"])
 def test_where_the_template_comes_from(place: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     wanted, other = "{{ 'wanted' }}", "{{ 'other' }}"
-    given: Path | None = None
+    given: str | None = None
     if place == "config":
         folder = make_folder(wanted)
+    elif place == "text":
+        folder, given = make_folder(other), wanted
     elif place == "list":
         named = [{"name": "tool_use", "template": other}, {"name": "default", "template": wanted}]
         folder = make_folder(None, chat_template=named)
     else:
         folder = make_folder(other)
-        given = tmp_path / "given.jinja" if place == "argument" else None
-        (given or folder / "chat_template.jinja").write_text(wanted)
+        given = str(tmp_path / "given.jinja") if place == "argument" else None
+        Path(given or folder / "chat_template.jinja").write_text(wanted)
     assert rendered(folder, chat_template=given) == "wanted"
 
 

@@ -97,6 +97,18 @@ def test_a_mark_without_a_picture_is_told(folder: Path) -> None:
     assert told[:2] == ["a.parquet:0:prompt", "b.jsonl:1:prompt"]
 
 
+def test_other_pictures_under_the_same_path_are_other_data(folder: Path) -> None:
+    path = folder / "one.png"
+    with ChatTokenizer(folder / "model") as chat:
+        files, found = PromptFiles(folder, chat), set()
+        lines = files.lines("b.jsonl", good_row("<image>!", images=str(path)))
+        for shown in (RED, picture("blue"), RED):
+            path.write_bytes(shown)
+            with files.open(lines) as dataset:
+                found.add(dataset.digest)
+    assert len(found) == 2
+
+
 SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 
 
@@ -106,7 +118,7 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
         ({}, None),
         ({"rollout": {"engine": "vllm"}}, None),
         ({**tiny_jobs.PPO, "critic": {}}, "spec.critic"),
-        ({"roles": {"actorRollout": SHARED}}, "sequence"),
+        ({"roles": {"actorRollout": SHARED}}, None),
     ],
 )
 def test_what_keeps_a_job_from_showing_pictures(tmp_path: Path, changes, told) -> None:

@@ -20,7 +20,7 @@ from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.vision_tower import give_tower, tower_of
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
 from ppojob_trainer.rows.experience import Experience, joined
@@ -116,6 +116,51 @@ def test_the_engine_draws_what_the_whole_model_would(tmp_path: Path) -> None:
     assert drawn[4].logprobs != drawn[6].logprobs
 
 
+def test_what_follows_a_prompt_with_pictures_is_text(tmp_path: Path) -> None:
+    """A later turn, whose tokens may be that of a picture."""
+    save_seeing_model(tmp_path, tie_word_embeddings=True)
+    form, model = form_of(tmp_path), load_model(tmp_path)
+    prompt, before = tuple(form.expanded(PROMPTS[0], PICTURES[0])), (9, TOKEN, 7, TOKEN)
+    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
+    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=5)
+    turn = Request("1", (*prompt, *before), sampling, seed=1, pictures=PICTURES[0])
+    (drawn,) = generate(engine, [turn])
+    row = Experience(
+        prompts=[torch.tensor(prompt)],
+        row_groups=torch.zeros(1, dtype=torch.int64),
+        response_tokens=torch.tensor([*before, *drawn.tokens]),
+        lengths=torch.tensor([9]),
+        mask=torch.tensor([False] * 4 + [True] * 5),
+        rollout_logprobs=torch.zeros(9),
+        pictures=[PICTURES[0]],
+    )
+    trainer = load_model(tmp_path)
+    use_packed_attention(trainer)
+    head = PolicyHead(LogprobSettings(chunk_tokens=5))
+    said = packed_pass(trainer, head, row).outputs[0][4:]
+    torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_class", FAMILIES)
+def test_angles_of_a_tower_are_not_rounded(
+    tmp_path: Path, model_class: type[PreTrainedModel]
+) -> None:
+    save_seeing_model(tmp_path, model_class)
+    model = load_model(tmp_path)
+    give_tower(model, tmp_path, torch.bfloat16, torch.device("cpu"))
+    tower = tower_of(model)
+    assert tower is not None
+    (seen,) = tower.seen([picture("red")])
+    with torch.no_grad():
+        whole = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16).model.visual
+        pixels = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)(
+            images=[opened(picture("red"))], return_tensors="pt"
+        )
+        wanted = whole(pixels["pixel_values"].bfloat16(), grid_thw=pixels["image_grid_thw"])
+    assert torch.equal(seen, wanted.pooler_output)
+
+
 @pytest.mark.parametrize(
     "size", [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (1, 150), (99, 7)]
 )
@@ -132,3 +177,8 @@ def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, size) ->
     (tmp_path / "processor_config.json").write_text(json.dumps(newer))
     assert form_of(tmp_path).grid(picture("red", size)) == (down // 2, across // 2)
     assert Qwen2VLImageProcessorPil.from_pretrained(tmp_path).patch_size == processor.patch_size
+    # Of two files transformers takes the newer one.
+    smaller = {**json.loads(settings), "min_pixels": 64, "max_pixels": 256}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(smaller))
+    assert form_of(tmp_path).grid(picture("red", size)) == (down // 2, across // 2)
+    assert Qwen2VLImageProcessorPil.from_pretrained(tmp_path).size == processor.size

@@ -7,7 +7,7 @@ from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.answers import FAILURES, cut, failure_text, for_the_model, read_answer
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.built_in.calculator import TOOL, calculator
-from ppojob_trainer.tools.built_in.gsm8k_answer import calc_gsm8k_reward
+from ppojob_trainer.tools.built_in.handed_in import calc_geo3k_reward, calc_gsm8k_reward
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.schemas import tool_schemas
 
@@ -148,6 +148,20 @@ def test_calculator(expression: str, value: str) -> None:
 def test_an_answer_to_gsm8k(answer: str, told: str, reward: float) -> None:
     """verl's text and rewards; only a right answer improves on none."""
     assert calc_gsm8k_reward(call({"ground_truth": "72"}, answer=answer)) == (told, reward)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told", "reward"),
+    [
+        (r"\frac{1}{2}", r"Current parsed answer='\\frac{1}{2}' reward=1.0", 0.0),
+        ("0.5", "Current parsed answer='0.5' reward=1.0", 0.0),
+        ("2", "Current parsed answer='2' reward=0.0", -0.05),
+        (r"\boxed{2", r"Current parsed answer='\\boxed{2' reward=0.0", -0.05),
+    ],
+)
+def test_an_answer_to_geometry3k(answer: str, told: str, reward: float) -> None:
+    truth = {"ground_truth": r"\frac{1}{2}"}
+    assert calc_geo3k_reward(call(truth, answer=answer)) == (told, reward)
 
 
 def test_failures_are_told_in_one_line() -> None:

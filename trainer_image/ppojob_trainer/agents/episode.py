@@ -39,6 +39,7 @@ class Episode:
         form: reads its turns, and writes what stands between them.
         user: answers the turns that call no tool; None: such a turn ends the row.
         place: what people are told of it: step, prompt and sample.
+        pictures: those of the prompt, as `data.pictures.packed` has them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Episode:
     form: ChatForm
     user: Interaction | None = None
     place: str = ""
+    pictures: bytes = b""
     _segments: list[Segment] = field(default_factory=list)
     _tokens: int = 0
     _drawn: int = 0
@@ -78,6 +80,7 @@ class Episode:
             prompt=(*self.prompt, *given),
             sampling=replace(self.sampling, max_tokens=turn),
             seed=self.seed_of(self._drawn),
+            pictures=self.pictures,
         )
 
     def take(self, response: Finished) -> Turn:

@@ -13,6 +13,7 @@ from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
+from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import config_changes
@@ -71,7 +72,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         model_folder=Path(model.path),
         dtype=dtype,
         tokenizer_folder=_tokenizer_folder(model),
-        chat_template=_chat_template(model),
+        chat_template=template_text(model.chat_template) if model.chat_template else None,
         adapters=adapters,
         is_scorer=is_scorer,
         overrides=overrides,
@@ -105,15 +106,3 @@ def _tokenizer_folder(model: ModelSpec) -> Path | None:
             " the folder of the tokenizer, where the job had it"
         )
     return folder
-
-
-def _chat_template(model: ModelSpec) -> str | None:
-    if model.chat_template is None:
-        return None
-    try:
-        return Path(model.chat_template).read_text()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"spec.model.chatTemplate: got {shown(model.chat_template)}: it cannot be read:"
-            f" {error}; the file with the template, where the job had it"
-        ) from error

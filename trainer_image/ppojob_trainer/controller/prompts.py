@@ -33,12 +33,11 @@ def open_prompts(
     spec = config.spec
     model = Path(spec.model.path)
     tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
-    template = Path(spec.model.chat_template) if spec.model.chat_template else None
     chat = stack.enter_context(
         ChatTokenizer(
             model,
             tokenizer,
-            template,
+            spec.model.chat_template,
             began=began,
             tools=tool_schemas(spec.agent),
             blind=why_blind(spec),

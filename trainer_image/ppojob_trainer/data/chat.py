@@ -40,7 +40,7 @@ class ChatTokenizer(Closeable):
     Args:
         model_folder: model in Hugging Face form.
         tokenizer_path: folder of the tokenizer; None for the model's.
-        chat_template: file of a chat template; None for the tokenizer's own.
+        chat_template: a chat template, or a file with one; None for the tokenizer's own.
         setting: field of the resource that can name another template, for messages.
         began: what a template's ``strftime_now`` tells in UTC, in unix seconds. It is the time at
             which a run began: with any other, a run that is resumed on another day or machine would
@@ -61,7 +61,7 @@ class ChatTokenizer(Closeable):
         self,
         model_folder: str | Path,
         tokenizer_path: str | Path | None = None,
-        chat_template: str | Path | None = None,
+        chat_template: str | None = None,
         *,
         setting: str = "spec.model.chatTemplate",
         began: float | None = None,
@@ -72,7 +72,8 @@ class ChatTokenizer(Closeable):
         files = read_tokenizer_files(
             model,
             model if tokenizer_path is None else Path(tokenizer_path),
-            None if chat_template is None else Path(chat_template),
+            chat_template,
+            setting,
         )
         self._files = files
         self._setting = setting

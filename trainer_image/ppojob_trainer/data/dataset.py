@@ -123,5 +123,7 @@ def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTok
     limits = [file.max_rows for file in files]
     if any(limit is not None for limit in limits):
         settings["max_rows"] = limits
+    if scan.shown is not None:
+        settings["pictures"] = scan.shown.hexdigest()
     told = [scan.digests, scan.total, scan.kept, settings, chat.digest]
     return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()

@@ -61,8 +61,9 @@ class PictureForm:
     @classmethod
     def read(cls, folder: Path) -> "PictureForm | None":
         """The form of a model in Hugging Face form; None where it sees none."""
-        config, processor = _object(folder / "config.json"), _object(folder / _PROCESSOR)
-        processor = processor or _object(folder / _NEWER).get("image_processor", {})
+        config = _object(folder / "config.json")
+        # In transformers' order.
+        processor = _object(folder / _NEWER).get("image_processor") or _object(folder / _PROCESSOR)
         token = config.get("image_token_id")
         if not isinstance(token, int) or "vision_config" not in config or not processor:
             return None
@@ -112,17 +113,20 @@ class PictureForm:
     def positions(self, ids: Sequence[int], pictures: bytes) -> list[list[int]]:
         """Time, height and width of each token of a prompt, which go on from the highest one.
 
-        Of text all three count on; a picture has one time, and its rows and columns.
+        Of text all three count on; a picture has one time, and its rows and columns. A picture's
+        token behind the last picture was drawn by the policy, and is text.
         """
         found: list[tuple[int, int, int]] = []
         grids = iter([self.grid(picture) for picture in unpacked(pictures)])
         begin = 0
         while len(found) < len(ids):
-            if ids[len(found)] != self.token:
+            is_text = ids[len(found)] != self.token
+            grid = None if is_text else next(grids, None)
+            if grid is None:
                 found.append((begin,) * 3)
                 begin += 1
                 continue
-            down, across = next(grids)
+            down, across = grid
             found += [(begin, begin + y, begin + x) for y in range(down) for x in range(across)]
             begin += max(down, across)
         return [list(row) for row in zip(*found, strict=True)]
@@ -130,16 +134,12 @@ class PictureForm:
 
 def why_blind(spec: PPOJobSpec) -> str:
     """What keeps the rows of a job from having pictures; empty where they may have them."""
-    layout, found = spec.roles.actor_rollout.parallelism, []
-    if spec.agent is not None:
-        found.append("spec.agent, whose conversations are text")
-    if spec.critic is not None or spec.reference is not None:
-        found.append("another model (spec.critic, spec.reference), which reads text")
-    if spec.rollout.max_staleness > 1:
-        found.append("spec.rollout.maxStaleness above 1")
-    if max(layout.sequence, layout.tensor, layout.pipeline) > 1:
-        found.append("ranks that share rows (sequence, tensor, pipeline)")
-    return f"pictures with {' and with '.join(found)}: not in this version" if found else ""
+    if spec.critic is None and spec.reference is None:
+        return ""
+    return (
+        "pictures with another model (spec.critic, spec.reference), which reads text: not in this "
+        "version"
+    )
 
 
 def packed(pictures: Sequence[bytes]) -> bytes:

@@ -74,6 +74,7 @@ class Scan:
         store: takes the rows to draw from; None where rows are checked only. Keys that find
             duplicates are collected then.
         digests: SHA-256 of what each file's rows are made of, in hex.
+        shown: SHA-256 of their pictures, which may lie beside the files; None without any.
         kept: rows to draw from; ``kept_of`` has those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
         given: the type of the job where rows have their answers, which are learnt.
@@ -93,6 +94,7 @@ class Scan:
     given: GivenType | None = None
     files: list[RowFile] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
+    shown: "hashlib._Hash | None" = None
     kept: int = 0
     kept_of: list[int] = field(default_factory=list)
     difficulties: "array[float]" = field(default_factory=lambda: array("d"))
@@ -275,6 +277,8 @@ class Scan:
         form, held = self.chat.pictures, candidate.row.pictures
         if form is None or not held:
             return ids
+        self.shown = self.shown or hashlib.sha256()
+        self.shown.update(hashlib.sha256(held).digest())
         if ids.count(form.token) != len(pictures.unpacked(held)):
             told = f"it gives {ids.count(form.token)} tokens {form.token}, of a picture each"
             raise BadChatTemplate(told, told)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
+from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.section import is_template
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 
@@ -35,9 +37,14 @@ class TokenizerFiles(NamedTuple):
 
 
 def read_tokenizer_files(
-    model_folder: Path, tokenizer_folder: Path, template_path: Path | None
+    model_folder: Path,
+    tokenizer_folder: Path,
+    template: str | None,
+    setting: str = "spec.model.chatTemplate",
 ) -> TokenizerFiles:
     """Read a tokenizer, of a model in often the same folder, with its own or another template.
+
+    A template is given as `spec.model.chatTemplate` has it, or the field that is named.
 
     Raises:
         ConfigError: a file is missing or not what it should be.
@@ -46,11 +53,11 @@ def read_tokenizer_files(
     tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")
     special_tokens = _special_tokens(config, tokenizer_folder)
     _add_missing_tokens(tokenizer, config, special_tokens)
-    template = _chat_template(config, tokenizer_folder, template_path)
+    source = _chat_template(config, tokenizer_folder, template, setting)
     end_token_ids = _end_token_ids(tokenizer, special_tokens, model_folder)
     pad = _read_object(model_folder / "config.json").get("pad_token_id")
     pad_token_id = pad if isinstance(pad, int) else None
-    return TokenizerFiles(tokenizer, special_tokens, *template, end_token_ids, pad_token_id)
+    return TokenizerFiles(tokenizer, special_tokens, *source, end_token_ids, pad_token_id)
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
@@ -120,19 +127,14 @@ def _add_missing_tokens(
 
 
 def _chat_template(
-    config: dict[str, Json], folder: Path, template_path: Path | None
+    config: dict[str, Json], folder: Path, given: str | None, setting: str
 ) -> tuple[str | None, str]:
-    """Source and file of the template: the given one, chat_template.jinja, or the config's."""
-    own = folder / "chat_template.jinja"
-    given = template_path or (own if os.path.isfile(own) else None)
+    """Source and place of the template: the given one, chat_template.jinja, or the config's."""
     if given is not None:
-        try:
-            return given.read_text(encoding="utf-8"), str(given)
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(
-                f"{given}: got a file that cannot be read: {why}; a Jinja template in UTF-8"
-            ) from None
+        return template_text(given, setting), setting if is_template(given) else given
+    own = folder / "chat_template.jinja"
+    if os.path.isfile(own):
+        return _read(own, str(own)), str(own)
     path = folder / "tokenizer_config.json"
     match config.get("chat_template"):
         case str(source):
@@ -142,6 +144,23 @@ def _chat_template(
                 if isinstance(entry, dict) and entry.get("name") == "default":
                     return _text({"content": entry.get("template")}), str(path)
     return None, str(path)
+
+
+def template_text(given: str, setting: str = "spec.model.chatTemplate") -> str:
+    """A chat template as a setting has it: the text itself, or that of a file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return given if is_template(given) else _read(Path(given), f"{setting}: got {shown(given)}")
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{what}: it cannot be read: {why}; a Jinja template in UTF-8") from None
 
 
 def _end_token_ids(

@@ -13,14 +13,14 @@ from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
 from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
-from ppojob_trainer.engine.layout import pack_rows
+from ppojob_trainer.engine.layout import PackedRows, pack_rows
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.pipeline_stages import WHOLE, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
-from ppojob_trainer.models.vision_tower import tower_of
+from ppojob_trainer.models.vision_tower import VisionTower, tower_of
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
 from ppojob_trainer.parallel.fsdp import as_forward, release_root
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
@@ -244,10 +244,8 @@ def packed_pass(
     def compute() -> TokenOutputs:
         with saving():
             read = given
-            if tower is not None and own.picture_places is not None:
-                embeddings = model.get_input_embeddings()(own.input_ids)
-                seen = tower.placed(embeddings, own.picture_places, own.pictures)
-                read = {"inputs_embeds": seen[None]}
+            if tower is not None and own.pictures and stage.ranks.is_first:
+                read = {"inputs_embeds": _with_pictures(model, tower, own)[None]}
             states = model.base_model(
                 **read,
                 position_ids=own.position_ids.unsqueeze(-2),
@@ -267,6 +265,14 @@ def packed_pass(
     whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
     told = tuple(_spread(output.cpu(), rows.mask) for output in whole)
     return Passed(told, arrived, routes=routes)
+
+
+def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> Tensor:
+    """Embeddings (t, h) of a run of tokens; each rank of a sequence sees all of the pictures."""
+    embeddings: Tensor = model.get_input_embeddings()(own.input_ids)
+    assert own.picture_places is not None
+    assert own.picture_rows is not None
+    return tower.placed(embeddings, own.picture_places, own.pictures, own.picture_rows)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class PackedRows:
     readings: tuple[tuple[Span, ...], ...]
     pictures: tuple[bytes, ...] = ()  # of the prompts as they lie, each as one value
     picture_places: Tensor | None = None  # (n,) int64, the packed tokens that stand for them
+    picture_rows: Tensor | None = None  # (n,) int64, which rows of the tower's features these are
 
     def run(self, number: int, runs: int) -> PackedRows:
         """One of so many equal runs of the packed tokens, with the trained tokens it predicts.
@@ -54,18 +55,23 @@ class PackedRows:
         """
         if runs == 1:
             return self
-        assert self.picture_places is None, "such a layout is refused"
         length = len(self.input_ids) // runs
         first = number * length
         is_own = (self.predictors >= first) & (self.predictors < first + length)
+        shown, rows = self.picture_places, self.picture_rows
+        if shown is not None and rows is not None:
+            is_seen = (shown >= first) & (shown < first + length)
+            shown, rows = shown[is_seen] - first, rows[is_seen]
         return replace(
             self,
             input_ids=self.input_ids[first : first + length],
-            position_ids=self.position_ids[first : first + length],
+            position_ids=self.position_ids[..., first : first + length],
             predictors=self.predictors[is_own] - first,
             targets=self.targets[is_own],
             places=self.places[is_own],
             sources=self.sources[first : first + length],
+            picture_places=shown,
+            picture_rows=rows,
         )
 
     def to(self, device: torch.device) -> PackedRows:
@@ -78,6 +84,7 @@ class PackedRows:
             targets=self.targets.to(device),
             places=self.places.to(device),
             picture_places=None if (seen := self.picture_places) is None else seen.to(device),
+            picture_rows=None if (rows := self.picture_rows) is None else rows.to(device),
         )
 
 
@@ -183,6 +190,7 @@ def pack_rows(
     filler = torch.zeros(-packer.end % multiple, dtype=torch.int64)
     packer.add(filler, torch.arange(len(filler)), filler - 1)
     targets = experience.response_tokens[experience.mask]
+    shown = torch.cat(packer.picture_places) if packer.pictures else None
     return PackedRows(
         input_ids=torch.cat(packer.ids),
         position_ids=packer.whole_positions(),
@@ -193,7 +201,8 @@ def pack_rows(
         sources=torch.cat(packer.sources),
         readings=tuple(readings),
         pictures=tuple(packer.pictures),
-        picture_places=torch.cat(packer.picture_places) if packer.pictures else None,
+        picture_places=shown,
+        picture_rows=None if shown is None else torch.arange(len(shown)),
     )
 
 

@@ -56,7 +56,7 @@ class RouterLosses:
         self._coefficients = coefficients
         self._share = 1.0 / (max(rows, 1.0) * tensor)
         self._ranks = ranks
-        self._passes: list[PassLosses] = []
+        self._passes: list[dict[int, Tensor]] = []
 
     def of_pass(self, packed: PackedRows, device: torch.device) -> PassLosses:
         """Those of the next pass; `packed` are the tokens of all ranks that share them."""
@@ -64,12 +64,12 @@ class RouterLosses:
         first = size * self._ranks.number
         reads = _reads(packed)[:, first : first + size].to(device)
         one = PassLosses(self._coefficients, self._share, reads, self._ranks)
-        self._passes.append(one)
+        self._passes.append(one.measured)
         return one
 
     def measured(self) -> tuple[float, float]:
         """This rank's share of the balance and the z-loss, added up over the layers it has."""
-        told = [part for one in self._passes for part in one.measured.values()]
+        told = [part for one in self._passes for part in one.values()]
         balance, z = torch.stack(told).double().sum(dim=0).tolist() if told else (0.0, 0.0)
         return balance, z
 

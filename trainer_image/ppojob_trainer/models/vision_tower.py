@@ -40,13 +40,21 @@ class VisionTower:
         self._tower: nn.Module | None = None
         self._processor: Any = None
 
-    def placed(self, embeddings: Tensor, places: Tensor, pictures: Sequence[bytes]) -> Tensor:
+    def placed(
+        self,
+        embeddings: Tensor,
+        places: Tensor,
+        pictures: Sequence[bytes],
+        rows: Tensor | None = None,
+    ) -> Tensor:
         """Embeddings (t, h) with what the tower says of pictures at the places of their tokens.
 
-        Places (n,) int64 are in the order of the prompts, whose pictures are `packed`.
+        Places (n,) int64 are in the order of the prompts, whose pictures are `packed`; where they
+        are not all, `rows` (n,) int64 are their numbers among all.
         """
         files = [file for prompt in pictures for file in unpacked(prompt)]
-        return embeddings.index_copy(0, places, torch.cat(self.seen(files)).to(embeddings.dtype))
+        said = torch.cat(self.seen(files)).to(embeddings.dtype)
+        return embeddings.index_copy(0, places, said if rows is None else said[rows])
 
     @torch.no_grad()
     def seen(self, files: Sequence[bytes]) -> tuple[Tensor, ...]:
@@ -76,7 +84,9 @@ class VisionTower:
                 state[name] = file.get_tensor(f"{TOWER}{name}")
         tower.load_state_dict(state)
         self._processor = Qwen2VLImageProcessorPil.from_pretrained(self._folder)
-        self._tower = tower.to(self._device, self._dtype).eval().requires_grad_(False)
+        for weight in tower.parameters():  # angles of positions stay in float32, as transformers'
+            weight.data = weight.data.to(self._dtype)
+        self._tower = tower.to(self._device).eval().requires_grad_(False)
         return self._tower
 
 

@@ -14,8 +14,8 @@ def geometry3k(response: str, ground_truth: str, *, format_score: float = 0.1) -
 
     Departs from verl, which compares by ``mathruler``: that library evaluates a response as Python.
     Here Math-Verify compares, which takes "0.5" for "1/2" and "2/4" where ``mathruler`` takes no
-    fraction that is not reduced, and knows no words such as "degrees" and "million". Pictures are
-    no input of this version; the truth is LaTeX without a box.
+    fraction that is not reduced, and knows no words such as "degrees" and "million". The
+    truth is LaTeX without a box.
     """
     answer = last_boxed(response)
     is_right = answer is not None and compare(f"\\boxed{{{answer}}}", ground_truth)[1]

@@ -240,7 +240,8 @@ class HuggingFaceEngine:
             if pictures:
                 own = torch.tensor(tower.form.positions(prompt, pictures))
                 positions[:, n, -len(prompt) :] = own
-                seen[n, -len(prompt) :] = torch.tensor(prompt) == tower.form.token
+                for start, length in tower.form.spans(prompt, pictures):
+                    seen[n, len(seen[n]) - len(prompt) + start :][:length] = True
             ahead.append(int(positions[:, n].max()) + 1 - len(prompt))
         embeddings = self._model.get_input_embeddings()(input_ids.to(self._home))
         places = seen.flatten().nonzero()[:, 0].to(self._home)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
+from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.state_dict import (
@@ -238,7 +239,7 @@ class ActorRolloutWorker:
 
     def _export_model(self, request: ExportModel) -> Nothing:
         model = self.generation.spec.model
-        template = Path(model.chat_template).read_text() if model.chat_template else None
+        template = template_text(model.chat_template) if model.chat_template else None
         dtype = DTYPES[model.dtype]
         assert self.policy is not None, "a job that trains nothing exports nothing"
         trained, host = self.policy.learner.model, self.policy.learner.resident.host

@@ -194,6 +194,7 @@ class Generation:
                     agent.form,
                     row.prompt.interaction if agent.spec.interactions else None,
                     row.place,
+                    row.prompt.pictures,
                 )
             )
 

@@ -121,6 +121,7 @@ def _continued(name: str, row: Row, drawn: Trajectory) -> Request:
         (*row.prompt.tokens, *before),
         replace(row.sampling, max_tokens=row.sampling.max_tokens - len(before)),
         row.seed_of(len(drawn.segments)),
+        row.prompt.pictures,
     )
 
 

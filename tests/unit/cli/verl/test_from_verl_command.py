@@ -82,11 +82,14 @@ def test_forks_of_early_2025_charge_the_kl_in_the_reward_unless_in_the_loss() ->
     assert "algorithm.kl_ctrl.kl_coef: got 0.002: without effect" in told.stderr
     tiny = run(*line.split(), "--of", "tinyzero")
     assert tiny.exit_code == 0
-    assert 'data.train_files: got "a.parquet": prompts there go without a chat' in tiny.stderr
+    assert "chatTemplate: \"{{ messages[0]['content'] }}\"  # data.train_files" in tiny.stdout
     assert "in: reward  # algorithm.use_kl_in_reward by default" in tiny.stdout
     assert "entropyCoefficient: 0.001" in tiny.stdout
     in_loss = run(*line.split(), "--of", "tinyzero", "actor_rollout_ref.actor.use_kl_loss=true")
     assert "in: loss" in in_loss.stdout
+    assert "use_kl_loss: got true: it has the sign that rewards a distance there" in in_loss.stderr
+    steps = run(*line.split(), "--of", "tinyzero", "trainer.total_training_steps=100")
+    assert "total: 99  # trainer.total_training_steps" in steps.stdout
     assert "dualClip: 0 " in tiny.stdout
     actor = "actor_rollout_ref.actor"
     others = (f"{actor}.clip_ratio=0.3", f"{actor}.optim.warmup_style=cosine")

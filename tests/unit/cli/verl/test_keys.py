@@ -418,6 +418,11 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f" {MEGATRON}.moe_router_load_balancing_type=seq_aux_loss",
         {"spec.algorithm.routerBalanceCoefficient": 0.01},
     ),
+    (
+        f"{MEGATRON}.moe_aux_loss_coeff=0.01"
+        f" {MEGATRON}.moe_router_load_balancing_type=[seq_aux_loss,global_aux_loss]",
+        {"spec.algorithm.routerBalanceCoefficient": None},
+    ),
     # The older SFT trainer names columns and fields within them.
     (
         "data.prompt_key=extra_info data.prompt_dict_keys=[question]"

@@ -2,11 +2,12 @@
 
 from typing import Final
 
-from ppojob_trainer.tools.built_in import calculator, gsm8k_answer, gsm8k_user, python, search
+from ppojob_trainer.tools.built_in import calculator, gsm8k_user, handed_in, python, search
 from ppojob_trainer.tools.built_in.tool import BuiltIn, BuiltInUser
 
 TOOLS: Final[dict[str, BuiltIn]] = {
-    "calc_gsm8k_reward": gsm8k_answer.TOOL,
+    "calc_geo3k_reward": handed_in.GEO3K,
+    "calc_gsm8k_reward": handed_in.GSM8K,
     "calculator": calculator.TOOL,
     "python": python.TOOL,
     "search": search.TOOL,

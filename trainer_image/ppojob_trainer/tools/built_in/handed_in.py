@@ -1,0 +1,46 @@
+"""Answers to GSM8K and Geometry3K, handed in as calls: verl's `Gsm8kTool` and `Geo3kTool`.
+
+A row says what the answer is, in its ``extra_info``:
+``tools_kwargs.NAME.create_kwargs.ground_truth``. In verl too a call knows of no earlier one, so an
+answer that was right before is no less an improvement.
+"""
+
+from typing import Final
+
+from ppojob_trainer.rewards.geometry3k import geometry3k
+from ppojob_trainer.rewards.gsm8k import gsm8k
+from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
+
+_PENALTY = -0.05
+_DOES = "Checks an answer to the problem: 1.0 where it is right, 0.0 where it is not."
+
+
+def calc_gsm8k_reward(call: Call) -> tuple[str, float]:
+    """Say whether an answer is right; the reward is 0 where it is, and a penalty where it is not.
+
+    The answer is found by our `flexible` method, which departs from verl's.
+    """
+    answer, truth = _given(call)
+    form = answer if answer.startswith("#### ") else f"#### {answer}"
+    return _told(answer, gsm8k(form, truth, method="flexible")["score"])
+
+
+def calc_geo3k_reward(call: Call) -> tuple[str, float]:
+    """The same of an answer that is all of the text; compared as `geometry3k` does."""
+    answer, truth = _given(call)
+    return _told(answer, geometry3k(f"\\boxed{{{answer}}}", truth, format_score=0.0)["score"])
+
+
+def _given(call: Call) -> tuple[str, str]:
+    truth = call.created.get("ground_truth")
+    if truth is None:
+        raise ValueError("create_kwargs of the row: got no ground_truth")
+    return str(call.arguments["answer"]), str(truth)
+
+
+def _told(answer: str, reward: float) -> tuple[str, float]:
+    return f"Current parsed {answer=} {reward=}", 0.0 if reward > 0.0 else _PENALTY
+
+
+GSM8K: Final = BuiltIn(calc_gsm8k_reward, _DOES, parameters(answer="The answer, digits only."))
+GEO3K: Final = BuiltIn(calc_geo3k_reward, _DOES, parameters(answer="The answer, without a box."))
