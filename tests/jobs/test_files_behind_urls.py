@@ -29,7 +29,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 def server(tiny_folder: Path) -> Iterator[http.server.ThreadingHTTPServer]:
     served = functools.partial(Handler, directory=str(tiny_folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
 

@@ -70,6 +70,7 @@ def picture_job(folder: Path, **changes: object) -> dict[str, object]:
     }
 
 
+STOPS = [NAMES.index(sign) for sign in ".,:;!?+-*/"]
 POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
 
 
@@ -116,16 +117,15 @@ def test_a_conversation_about_a_picture(run_through, tmp_path: Path) -> None:
     write_rows(tmp_path / "train.parquet", 24, interaction_kwargs={"name": "ask", "query": "so"})
     (tmp_path / "ask.py").write_text(USER)
     user = {"name": "ask", "source": {"path": str(tmp_path / "ask.py")}}
-    stops = [NAMES.index(sign) for sign in ".,:;!?+-*/"]
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
     ranks = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
     job = picture_job(
         tmp_path,
         agent={"interactions": [user], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
-        rollout={**spec["rollout"], "stopTokenIds": stops},
+        rollout={**spec["rollout"], "stopTokenIds": STOPS},
         roles={"actorRollout": ranks},
     )
-    job["data"]["maxResponseTokens"] = 120
+    job["data"]["maxResponseTokens"] = 64
     (tmp_path / "calm").mkdir()
     calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
     run_folders.assert_trained(calm, 3)
@@ -143,12 +143,16 @@ def test_rows_about_a_picture_go_on_with_newer_weights(run_through, tmp_path: Pa
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
     job = picture_job(
         tmp_path,
-        rollout={**spec["rollout"], "maxStaleness": 2},
+        rollout={**spec["rollout"], "maxStaleness": 2, "stopTokenIds": STOPS},
         roles={"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}},
     )
     (tmp_path / "calm").mkdir()
     calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
-    run_folders.assert_trained(calm, 3)
+    first, *_ = (record for record in run_folders.metrics(calm) if record["step"])
+    assert first["training/rollout_probs_diff_mean"] < 1e-6
+    tables = [pq.read_table(step).to_pylist() for step in sorted((calm / "rollouts").iterdir())]
+    versions = [{one["version"] for one in row["segments"]} for rows in tables for row in rows]
+    assert max(map(len, versions)) > 1
     killed = tmp_path / "killed"
     run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)

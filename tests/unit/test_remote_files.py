@@ -75,7 +75,7 @@ def store(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Handler, directory=str(root))
     )
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield root, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()

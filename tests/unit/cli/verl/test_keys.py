@@ -423,6 +423,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f" {MEGATRON}.moe_router_load_balancing_type=[seq_aux_loss,global_aux_loss]",
         {"spec.algorithm.routerBalanceCoefficient": None},
     ),
+    (
+        f"{MODEL}.custom_chat_template='{{{{messages[0].content}}}}'",
+        {"spec.model.chatTemplate": "{{messages[0].content}}"},
+    ),
     # The older SFT trainer names columns and fields within them.
     (
         "data.prompt_key=extra_info data.prompt_dict_keys=[question]"
