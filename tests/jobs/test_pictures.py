@@ -156,3 +156,29 @@ def test_rows_about_a_picture_go_on_with_newer_weights(run_through, tmp_path: Pa
     killed = tmp_path / "killed"
     run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)
+
+
+@pytest.mark.vllm
+def test_adapters_of_a_model_that_sees(tmp_path: Path) -> None:
+    """Beside the weights in vLLM; a second job begins with those that the first has trained."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
+    write_rows(tmp_path / "train.parquet", 24)
+    lora = {"rank": 4, "targetModules": ["q_proj", "down_proj"]}
+    for name, begun in (
+        ("first", {}),
+        ("second", {"path": str(tmp_path / "first/run/export/adapter")}),
+    ):
+        (tmp_path / name).mkdir()
+        job = picture_job(
+            tmp_path,
+            model={"path": str(tmp_path / "model"), "lora": {**lora, **begun}},
+            optimizer={"learningRate": 0.05},
+            rollout={**VLLM, "adapters": "beside"},
+        )
+        run = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / name, tmp_path, **job))
+        run_folders.assert_trained(run, 3)
+    (part,) = {
+        name.split(".layers.")[0]
+        for name in load_file(run / "export/adapter/adapter_model.safetensors")
+    }
+    assert part == "base_model.model.model.language_model"

@@ -176,13 +176,9 @@ def save_models(folder: Path) -> None:
     for name, (model_class, options) in MODELS.items():
         untied = {"tie_word_embeddings": False}
         sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
-        model = make_model(model_class, seed=3, **sizes)
-        with torch.no_grad():  # nothing is 0 or 1 throughout
-            for weight in model.parameters():
-                if weight.ndim == 1:
-                    weight.add_(0.3 * torch.randn(weight.shape))
-        model.save_pretrained(folder / name)
-    save_seeing_model(folder / "seeing", num_hidden_layers=3, tie_word_embeddings=True)
+        _save_shaken(make_model(model_class, seed=3, **sizes), folder / name)
+    seeing = folder / "seeing"
+    _save_shaken(save_seeing_model(seeing, num_hidden_layers=3, tie_word_embeddings=True), seeing)
     bad = make_model(seed=3, **SIZES, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0
@@ -191,6 +187,15 @@ def save_models(folder: Path) -> None:
     classifier = {"vocab_size": len(NAMES), "num_labels": 1, "pad_token_id": 0}
     save_model(folder / "judge", LlamaForSequenceClassification, **SIZES, **classifier)
     save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
+
+
+def _save_shaken(model: PreTrainedModel, folder: Path) -> None:
+    """Save a model of which nothing is 0 or 1 throughout."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.add_(0.3 * torch.randn(weight.shape))
+    model.save_pretrained(folder)
 
 
 def rows_of_step(

@@ -27,6 +27,7 @@ from ppojob_trainer.models.adapter_files import (
     ADAPTER_FOLDER,
     BEGINNING,
     CONFIG_FILE,
+    LANGUAGE_PART,
     WEIGHTS_FILE,
     peft_name,
 )
@@ -109,7 +110,7 @@ def export_model(
         for names in plan_files(named, dtype, max_file_bytes):
             give_parts({name: named[name] for name in names}, dtype=dtype, join=merge)
         if adapters:
-            give_parts(_peft_named(adapters, head), join=plain)
+            give_parts(_peft_named(adapters, head, model_folder), join=plain)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -122,7 +123,7 @@ def export_model(
             durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
         _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
-            _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder), head, plain)
+            _write_adapters(aside / ADAPTER_FOLDER, adapters, model_folder, head, plain)
 
 
 def export_adapters(
@@ -133,7 +134,7 @@ def export_adapters(
     `head` is what a classifier has trained beside them.
     """
     with _replacing(target) as aside:
-        _write_adapters(aside, adapters, base, head, join)
+        _write_adapters(aside, adapters, Path(base), head, join)
 
 
 @contextmanager
@@ -237,13 +238,16 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
     return merged
 
 
+def _sees_pictures(model_folder: Path) -> bool:
+    try:
+        return sees_pictures(json.loads((model_folder / "config.json").read_bytes()))
+    except (OSError, ValueError):
+        return False  # whoever writes the configuration tells of it
+
+
 def _tower(model_folder: Path) -> dict[str, Tensor]:
     """The weights of a vision tower where training began, mapped; none of other models."""
-    try:
-        config = json.loads((model_folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}  # whoever writes the configuration tells of it
-    if not sees_pictures(config):
+    if not _sees_pictures(model_folder):
         return {}
     files = read_weights(model_folder).files
     paths = sorted({path for name, path in files.items() if name.startswith(TOWER)})
@@ -263,7 +267,7 @@ def _but(those: Mapping[str, Tensor], merge: Join) -> Join:
 def _write_adapters(
     folder: Path,
     adapters: Mapping[str, Adapter],
-    base: str,
+    base: Path,
     head: Mapping[str, Tensor],
     join: Join,
 ) -> None:
@@ -272,11 +276,14 @@ def _write_adapters(
     Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
     """
     durable.make_folder(folder, parents=True)
-    named = _peft_named(adapters, head)
+    named = _peft_named(adapters, head, base)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=join)
     lora = next(iter(adapters.values())).lora
+    targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters})
+    if _sees_pictures(base):  # whose tower has layers of the same names
+        targets = rf".*\.{LANGUAGE_PART}\..*\.({'|'.join(targets)})"
     config = {
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": str(base),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -286,7 +293,7 @@ def _write_adapters(
         "modules_to_save": [name.removesuffix(".weight") for name in head] or None,
         "peft_type": "LORA",
         "r": lora.rank,
-        "target_modules": sorted({name.split(".")[-2] for name in adapters}),
+        "target_modules": targets,
         "task_type": "SEQ_CLS" if head else "CAUSAL_LM",
         "use_rslora": lora.rank_stabilized,
     }
@@ -294,11 +301,14 @@ def _write_adapters(
     durable.write_file(folder / CONFIG_FILE, text.encode() + b"\n", FILE_POINT)
 
 
-def _peft_named(adapters: Mapping[str, Adapter], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _peft_named(
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], base: Path
+) -> dict[str, Tensor]:
     """The matrices, and what is trained beside them, by PEFT's names."""
+    sees = _sees_pictures(base)
     found = {f"{BEGINNING}{name}": tensor for name, tensor in head.items()}
     for name, adapter in adapters.items():
         layer = name.removesuffix(".weight")
-        found[peft_name(f"{layer}.{A}")] = adapter.a
-        found[peft_name(f"{layer}.{B}")] = adapter.b
+        found[peft_name(f"{layer}.{A}", sees_pictures=sees)] = adapter.a
+        found[peft_name(f"{layer}.{B}", sees_pictures=sees)] = adapter.b
     return found

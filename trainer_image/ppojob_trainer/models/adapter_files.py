@@ -11,6 +11,7 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import Shape, adapter_shapes, sizes_of
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import BadHeader, listed, read_header
 
@@ -21,14 +22,21 @@ WEIGHTS_FILE: Final = "adapter_model.safetensors"
 BEGINNING: Final = "base_model.model."
 """Of PEFT's names; what follows are the model's."""
 
+LANGUAGE_PART: Final = "language_model"
+
 _OF_CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq")
 """Ways to begin adapters, of PEFT's `init_lora_weights`, that take something off the weights."""
 _MATRICES: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 
 
-def peft_name(name: str) -> str:
-    """PEFT's name of an adapter's matrix, which is `<layer>.lora_a` or `<layer>.lora_b` here."""
+def peft_name(name: str, *, sees_pictures: bool = False) -> str:
+    """PEFT's name of an adapter's matrix, which is `<layer>.lora_a` or `<layer>.lora_b` here.
+
+    Of a model that sees pictures transformers 5 has the language model in a part of the whole.
+    """
     layer, _, matrix = name.rpartition(".")
+    if sees_pictures:
+        layer = layer.replace("model.", f"model.{LANGUAGE_PART}.", 1)
     return f"{BEGINNING}{layer}.{_MATRICES[matrix]}"
 
 
@@ -58,7 +66,9 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
     yield from _settings(lora, config, where)
     if (sizes := sizes_of(model)) is None:
         return
-    needed = {peft_name(name): shape for name, shape in adapter_shapes(sizes, lora).items()}
+    sees = FAMILIES[sizes.model_type].sees_pictures
+    shapes = adapter_shapes(sizes, lora).items()
+    needed = {peft_name(name, sees_pictures=sees): shape for name, shape in shapes}
     try:
         stored = read_header(folder / WEIGHTS_FILE)
     except BadHeader as bad:

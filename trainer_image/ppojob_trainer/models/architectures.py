@@ -289,15 +289,6 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
     """
     if (sizes := sizes_of(folder)) is None:
         return
-    if FAMILIES[sizes.model_type].sees_pictures:
-        yield Problem(
-            where,
-            "adapters",
-            f"beside the weights of a model of {sizes.model_type}: not in this version",
-            "all weights",
-            ReasonCode.NOT_IN_THIS_VERSION,
-        )
-        return
     names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
     for index, target in enumerate(lora.target_modules or ()):
         if target not in names | {ALL_LINEAR}:

@@ -21,7 +21,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.models.config_files import read_config
+from ppojob_trainer.models.config_files import read_config, sees_pictures
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_changed_config
@@ -206,14 +206,16 @@ def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int) ->
         draw_adapters(model, seed)
         return
     path = Path(lora.path) / WEIGHTS_FILE
+    sees = sees_pictures(model.config.to_dict())
     with safe_open(path, framework="pt") as file:
         for name, parameter in model.named_parameters():
             if not is_adapter(name):
                 continue
-            values = file.get_tensor(peft_name(name))
+            stored = peft_name(name, sees_pictures=sees)
+            values = file.get_tensor(stored)
             if not values.isfinite().all():
                 raise ConfigError(
-                    f"{path}: got values that are NaN or infinite in {peft_name(name)}: nothing "
+                    f"{path}: got values that are NaN or infinite in {stored}: nothing "
                     "can be computed with them; the adapters as they were trained"
                 )
             fill(parameter, values)
