@@ -245,9 +245,9 @@ def packed_pass(
         with saving():
             read = given
             if tower is not None and own.picture_places is not None:
-                embeddings = model.get_input_embeddings()(own.input_ids)
-                seen = tower.placed(embeddings, own.picture_places, own.pictures)
-                read = {"inputs_embeds": seen[None]}
+                embeddings = model.get_input_embeddings()(own.input_ids[None])
+                read = given | tower.shown(embeddings, own.picture_places, own.pictures)
+                del read["input_ids"]
             states = model.base_model(
                 **read,
                 position_ids=own.position_ids.unsqueeze(-2),
