@@ -11,6 +11,7 @@ from made_once import made_once
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
+FAMILIES = ["2", "2.5", "3"]
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""
@@ -31,7 +32,7 @@ def facts(folder: Path) -> Facts:
     return json.loads((folder / "facts-0.json").read_text())
 
 
-@pytest.mark.parametrize("family", ["2", "2.5"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("moment", ["first", "update", "squeezed"])
 def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment: str) -> None:
     """Of several pictures of several sizes; after new weights; where rows are begun again."""
@@ -40,7 +41,7 @@ def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment
     assert facts[family]["restarted"] > 0
 
 
-@pytest.mark.parametrize("family", ["2", "2.5"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_have_the_tokens_and_positions_that_they_were_given(
     facts: Facts, family: str
 ) -> None:
@@ -48,7 +49,7 @@ def test_prompts_have_the_tokens_and_positions_that_they_were_given(
     assert facts[family]["restarted row"]
 
 
-@pytest.mark.parametrize("family", ["2", "2.5"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(
     facts: Facts, family: str
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(
         assert sorted(cached[f"{prompt}/{sample}"] for sample in range(3)) == [0, 32, 32]
 
 
-@pytest.mark.parametrize("family", ["2", "2.5"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_requests_again_give_the_same_bits(facts: Facts, family: str) -> None:
     """Whatever was seen in between, and after a sleep and other weights.
 

@@ -4,7 +4,7 @@ Sizes are those of whoever makes it. What a family can have and its defaults hav
 are shorter than the rows of tests.
 """
 
-from tiny_models import MIXTURE, SECTIONS
+from tiny_models import INTERLEAVED, MIXTURE, SECTIONS
 from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -21,7 +21,11 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from ppojob_trainer.models.vision_language import Qwen2VLForCausalLM, Qwen25VLForCausalLM
+from ppojob_trainer.models.vision_language import (
+    Qwen2VLForCausalLM,
+    Qwen3VLForCausalLM,
+    Qwen25VLForCausalLM,
+)
 
 WINDOW = 4
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
@@ -51,4 +55,5 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "gemma3_text": (Gemma3ForCausalLM, {**GEMMA, "sliding_window_pattern": 2}),
     "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
+    "qwen3_vl": (Qwen3VLForCausalLM, {"rope_parameters": INTERLEAVED, "head_dim": 8}),
 }

@@ -24,6 +24,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3MoeForCausalLM,
+    Qwen3VLForConditionalGeneration,
 )
 
 SIZES = {
@@ -53,6 +54,8 @@ MIXTURE = {
 """Of a mixture of experts, beside other sizes."""
 SECTIONS = {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2]}
 """Of a head of eight: how many of its angles tell of time, height and width of a picture."""
+INTERLEAVED = {**SECTIONS, "mrope_interleaved": True}
+"""The same of Qwen3-VL: those of height and width lie between those of time."""
 WIDE_HEADS = {
     "hidden_size": 64,
     "num_attention_heads": 2,
@@ -115,6 +118,11 @@ def save_seeing_model(
     tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         tower |= {"embed_dim": 16, "hidden_size": sizes["hidden_size"], "mlp_ratio": 2}
+    elif model_class is Qwen3VLForConditionalGeneration:
+        sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+        tower |= {"hidden_size": 16, "intermediate_size": 24, "num_position_embeddings": 16}
+        tower |= {"out_hidden_size": sizes["hidden_size"], "deepstack_visual_indexes": [0, 1]}
+        tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
     else:
         tower |= {"hidden_size": 16, "intermediate_size": 24, "window_size": 4 * PATCH}
         tower |= {"out_hidden_size": sizes["hidden_size"], "fullatt_block_indexes": [1]}

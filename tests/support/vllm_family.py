@@ -45,6 +45,7 @@ SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6
 OPTIONS = {
     "qwen2_vl": {"rope_parameters": SECTIONS},
     "qwen2_5_vl": {"rope_parameters": SECTIONS},
+    "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}, "head_dim": 2 * HALF},
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma3_text": {"head_dim": 2 * HALF, "tie_word_embeddings": True},

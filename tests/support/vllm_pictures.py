@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
 )
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
@@ -28,7 +29,11 @@ from ppojob_trainer.rollout import vllm_engine
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, generate
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
 
-FAMILIES = {"2": Qwen2VLForConditionalGeneration, "2.5": Qwen2_5_VLForConditionalGeneration}
+FAMILIES = {
+    "2": Qwen2VLForConditionalGeneration,
+    "2.5": Qwen2_5_VLForConditionalGeneration,
+    "3": Qwen3VLForConditionalGeneration,
+}
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}

@@ -11,6 +11,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -26,7 +27,11 @@ from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
 from ppojob_trainer.rows.experience import Experience, joined
 
 TOKEN = NAMES.index(PICTURE)
-FAMILIES = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
+FAMILIES = [
+    Qwen2VLForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+]
 PICTURES = [
     packed([picture("red", (40, 20)), picture("blue")]),
     b"",
@@ -87,8 +92,11 @@ def test_the_packed_forward_is_that_of_the_whole_model(
     torch.testing.assert_close(packed_pass(model, head, rows).outputs[0], got, rtol=0, atol=1e-5)
 
 
-def test_the_engine_draws_what_the_whole_model_would(tmp_path: Path) -> None:
-    whole = save_seeing_model(tmp_path, tie_word_embeddings=True)
+@pytest.mark.parametrize("model_class", FAMILIES[1:])
+def test_the_engine_draws_what_the_whole_model_would(
+    tmp_path: Path, model_class: type[PreTrainedModel]
+) -> None:
+    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)

@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
 )
 
 from ppojob_api.problem import ReasonCode
@@ -24,7 +25,9 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.weight_stream import stored_weights
 
-FAMILIES = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
+OLDER = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
+"""Those whose folders of the hub have the language model at the top of config.json."""
+EXPORTED = [Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration]
 
 
 def make_older(folder: Path) -> None:
@@ -38,9 +41,14 @@ def make_older(folder: Path) -> None:
     path.write_text(json.dumps(older))
 
 
-@pytest.mark.parametrize("is_older", [True, False])
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("model_class", FAMILIES)
+@pytest.mark.parametrize(
+    ("model_class", "is_older"),
+    [
+        *((model_class, is_older) for model_class in OLDER for is_older in (True, False)),
+        (Qwen3VLForConditionalGeneration, False),
+    ],
+)
 def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
     tmp_path: Path, model_class: type[PreTrainedModel], is_tied: bool, is_older: bool
 ) -> None:
@@ -53,8 +61,12 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
     model = load_model(tmp_path)
     named = dict(hf_named_tensors(model))
     assert ("lm_head.weight" in named) is not is_tied
-    stored = load_file(tmp_path / "model.safetensors")
-    assert named.keys() == {name for name in stored if not name.startswith("visual.")}
+    stored = {
+        name.replace("model.language_model.", "model.")
+        for name in load_file(tmp_path / "model.safetensors")
+        if "visual." not in name
+    }
+    assert named.keys() == stored
     ids = torch.randint(3, 50, (2, 12))
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids).logits, whole(input_ids=ids).logits)
@@ -63,9 +75,12 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
 
 
 @pytest.mark.parametrize("is_split", [True, False])
-def test_an_export_has_the_tower_and_loads_as_a_whole(tmp_path: Path, is_split: bool) -> None:
+@pytest.mark.parametrize("model_class", EXPORTED)
+def test_an_export_has_the_tower_and_loads_as_a_whole(
+    tmp_path: Path, model_class: type[PreTrainedModel], is_split: bool
+) -> None:
     folder, target = tmp_path / "model", tmp_path / "export"
-    save_seeing_model(folder, tie_word_embeddings=True)
+    before = save_seeing_model(folder, model_class, tie_word_embeddings=True).state_dict()
     model = load_model(folder)
     with torch.no_grad():
         for weight in model.parameters():
@@ -80,13 +95,12 @@ def test_an_export_has_the_tower_and_loads_as_a_whole(tmp_path: Path, is_split: 
         overrides=changes,
         **options,
     )
-    before = load_file(folder / "model.safetensors")
-    loaded = Qwen2_5_VLForConditionalGeneration.from_pretrained(target)
+    loaded, info = model_class.from_pretrained(target, output_loading_info=True)
+    assert not info["missing_keys"] | info["unexpected_keys"]
     assert loaded.config.text_config.max_position_embeddings == 64
-    for name, weight in loaded.model.visual.named_parameters():
-        assert torch.equal(weight, before[f"visual.{name}"])
-    for name, weight in loaded.model.language_model.named_parameters():
-        assert torch.equal(weight, before[f"model.{name}"] + 0.5)
+    for name, weight in loaded.named_parameters():
+        learnt = 0.0 if "visual." in name else 0.5
+        assert torch.equal(weight, before[name] + learnt)
     processor = json.loads((target / "preprocessor_config.json").read_text())
     assert processor["patch_size"] == PATCH
     report = check_model_folder(target, trust_remote_code=False)

@@ -102,8 +102,9 @@ def export_model(
         StorageError: the disk refused; an older export stands.
         ConfigError: ``model_folder`` has no readable config.json.
     """
-    tower = _tower(model_folder)
-    named, plain = {**dict(tensors), **tower}, told(join)
+    tower, stored = _tower(model_folder)
+    named = {stored.get(name, name): tensor for name, tensor in tensors} | tower
+    plain = told(join)
     merge = _but(tower, told(_merging(adapters)))
     head = {SCORE_WEIGHT: named[SCORE_WEIGHT]} if is_scorer else {}
     if target is None:
@@ -245,14 +246,18 @@ def _sees_pictures(model_folder: Path) -> bool:
         return False  # whoever writes the configuration tells of it
 
 
-def _tower(model_folder: Path) -> dict[str, Tensor]:
-    """The weights of a vision tower where training began, mapped; none of other models."""
+def _tower(model_folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights of a vision tower where training began, mapped, and the names of all there.
+
+    Of other models there are none.
+    """
     if not _sees_pictures(model_folder):
-        return {}
-    files = read_weights(model_folder).files
-    paths = sorted({path for name, path in files.items() if name.startswith(TOWER)})
-    tensors = (read_tensors(path).items() for path in paths)
-    return {name: tensor for found in tensors for name, tensor in found if name.startswith(TOWER)}
+        return {}, {}
+    weights = read_weights(model_folder)
+    own = {name: path for name, path in weights.files.items() if name.startswith(TOWER)}
+    read = {path: read_tensors(path) for path in sorted(set(own.values()))}
+    tower = {weights.stored[name]: read[path][weights.stored[name]] for name, path in own.items()}
+    return tower, weights.stored
 
 
 def _but(those: Mapping[str, Tensor], merge: Join) -> Join:

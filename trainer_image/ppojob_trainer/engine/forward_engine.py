@@ -245,7 +245,8 @@ def packed_pass(
         with saving():
             read = given
             if tower is not None and own.pictures and stage.ranks.is_first:
-                read = {"inputs_embeds": _with_pictures(model, tower, own)[None]}
+                read = given | _with_pictures(model, tower, own)
+                del read["input_ids"]
             states = model.base_model(
                 **read,
                 position_ids=own.position_ids.unsqueeze(-2),
@@ -267,12 +268,11 @@ def packed_pass(
     return Passed(told, arrived, routes=routes)
 
 
-def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> Tensor:
-    """Embeddings (t, h) of a run of tokens; each rank of a sequence sees all of the pictures."""
-    embeddings: Tensor = model.get_input_embeddings()(own.input_ids)
+def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
+    """What stands for a run of tokens; each rank of a sequence sees all of the pictures."""
+    embeddings: Tensor = model.get_input_embeddings()(own.input_ids[None])
     assert own.picture_places is not None
-    assert own.picture_rows is not None
-    return tower.placed(embeddings, own.picture_places, own.pictures, own.picture_rows)
+    return tower.shown(embeddings, own.picture_places, own.pictures, own.picture_rows)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

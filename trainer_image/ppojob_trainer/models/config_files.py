@@ -13,6 +13,8 @@ TEXT_SECTION: Final = "text_config"
 """Of a model that sees pictures: its language model. Older folders have it among the rest."""
 TOWER: Final = "visual."
 """What the names of the weights of a vision tower begin with."""
+WHOLE_NAMES: Final = {"model.language_model.": "model.", "model.visual.": TOWER}
+"""What names in files of a whole model begin with, and the names of the same weights here."""
 
 
 def read_config(path: Path) -> dict[str, Json] | Problem:

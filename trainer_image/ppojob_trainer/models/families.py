@@ -167,5 +167,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
+    "qwen3_vl": replace(
+        _QWEN2_VL,
+        models="Qwen3-VL",
+        defaults={"head_dim": 128, "num_key_value_heads": 32},
+        biases=_ATTENTION,
+        always_biased=(),
+        head_norm="each head",
+    ),
 }
 """By `model_type` of config.json."""

@@ -159,7 +159,7 @@ def _of_tensors(
     if misshapen:
         name, stored, shape = misshapen[0]
         yield Problem(
-            f"{weights.files[name]}:{name}",
+            f"{weights.files[name]}:{weights.stored[name]}",
             f"shape {shown(list(stored))}",
             f"config.json makes it {shown(list(shape))}{_more(misshapen)}",
             "the weights that belong to this config.json",
@@ -172,7 +172,7 @@ def _of_tensors(
     ]
     if others:
         yield Problem(
-            f"{weights.files[others[0]]}:{others[0]}",
+            f"{weights.files[others[0]]}:{weights.stored[others[0]]}",
             weights.tensors[others[0]].dtype,
             f"a quantised checkpoint cannot be trained{_more(others)}",
             f"weights of {', '.join(FLOATS)}",

@@ -1,5 +1,6 @@
 """Models out of Hugging Face folders, whole or cut over ranks while they are loaded."""
 
+import re
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.models.config_files import read_config, sees_pictures
+from ppojob_trainer.models.config_files import WHOLE_NAMES, read_config, sees_pictures
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_changed_config
@@ -47,6 +48,7 @@ from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
 _NOTHING: Final[Mapping[str, Json]] = {}
+_KEYS: Final = {f"^{re.escape(theirs)}": own for theirs, own in WHOLE_NAMES.items()}
 _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".bias",
     ".o_proj.weight",
@@ -311,6 +313,7 @@ def _load_whole(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             local_files_only=True,
+            key_mapping=_KEYS if FAMILIES[options["config"].model_type].sees_pictures else None,
             **options,
         )
     except RuntimeError as error:  # experts that cannot be stacked, for not all of them are there
@@ -355,7 +358,9 @@ def _load_sharded(
     for name, parameter in parameters.items():
         box = box_of(parameter)
         path = weights.files.get(name)
-        part = torch.zeros(box.local_shape) if path is None else _read_part(path, name, box)
+        part = torch.zeros(box.local_shape)
+        if path is not None:
+            part = _read_part(path, weights.stored[name], box)
         # A head beside adapters is wider than the weights, and has their digits all the same.
         rounded = part.to(world.device, options["dtype"]).to(parameter.dtype)
         state[name] = nn.Parameter(cut_like(parameter, _own(rounded)))

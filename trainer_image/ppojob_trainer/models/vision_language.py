@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VLPreTrainedModel,
@@ -19,6 +25,11 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
     Qwen2VLPreTrainedModel,
     Qwen2VLTextConfig,
     Qwen2VLTextModel,
+)
+from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+    Qwen3VLPreTrainedModel,
+    Qwen3VLTextConfig,
+    Qwen3VLTextModel,
 )
 
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
@@ -36,10 +47,22 @@ class Qwen25VLLanguageConfig(Qwen2_5_VLTextConfig):  # type: ignore[misc]
     model_type = "qwen2_5_vl"
 
 
+class Qwen3VLLanguageConfig(Qwen3VLTextConfig):  # type: ignore[misc]
+    """As `Qwen2VLLanguageConfig`.
+
+    Attributes:
+        picture_layers: so many of the first layers are told more of a picture behind them.
+    """
+
+    model_type = "qwen3_vl"
+    picture_layers: int = 0
+
+
 class _LanguageModel:
     """A decoder with an output layer, as transformers' causal language models are."""
 
     decoder: ClassVar[Any]
+    text_config: ClassVar[type[PreTrainedConfig]] = Qwen2Config
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
     _keys_to_ignore_on_load_unexpected: ClassVar = [rf"^{TOWER}"]
 
@@ -70,9 +93,19 @@ class Qwen25VLForCausalLM(_LanguageModel, Qwen2_5_VLPreTrainedModel):  # type: i
     decoder = Qwen2_5_VLTextModel
 
 
-_MODELS: Final = (Qwen2VLForCausalLM, Qwen25VLForCausalLM)
-_CONFIGS: Final = {model.config_class.model_type: model.config_class for model in _MODELS}
-for _model in _MODELS:
+class Qwen3VLForCausalLM(_LanguageModel, Qwen3VLPreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen3-VL."""
+
+    config_class = Qwen3VLLanguageConfig
+    decoder = Qwen3VLTextModel
+    text_config = Qwen3Config
+
+
+_MODELS: Final = {
+    model.config_class.model_type: model
+    for model in (Qwen2VLForCausalLM, Qwen25VLForCausalLM, Qwen3VLForCausalLM)
+}
+for _model in _MODELS.values():
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
 
 
@@ -86,28 +119,34 @@ def language_config(folder: Path | str, *, trust_remote_code: bool = False) -> P
 
 def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the language model in another; that of a language model is its own."""
-    kind = _CONFIGS.get(config.model_type)
-    if kind is None or isinstance(config, kind):
+    model = _MODELS.get(config.model_type)
+    if model is None or isinstance(config, model.config_class):
         return config
-    return kind(**_language_values(config), name_or_path=config.name_or_path)
+    return model.config_class(**_language_values(config), name_or_path=config.name_or_path)
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of a model that says the same of text, and knows nothing of pictures.
 
-    That is Qwen2: the three positions of a token of text are one.
+    That is Qwen2 or 3: the three positions of a token of text are one.
     """
-    if config.model_type not in _CONFIGS:
+    if (model := _MODELS.get(config.model_type)) is None:
         return config
-    values = _language_values(config)
+    kind, values = model.text_config, _language_values(config)
     values["rope_parameters"] = {
-        name: value for name, value in values["rope_parameters"].items() if name != "mrope_section"
+        name: value
+        for name, value in values["rope_parameters"].items()
+        if not name.startswith("mrope")
     }
-    return Qwen2Config(**values, architectures=["Qwen2ForCausalLM"])
+    return kind(**values, architectures=[kind.__name__.replace("Config", "ForCausalLM")])
 
 
 def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
     values: dict[str, Any] = getattr(config, TEXT_SECTION).to_dict()
     for name in ("model_type", "architectures", "_name_or_path"):
         values.pop(name, None)
+    if config.model_type == Qwen3VLLanguageConfig.model_type:
+        values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
+        # What transformers computes in any case, and vLLM where it is told.
+        values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}
     return {**values, "tie_word_embeddings": config.tie_word_embeddings}

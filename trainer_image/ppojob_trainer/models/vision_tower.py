@@ -13,6 +13,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from ppojob_trainer.data.pictures import PictureForm, opened, unpacked
 from ppojob_trainer.errors import ConfigError
@@ -23,11 +24,12 @@ _EYES: Final = "vision_tower"
 _TOWERS: Final = {
     "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
     "qwen2_5_vl": Qwen2_5_VisionTransformerPretrainedModel,
+    "qwen3_vl": Qwen3VLVisionModel,
 }
 
 
 class VisionTower:
-    """What stands in the place of pictures in a model's embeddings.
+    """What stands in the place of pictures in a model's embeddings, and is added behind layers.
 
     It is no module of the model, so nobody cuts, counts, trains or saves it.
     """
@@ -40,33 +42,56 @@ class VisionTower:
         self._tower: nn.Module | None = None
         self._processor: Any = None
 
-    def placed(
+    def shown(
         self,
         embeddings: Tensor,
         places: Tensor,
         pictures: Sequence[bytes],
         rows: Tensor | None = None,
-    ) -> Tensor:
-        """Embeddings (t, h) with what the tower says of pictures at the places of their tokens.
+    ) -> dict[str, Tensor | list[Tensor]]:
+        """What a language model is given of prompts with pictures.
 
-        Places (n,) int64 are in the order of the prompts, whose pictures are `packed`; where they
-        are not all, `rows` (n,) int64 are their numbers among all.
+        Args:
+            embeddings: (b, t, h) of all tokens.
+            places: (n,) int64, tokens of pictures among the b * t, from the first to the last.
+            pictures: of the prompts in this order, those of each `packed`.
+            rows: (n,) int64, which of all tokens of pictures the places are; None for all.
+
+        Returns:
+            Arguments of transformers' decoder.
         """
         files = [file for prompt in pictures for file in unpacked(prompt)]
         said = torch.cat(self.seen(files)).to(embeddings.dtype)
-        return embeddings.index_copy(0, places, said if rows is None else said[rows])
+        said = said if rows is None else said[rows]
+        first, *behind_layers = torch.split(said, embeddings.shape[-1], dim=-1)
+        flat = embeddings.flatten(0, 1).index_copy(0, places, first)
+        given: dict[str, Tensor | list[Tensor]] = {"inputs_embeds": flat.view_as(embeddings)}
+        if behind_layers:
+            mask = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+            mask[places] = True
+            given["visual_pos_masks"] = mask.view(embeddings.shape[:-1])
+            given["deepstack_visual_embeds"] = behind_layers
+        return given
+
+    def seen(self, files: Sequence[bytes]) -> list[Tensor]:
+        """What it says of encoded pictures: (tokens, h) of each.
+
+        Where it also says something for behind the first d layers, (tokens, (1 + d) * h). Each
+        picture goes through it alone and once: so it takes the memory of one, and says the same in
+        any company.
+        """
+        said = {file: self._said(file) for file in dict.fromkeys(files)}
+        return [said[file] for file in files]
 
     @torch.no_grad()
-    def seen(self, files: Sequence[bytes]) -> tuple[Tensor, ...]:
-        """What it says of encoded pictures: (tokens, h) of each."""
+    def _said(self, file: bytes) -> Tensor:
         tower = self._loaded()
-        pixels = self._processor(images=[opened(file) for file in files], return_tensors="pt")
-        grids = pixels["image_grid_thw"]
-        said: Tensor = tower(
+        pixels = self._processor(images=[opened(file)], return_tensors="pt")
+        output = tower(
             pixels["pixel_values"].to(self._device, self._dtype),
-            grid_thw=grids.to(self._device),
-        ).pooler_output
-        return torch.split(said, (grids.prod(-1) // self.form.merge**2).tolist())
+            grid_thw=pixels["image_grid_thw"].to(self._device),
+        )
+        return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _loaded(self) -> nn.Module:
         if self._tower is not None:
@@ -74,14 +99,14 @@ class VisionTower:
         config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
         with torch.random.fork_rng(devices=[]):
             tower = _TOWERS[config.model_type]._from_config(config.vision_config)
-        files, state = read_weights(self._folder).files, {}
+        weights, state = read_weights(self._folder), {}
         for name in tower.state_dict():
-            if (path := files.get(f"{TOWER}{name}")) is None:
+            if (path := weights.files.get(f"{TOWER}{name}")) is None:
                 raise ConfigError(
                     f"spec.model.path: got {self._folder}: it holds no {TOWER}{name}; all weights"
                 )
             with safe_open(path, framework="pt") as file:
-                state[name] = file.get_tensor(f"{TOWER}{name}")
+                state[name] = file.get_tensor(weights.stored[f"{TOWER}{name}"])
         tower.load_state_dict(state)
         self._processor = Qwen2VLImageProcessorPil.from_pretrained(self._folder)
         for weight in tower.parameters():  # angles of positions stay in float32, as transformers'

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import ABSENT, Problem, printable, shown
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.config_files import WHOLE_NAMES
 from ppojob_trainer.models.problems import ModelReason, read_object, unreadable
 
 SINGLE_FILE: Final = "model.safetensors"
@@ -74,10 +75,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 @dataclass(slots=True)
 class Weights:
-    """What the files say, by names of tensors, and what is wrong with them."""
+    """What the files say, by names of tensors, and what is wrong with them.
+
+    Files of a whole model that sees pictures may have other names for the same tensors: `stored`.
+    """
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
@@ -88,8 +93,9 @@ class Weights:
         except BadHeader as bad:
             self.problems.append(bad.problem)
             return
-        self.tensors |= found
-        self.files |= dict.fromkeys(found, path)
+        for stored, tensor in found.items():
+            name = _own_name(stored)
+            self.tensors[name], self.files[name], self.stored[name] = tensor, path, stored
 
 
 def read_weights(folder: Path) -> Weights:
@@ -104,6 +110,13 @@ def read_weights(folder: Path) -> Weights:
     else:
         weights.problems.append(_no_weights(folder))
     return weights
+
+
+def _own_name(stored: str) -> str:
+    for beginning, own in WHOLE_NAMES.items():
+        if stored.startswith(beginning):
+            return own + stored.removeprefix(beginning)
+    return stored
 
 
 def listed(names: list[str]) -> str:

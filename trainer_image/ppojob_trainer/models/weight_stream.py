@@ -37,12 +37,12 @@ def stored_weights(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     split_experts(model)
-    files = read_weights(Path(folder)).files
+    weights = read_weights(Path(folder))
     for name, parameter in model.named_parameters():
-        if name not in files:
+        if name not in weights.files:
             raise ConfigError(f"{POLICY.where}: got {folder}: it holds no {name}; all weights")
-        with safe_open(files[name], framework="pt") as file:
-            tensor = file.get_tensor(name)
+        with safe_open(weights.files[name], framework="pt") as file:
+            tensor = file.get_tensor(weights.stored[name])
         if tensor.shape != parameter.shape:
             raise ConfigError(
                 f"{POLICY.where}: got {name} of shape {tuple(tensor.shape)} in {folder}: the "

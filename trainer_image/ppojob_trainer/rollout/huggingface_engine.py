@@ -206,7 +206,8 @@ class HuggingFaceEngine:
             attention_mask[n, longest - len(prompt) :] = 1
         attention_mask = attention_mask.to(self._home)
         positions = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
-        given, ahead = {"input_ids": input_ids.to(self._home)}, torch.zeros(len(place), 1)
+        given: dict[str, Any] = {"input_ids": input_ids.to(self._home)}
+        ahead = torch.zeros(len(place), 1)
         if any(pictures for _, pictures in place):
             given, positions, ahead = self._shown(input_ids, positions, list(place))
         output, experts = self._pass(
@@ -230,8 +231,8 @@ class HuggingFaceEngine:
 
     def _shown(
         self, input_ids: Tensor, positions: Tensor, prompts: list[tuple[tuple[int, ...], bytes]]
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Embeddings of prompts with their pictures, positions in three rows, and `ahead`."""
+    ) -> tuple[dict[str, Any], Tensor, Tensor]:
+        """What stands for prompts with their pictures, positions in three rows, and `ahead`."""
         tower = tower_of(self._model)
         assert tower is not None, "pictures for a model that sees none"
         positions, ahead = positions.cpu().expand(3, -1, -1).clone(), []
@@ -245,8 +246,7 @@ class HuggingFaceEngine:
             ahead.append(int(positions[:, n].max()) + 1 - len(prompt))
         embeddings = self._model.get_input_embeddings()(input_ids.to(self._home))
         places = seen.flatten().nonzero()[:, 0].to(self._home)
-        shown = tower.placed(embeddings.flatten(0, 1), places, [held for _, held in prompts])
-        given = {"inputs_embeds": shown.view_as(embeddings)}
+        given = tower.shown(embeddings, places, [held for _, held in prompts])
         return given, positions.to(self._home), torch.tensor(ahead)[:, None]
 
     def _decode(self, batch: _Batch) -> None:

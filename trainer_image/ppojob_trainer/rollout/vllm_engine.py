@@ -29,7 +29,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -84,15 +84,22 @@ os.environ.setdefault("VLLM_RPC_BASE_PATH", "@ppojob")
 
 with process_state_kept(own_environment="VLLM_"), garbage_kept():
     import vllm
+    from vllm.compilation.decorators import support_torch_compile
+    from vllm.config import VllmConfig
     from vllm.distributed import parallel_state
     from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_input
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
     from vllm.lora.request import LoRARequest
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        ParallelLMHead,
+        VocabParallelEmbedding,
+    )
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
     from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+    from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.inputs import (
         MultiModalBatchedField,
@@ -150,16 +157,11 @@ class _PictureInputs:
     dummies: None
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
-)
-class _SeeingQwen2(Qwen2ForCausalLM, SupportsMultiModal, SupportsMRoPE):  # type: ignore[misc]
-    """The language model of a family that sees pictures, with the tower that the trainer has."""
-
-    embed_input_ids = SupportsMultiModal.embed_input_ids
+class _Seeing(SupportsMultiModal, SupportsMRoPE):  # type: ignore[misc]
+    """What the language model of a family that sees pictures has of the trainer's."""
 
     def embed_multimodal(self, *, picture: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
-        """Of pictures, whose encoded files are (bytes,) uint8, (tokens, h) of each."""
+        """Of pictures, whose encoded files are (bytes,) uint8, what the tower says of each."""
         tower = tower_of(self)
         assert tower is not None, "it is given before the first request"
         return tower.seen([file.numpy().tobytes() for file in picture])
@@ -179,7 +181,112 @@ class _SeeingQwen2(Qwen2ForCausalLM, SupportsMultiModal, SupportsMRoPE):  # type
         return torch.cat([own, behind.expand(3, -1)], dim=1), ahead
 
 
-ModelRegistry.register_model(_SeeingQwen2.__name__, _SeeingQwen2)
+_seeing = MULTIMODAL_REGISTRY.register_processor(
+    _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
+)
+
+
+@_seeing
+class _SeeingQwen2(Qwen2ForCausalLM, _Seeing):  # type: ignore[misc]
+    """The language model of Qwen2-VL and Qwen2.5-VL, with the tower that the trainer has."""
+
+    embed_input_ids = SupportsMultiModal.embed_input_ids
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": 0,
+        "positions": -1,
+        "intermediate_tensors": 0,
+        "inputs_embeds": 0,
+        "behind_layers": 0,
+    }
+)
+class _ToldQwen3(Qwen3Model):  # type: ignore[misc]
+    """Qwen3 with something more behind its first layers."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: None = None,
+        inputs_embeds: Tensor | None = None,
+        behind_layers: Tensor | None = None,
+    ) -> Tensor:
+        """States (t, h); of `behind_layers` (t, d, h) each of the first d layers adds one."""
+        states = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+        residual = None
+        for number, layer in enumerate(self.layers):
+            states, residual = layer(positions, states, residual)
+            if behind_layers is not None and number < behind_layers.shape[1]:
+                states = states + behind_layers[:, number]
+        return self.norm(states, residual)[0]
+
+
+@_seeing
+class _SeeingQwen3(Qwen3ForCausalLM, _Seeing):  # type: ignore[misc]
+    """The language model of Qwen3-VL, with the tower that the trainer has.
+
+    vLLM's own needs torchvision when it is imported. As there, what the tower says for behind the
+    layers comes along with the embeddings, and waits for the pass in one place of fixed address,
+    which graphs of GPUs read.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        """As `Qwen3ForCausalLM`, whose model is another."""
+        super(Qwen3ForCausalLM, self).__init__()
+        self.config = config = vllm_config.model_config.hf_config
+        self.model = _ToldQwen3(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
+        if config.tie_word_embeddings:
+            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self._told = 0  # tokens at the beginning of `_behind_layers` that may not be zero
+
+    @cached_property
+    def _behind_layers(self) -> Tensor:
+        """(t, d, h). Made by the first pass: what is made before, a sleeping engine gives up."""
+        depth = self.config.picture_layers
+        size = (self._most_tokens, depth, self.config.hidden_size)
+        return self.model.embed_tokens.weight.new_zeros(size)
+
+    def embed_input_ids(
+        self,
+        input_ids: Tensor,
+        multimodal_embeddings: Sequence[Tensor] | None = None,
+        *,
+        is_multimodal: Tensor | None = None,
+    ) -> Tensor:
+        """Embeddings (t, h) of the next pass, which is also told what it adds behind layers."""
+        self._behind_layers[: self._told].zero_()
+        width, said = self.config.hidden_size, multimodal_embeddings or ()
+        self._told = len(input_ids) if said else 0
+        if said:
+            behind = torch.cat([one[:, width:] for one in said])
+            told = self._behind_layers[: self._told]
+            told[is_multimodal] = behind.view(len(behind), -1, width)
+        first = [one[:, :width] for one in said]
+        return SupportsMultiModal.embed_input_ids(
+            self, input_ids, first, is_multimodal=is_multimodal
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """States (t, h)."""
+        told = self._behind_layers[: positions.shape[-1]]
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds, told)
+
+
+_SEEING = {"qwen2_vl": _SeeingQwen2, "qwen2_5_vl": _SeeingQwen2, "qwen3_vl": _SeeingQwen3}
+for _kind in _SEEING.values():
+    ModelRegistry.register_model(_kind.__name__, _kind)
 
 
 @dataclass(slots=True)
@@ -490,7 +597,8 @@ def _engine_config(
     if not sees:
         return change(text_config(config), changes)
     changed = change(language_part(config), changes)
-    changed.architectures = [_SeeingQwen2.__name__]
+    if kind := _SEEING.get(changed.model_type):  # vLLM first asks with a type that is none
+        changed.architectures = [kind.__name__]
     return changed
 
 
