@@ -23,9 +23,11 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    Qwen3VLForConditionalGeneration,
 )
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
@@ -125,6 +127,7 @@ CASES = {
     "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=MUON, lora=LoraSpec(rank=3)),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
+    "pictures_behind_layers": Case((0, 1, 0, 1, 0), budget=60, model="seeing_3", seeing=True),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
@@ -177,8 +180,12 @@ def save_models(folder: Path) -> None:
         untied = {"tie_word_embeddings": False}
         sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
         _save_shaken(make_model(model_class, seed=3, **sizes), folder / name)
-    seeing = folder / "seeing"
-    _save_shaken(save_seeing_model(seeing, num_hidden_layers=3, tie_word_embeddings=True), seeing)
+    for name, kind in {
+        "seeing": Qwen2_5_VLForConditionalGeneration,
+        "seeing_3": Qwen3VLForConditionalGeneration,
+    }.items():
+        sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
+        _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)
     bad = make_model(seed=3, **SIZES, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0

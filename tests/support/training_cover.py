@@ -38,11 +38,11 @@ _CASES = {
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
-        *("adapters_of_biased_layers", "teacher"),
+        *("adapters_of_biased_layers", "teacher", "pictures_behind_layers"),
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
-        *("adapters_of_biased_layers", "muon_of_adapters"),
+        *("adapters_of_biased_layers", "muon_of_adapters", "pictures_behind_layers"),
     ),
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),

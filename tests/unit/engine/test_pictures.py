@@ -165,8 +165,9 @@ def test_angles_of_a_tower_are_not_rounded(
         pixels = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)(
             images=[opened(picture("red"))], return_tensors="pt"
         )
-        wanted = whole(pixels["pixel_values"].bfloat16(), grid_thw=pixels["image_grid_thw"])
-    assert torch.equal(seen, wanted.pooler_output)
+        told = whole(pixels["pixel_values"].bfloat16(), grid_thw=pixels["image_grid_thw"])
+    wanted = [told.pooler_output, *getattr(told, "deepstack_features", ())]
+    assert torch.equal(seen, torch.cat(wanted, dim=-1))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.pipeline_stages import WHOLE, PipelineStage, stage_of
+from ppojob_trainer.models.pipeline_stages import WHOLE, HandsOn, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
@@ -272,7 +272,10 @@ def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) 
     """What stands for a run of tokens; each rank of a sequence sees all of the pictures."""
     embeddings: Tensor = model.get_input_embeddings()(own.input_ids[None])
     assert own.picture_places is not None
-    return tower.shown(embeddings, own.picture_places, own.pictures, own.picture_rows)
+    given = tower.shown(embeddings, own.picture_places, own.pictures, own.picture_rows)
+    held = sum(not isinstance(layer, HandsOn) for layer in model.base_model.layers)
+    assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"
+    return given
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
