@@ -9,8 +9,7 @@ import run_folders
 import tiny_jobs
 import torch
 from safetensors.torch import load_file
-from tiny_models import NAMES, picture
-from transformers import Qwen2_5_VLForConditionalGeneration
+from tiny_models import NAMES, SEEING, picture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -75,17 +74,17 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("kind", "changes"),
     [
-        pytest.param({}, id="huggingface"),
-        pytest.param({"rollout": VLLM}, id="vllm", marks=pytest.mark.vllm),
+        pytest.param("seeing", {}, id="huggingface"),
+        pytest.param("seeing_3", {"rollout": VLLM}, id="vllm", marks=pytest.mark.vllm),
     ],
 )
 def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
-    run_through, tmp_path: Path, changes
+    run_through, tmp_path: Path, kind: str, changes
 ):
     """Over two ranks, one of which computes rows that the other owns; and with engines apart."""
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, kind)
     write_rows(tmp_path / "train.parquet", 24)
     job = picture_job(tmp_path, **changes)
     (tmp_path / "calm").mkdir()
@@ -95,8 +94,8 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
     before = load_file(tmp_path / "model" / "model.safetensors")
     exported = calm / "export"
-    whole = Qwen2_5_VLForConditionalGeneration.from_pretrained(exported)
-    tower = {name for name in before if name.startswith("visual.")}
+    whole = SEEING[kind].from_pretrained(exported)
+    tower = {name for name in before if "visual." in name}
     after = load_file(exported / "model.safetensors")
     assert {name for name in before if torch.equal(after[name], before[name])} == tower
     assert whole.model.visual.dtype == torch.float32

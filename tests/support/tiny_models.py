@@ -2,7 +2,8 @@
 
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`seeing`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`seeing`, `seeing_3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY
+FOLDER`.
 """
 
 import io
@@ -88,6 +89,10 @@ SEEING_TEMPLATE = TEMPLATE.replace(
     " | map(attribute='text', default='~') | join)",
 )
 """The same where a part of a content may be a picture."""
+
+
+SEEING = {"seeing": Qwen2_5_VLForConditionalGeneration, "seeing_3": Qwen3VLForConditionalGeneration}
+"""Models that see pictures, by what the command line calls them."""
 
 
 def make_model(
@@ -242,9 +247,9 @@ def make(kind: str, first: str, second: str) -> None:
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
-    elif kind == "seeing":
+    elif kind.startswith("seeing"):
         changes = {**WIDE_HEADS, "attention_dropout": float(second), "tie_word_embeddings": True}
-        save_seeing_model(Path(first), **changes)
+        save_seeing_model(Path(first), SEEING[kind], **changes)
         save_tokenizer(Path(first), template=SEEING_TEMPLATE)
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
