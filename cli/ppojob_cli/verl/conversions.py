@@ -42,6 +42,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.engine_arguments,
         surroundings.rollout_lengths,
         surroundings.rollout_pods,
+        surroundings.engine_ranks,
         surroundings.gpus,
         surroundings.data_shard,
         surroundings.agent,

@@ -15,6 +15,7 @@ from ppojob_cli.verl_tools import read_verl_agent
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+_OWN_GPUS = f"{_ROLLOUT}.n_gpus_per_node"
 _TURNS = f"{_ROLLOUT}.multi_turn"
 _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
 
@@ -188,10 +189,24 @@ def rollout_pods(verl: Verl, job: Draft) -> None:
     if verl[f"{_ROLLOUT}.nnodes"] > 0:
         job.set("spec.roles.rollout", {}, f"{_ROLLOUT}.nnodes")
         job.copy(f"{_ROLLOUT}.nnodes")
-        key = f"{_ROLLOUT}.n_gpus_per_node"
-        is_own = verl.is_given(key) or verl.trainer in (ONE_STEP_OFF, FULLY_ASYNC)
-        gpus = verl[key if is_own else "trainer.n_gpus_per_node"]
-        job.set("spec.roles.rollout.gpusPerReplica", gpus, key)
+        job.set("spec.roles.rollout.gpusPerReplica", _gpus_of_engines(verl), _OWN_GPUS)
+
+
+def _gpus_of_engines(verl: Verl) -> int:
+    """GPUs of a pod with engines, in which those lie beside the trainer or by themselves."""
+    is_own = verl.is_given(_OWN_GPUS) or verl.trainer in (ONE_STEP_OFF, FULLY_ASYNC)
+    has_pods = verl[f"{_ROLLOUT}.nnodes"] > 0
+    return int(verl[_OWN_GPUS if is_own and has_pods else "trainer.n_gpus_per_node"])
+
+
+def engine_ranks(verl: Verl, job: Draft) -> None:
+    """Ranks of an engine, which lies within a pod."""
+    key, most = f"{_ROLLOUT}.tensor_model_parallel_size", _gpus_of_engines(verl)
+    if not verl.is_given(key):
+        return
+    job.set("spec.rollout.parallelism.tensor", min(verl[key], most), key)
+    if verl[key] > most:
+        job.note("an engine lies within one pod, and has as many ranks as that has GPUs", key)
 
 
 def gpus(verl: Verl, job: Draft) -> None:

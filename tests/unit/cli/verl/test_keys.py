@@ -427,6 +427,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{MODEL}.custom_chat_template='{{{{messages[0].content}}}}'",
         {"spec.model.chatTemplate": "{{messages[0].content}}"},
     ),
+    (
+        f"{ROLLOUT}.tensor_model_parallel_size=16 trainer.n_gpus_per_node=8",
+        {"spec.rollout.parallelism.tensor": 8},
+    ),
     # The older SFT trainer names columns and fields within them.
     (
         "data.prompt_key=extra_info data.prompt_dict_keys=[question]"
