@@ -15,6 +15,11 @@ TOOL_RULES = rules(
     when: has(self.agent)
     must: $UNSET
 
+    spec.agent | cutTurns | NoEffect | here
+        nothing but turnTokens cuts a turn before the row ends; turnTokens, or end
+    when: self.cutTurns == 'go_on'
+    must: has(self.turnTokens)
+
     spec.agent | tools | Required | here
         nobody answers the model; the tools that it may call, or interactions
     must: self.tools.size() > 0 || self.interactions.size() > 0

@@ -216,6 +216,10 @@ class AgentSpec(Section):
     turn_tokens: Tokens | None = None
     """Tokens of one turn of the model; absent: what the row has left."""
 
+    cut_turns: Literal["end", "go_on"] = "end"
+    """What becomes of a turn that turnTokens cuts: it ends the row, and its calls are not made; or
+    it is read and answered as any other, as in Search-R1."""
+
     tool_steps: Annotated[int, Field(ge=-1, le=1_000_000)] = 32
     """Steps that the engine takes for other rows while a call is made. Whether an answer comes
     early or late within them changes no bit. 0: it waits at once; -1: a turn begins when all rows

@@ -50,7 +50,7 @@ def searches(verl: Verl, job: Draft) -> None:
     job.set("spec.agent.turnTokens", verl[each], each)
     whole = min((turns + 1) * verl[each] + turns * longest, verl["data.max_prompt_length"])
     job.set("spec.data.maxResponseTokens", whole, each, "data.max_obs_length", "max_turns")
-    job.note("a turn of so many tokens ends the row here, and is followed by another there", each)
+    job.set("spec.agent.cutTurns", "go_on", each)
     job.set("spec.data.maxPromptTokens", verl[start], start)
     job.set("spec.data.overlongPrompts", "truncate_left", start)
     # Its rows of a validation lose the word that they are greedy.

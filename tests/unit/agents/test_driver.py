@@ -83,6 +83,13 @@ class Form:
         return [11, int(text) % VOCAB, 13]
 
 
+class Eager(Form):
+    """Each turn is replied to."""
+
+    def read(self, tokens: Sequence[int]) -> Turn:
+        return Turn(reply=f"{tokens[-1]}")
+
+
 class Silent(Form):
     """No turn wants anything."""
 
@@ -239,6 +246,16 @@ def test_a_turn_that_ran_into_its_limit_makes_no_call() -> None:
         given = sum(not segment.is_trained for segment in trajectory.segments)
         assert len(trajectory.segments) == 2 * given + 1
         assert trajectory.segments[-1].is_trained
+
+
+def test_a_turn_that_was_cut_may_be_answered_as_any_other() -> None:
+    limits = {"turn_tokens": 1, "max_assistant_turns": 3}
+    for cut_turns, turns in (("end", {1}), ("go_on", {3})):
+        episodes = rows(form=Eager, cut_turns=cut_turns, **limits)
+        Driver(engine(), Workers(), 8).run(episodes)
+        cut = [one.trajectory for one in episodes if one.trajectory.tokens[0] not in ENDS]
+        assert {sum(s.is_trained for s in trajectory.segments) for trajectory in cut} == turns
+        assert {len(s.tokens) for t in cut for s in t.segments if s.is_trained} == {1}
 
 
 def test_an_answer_that_does_not_fit_ends_the_row() -> None:

@@ -46,7 +46,7 @@ OURS = {
         for name in ("replicas", "cpu")
     ),
     *("spec.agent.tools.timeLimitSeconds", "spec.agent.turnTokens"),
-    *("spec.agent.toolSteps", "spec.agent.toolFailure"),
+    *("spec.agent.cutTurns", "spec.agent.toolSteps", "spec.agent.toolFailure"),
     # verl has one key for all of its losses, which stands at that of the clipped one.
     *(
         f"spec.algorithm.policyLoss.{loss}.{field}{side}"

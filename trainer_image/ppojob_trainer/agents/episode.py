@@ -91,7 +91,8 @@ class Episode:
         if response.tokens:
             self._add(Segment(response.tokens, response.logprobs, response.policy_version))
         agent = self.agent
-        if response.finish_reason != "stop" or self._tokens >= self.response_tokens:
+        whole = ("stop", "length") if agent.cut_turns == "go_on" else ("stop",)
+        if response.finish_reason not in whole or self._tokens >= self.response_tokens:
             return Turn()
         if self._drawn >= (agent.max_assistant_turns or math.inf):
             return Turn()
