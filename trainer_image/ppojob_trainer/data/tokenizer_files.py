@@ -134,7 +134,7 @@ def _chat_template(
         return template_text(given, setting), setting if is_template(given) else given
     own = folder / "chat_template.jinja"
     if os.path.isfile(own):
-        return _read(own, str(own)), str(own)
+        return _read(own, f"{own}: got a file"), str(own)
     path = folder / "tokenizer_config.json"
     match config.get("chat_template"):
         case str(source):
