@@ -15,7 +15,7 @@ from job_runs import Run
 from refused_jobs import RefusedJob
 
 from ppojob_api import contract
-from ppojob_cli.local_pods import LocalPods, start_fork_server
+from ppojob_cli.local_pods import LocalPods, start_fork_servers
 
 
 @pytest.fixture(scope="session")
@@ -33,11 +33,13 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     A job that is started in another environment than the tests' has a server of its own.
     """
     folder = tmp_path_factory.mktemp("forks")
-    server = start_fork_server(folder / "server", folder / "log", tiny_jobs.environment())
-    with server, pytest.MonkeyPatch.context() as patch:
+    servers = start_fork_servers(folder / "server", folder / "log", tiny_jobs.environment())
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv(contract.ENV_FORK_SERVER, str(folder / "server"))
         yield
+    for server in servers:
         server.kill()
+        server.wait()
 
 
 @pytest.fixture(scope="session")
