@@ -46,6 +46,7 @@ def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, out
     first = start(job, output).succeed()
     run_folders.wait_until_gone(output)
     assert run_folders.result(output) == undisturbed, "two runs of one seed are equal"
+    assert not (output / "logs" / "fork-server.log").exists(), "it used those of the session"
     assert [record["step"] for record in run_folders.metrics(output)] == list(range(25))
     for name in ("job.yaml", "export/config.json", "export/tokenizer.json", "checkpoints/latest"):
         assert (output / name).exists(), name
