@@ -32,12 +32,22 @@ from ppojob_trainer import stop_signal
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
-from ppojob_trainer.supervisor.forked_process import listen, rank_variables, suits
+from ppojob_trainer.supervisor.forked_process import (
+    ForkServer,
+    Process,
+    listen,
+    rank_variables,
+    suits,
+)
 
 MOUNTS_FOLDER = ".pods"
 """Keys, addresses and scratch of the pods that run now; made anew by each run."""
 
+OF_SUPERVISORS = "supervisors"
+"""Folder of the server of supervisors, in that of the other."""
+
 _LAST_ADDRESS = 254
+_FORK_SECONDS = 60.0
 _END_SECONDS = 10.0
 _HTTP_SECONDS = 2.0
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -115,7 +125,7 @@ class RunningPod:
 
     pod: Pod
     address: str
-    process: subprocess.Popen[bytes]
+    process: Process
     _last: PodStatus | None = None
 
     def status(self) -> PodStatus | None:
@@ -146,7 +156,8 @@ class LocalPods:
         self._addresses = Addresses(max(role.ranks_per_pod for role in config.topology.roles))
         self._mounts = run_folder.absolute() / MOUNTS_FOLDER
         self._group: int | None = None
-        self._fork_server: subprocess.Popen[bytes] | None = None
+        self._fork_servers: list[subprocess.Popen[bytes]] = []
+        self._forks: ForkServer | None = None  # of supervisors
         self.pods: list[RunningPod] = []
 
     @property
@@ -169,10 +180,12 @@ class LocalPods:
         (self._run_folder / LOGS_FOLDER).mkdir(exist_ok=True)
         devices = gpus.devices(planned, gpus.visible_gpus(os.environ))
         roles_forked = _forked_roles(self._config.topology)
-        forked_by = self._find_fork_server() if roles_forked else None
+        forked_by = self._find_fork_servers() if roles_forked else None
+        if forked_by:
+            self._forks = ForkServer(forked_by / OF_SUPERVISORS)
         for pod in planned:
             of_this_machine = {contract.ENV_VISIBLE_GPUS: devices[pod.name]}
-            if pod.role in roles_forked:
+            if forked_by and pod.role in roles_forked:
                 of_this_machine[contract.ENV_FORK_SERVER] = str(forked_by)
             self._start_pod(pod, addresses[pod.host], book, of_this_machine)
 
@@ -192,27 +205,27 @@ class LocalPods:
         deadline = time.monotonic() + _END_SECONDS
         for running in self.pods:
             if running.pod.role == "controller":
-                running.process.kill()
+                running.process.send_signal(signal.SIGKILL)
             try:
                 running.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                running.process.kill()
+                running.process.send_signal(signal.SIGKILL)
                 running.process.wait()
-        if self._fork_server is not None:
-            self._fork_server.kill()
-            self._fork_server.wait()
+        for server in self._fork_servers:
+            server.kill()
+            server.wait()
         self._kill_group()
         self._addresses.close()
         shutil.rmtree(self._mounts, ignore_errors=True)
 
-    def _find_fork_server(self) -> Path:
-        """The folder of the server for all ranks that are forked; started where none is shared."""
-        if shared := _server_of_others():
+    def _find_fork_servers(self) -> Path:
+        """The folder of the servers for all that is forked; started where none are shared."""
+        if shared := _servers_of_others():
             return shared
         folder = self._mounts / "fork-server"
         log = self._run_folder / LOGS_FOLDER / "fork-server.log"
-        self._fork_server = start_fork_server(folder, log, os.environ)
-        self._group = self._fork_server.pid
+        self._fork_servers = start_fork_servers(folder, log, os.environ)
+        self._group = self._fork_servers[0].pid
         return folder
 
     def _start_pod(
@@ -232,27 +245,55 @@ class LocalPods:
         variables[contract.ENV_ADDRESS_BOOK] = str(book)
         variables[contract.ENV_DIE_WITH_PARENT] = str(os.getpid())
         variables |= of_this_machine
-        python, *arguments = contract.SUPERVISE_COMMAND
-        assert python == "python"
         log_path = self._run_folder / LOGS_FOLDER / f"{pod.name}.log"
-        with log_path.open("ab") as log, stop_signal.held_back():
-            # One process group for all pods, not the terminal's: Ctrl-C is the runner's to handle.
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=self._group or 0,
-            )
+        # One process group for all pods, not the terminal's: Ctrl-C is the runner's to handle.
+        group = self._group or 0
+        with log_path.open("ab") as log:
+            process = None if pod.gpus else self._forked(variables, log.fileno(), group)
+            process = process or _started(variables, log.fileno(), group)
         self._group = self._group or process.pid
         self.pods.append(RunningPod(pod, address, process))
+
+    def _forked(self, variables: dict[str, str], log: int, group: int) -> Process | None:
+        """A supervisor that was forked; None where that cannot be."""
+        if self._forks is None:
+            return None
+        try:
+            process = self._forks.fork(
+                "supervise",
+                {**variables, **rank_variables(threads=1)},
+                outputs=(log, log),
+                group=group,
+            )
+            if process.is_forked_within(_FORK_SECONDS):
+                return process
+            process.send_signal(signal.SIGKILL)
+            raise OSError("it ended, or took too long")
+        except OSError as problem:
+            line = f"no use of the fork server: {problem}; the supervisor is started by itself\n"
+            os.write(log, line.encode())
+            return None
 
     def _kill_group(self) -> None:
         """Kill what a pod that was killed may have left in the group."""
         if self._group is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._group, signal.SIGKILL)
+
+
+def _started(variables: dict[str, str], log: int, group: int) -> Process:
+    """A supervisor that is started by itself."""
+    python, *arguments = contract.SUPERVISE_COMMAND
+    assert python == "python"
+    with stop_signal.held_back():
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=group,
+        )
 
 
 def _forked_roles(topology: Topology) -> frozenset[RoleName]:
@@ -276,8 +317,8 @@ def _environment_of_ranks(inherited: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **rank_variables(threads=1), contract.ENV_VISIBLE_GPUS: ""}
 
 
-def _server_of_others() -> Path | None:
-    """The folder of a server that the environment names, where it suits ranks of ours."""
+def _servers_of_others() -> Path | None:
+    """The folder of servers that the environment names, where they suit ranks of ours."""
     folder = os.environ.get(contract.ENV_FORK_SERVER)
     with contextlib.suppress(OSError):  # it may be gone
         if folder and suits(Path(folder), _environment_of_ranks(os.environ)):
@@ -285,26 +326,34 @@ def _server_of_others() -> Path | None:
     return None
 
 
-def start_fork_server(
+def start_fork_servers(
     folder: Path, log: Path, inherited: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start the server that forks the processes of all pods on this machine.
+) -> list[subprocess.Popen[bytes]]:
+    """Start the servers that fork supervisors, and the processes of all pods on this machine.
 
-    It can be asked at once and answers once it has loaded. Call from the main thread: it ends with
-    the thread that started it.
+    They can be asked at once and answer once they have loaded. Call from the main thread: they end
+    with the thread that started them.
 
     Args:
-        folder: made for its socket.
-        log: what it has to say is added here.
-        inherited: environment that the jobs of its ranks are started with.
+        folder: made for their sockets.
+        log: what they have to say is added here.
+        inherited: environment that the jobs of their forks are started with.
     """
     environment = _environment_of_ranks(inherited)
-    with listen(folder, environment) as listener, log.open("ab") as output, stop_signal.held_back():
-        return subprocess.Popen(
-            [sys.executable, "-m", "ppojob_trainer", "fork-server"],
-            env={**environment, contract.ENV_DIE_WITH_PARENT: str(os.getpid())},
-            stdin=listener.fileno(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-        )
+    servers: list[subprocess.Popen[bytes]] = []
+    for command, place in (("fork-server", folder), ("supervisor-server", folder / OF_SUPERVISORS)):
+        with (
+            listen(place, environment) as listener,
+            log.open("ab") as output,
+            stop_signal.held_back(),
+        ):
+            server = subprocess.Popen(
+                [sys.executable, "-m", "ppojob_trainer", command],
+                env={**environment, contract.ENV_DIE_WITH_PARENT: str(os.getpid())},
+                stdin=listener.fileno(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=servers[0].pid if servers else 0,
+            )
+        servers.append(server)
+    return servers

@@ -1,6 +1,8 @@
 """Whole jobs on real processes: a tiny model and its data, `ppojob run` as a person starts it."""
 
 import functools
+import hashlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -12,18 +14,17 @@ import pytest
 import run_folders
 import tiny_jobs
 from job_runs import Run
+from made_once import made_once
 from refused_jobs import RefusedJob
 
 from ppojob_api import contract
-from ppojob_cli.local_pods import LocalPods, start_fork_server
+from ppojob_cli.local_pods import LocalPods, start_fork_servers
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, its tokenizer, data and a reward function."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_jobs.make_tiny_folder(folder)
-    return folder
+    return made_once(tmp_path_factory, "tiny", tiny_jobs.make_tiny_folder)
 
 
 @pytest.fixture(scope="session")
@@ -33,22 +34,28 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     A job that is started in another environment than the tests' has a server of its own.
     """
     folder = tmp_path_factory.mktemp("forks")
-    server = start_fork_server(folder / "server", folder / "log", tiny_jobs.environment())
-    with server, pytest.MonkeyPatch.context() as patch:
+    servers = start_fork_servers(folder / "server", folder / "log", tiny_jobs.environment())
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv(contract.ENV_FORK_SERVER, str(folder / "server"))
         yield
+    for server in servers:
         server.kill()
+        server.wait()
 
 
 @pytest.fixture(scope="session")
 def alone(
     tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
 ) -> Callable[..., Path]:
-    """Runs a tiny job that nobody disturbs; answers its run folder."""
+    """Runs a tiny job that nobody disturbs, each once; answers its run folder, which is read."""
 
     def run(folder: Path = tiny_folder, **changes: object) -> Path:
-        place = tmp_path_factory.mktemp("alone")
-        return tiny_jobs.run_alone(tiny_jobs.write_manifest(place, folder, **changes))
+        def make(place: Path) -> None:
+            tiny_jobs.run_alone(tiny_jobs.write_manifest(place, folder, **changes))
+
+        asked = json.dumps(tiny_jobs.make_manifest(folder, **changes), sort_keys=True)
+        name = f"alone-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+        return made_once(tmp_path_factory, name, make) / "run"
 
     return run
 

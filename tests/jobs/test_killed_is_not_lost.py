@@ -210,6 +210,22 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undi
     assert run_folders.result(output) == undisturbed
 
 
+@pytest.mark.parametrize("killed", ["supervisor-server", "supervise"])
+def test_a_job_that_loses_a_supervisor_ends_and_goes_on_when_told(
+    killed, start, tiny_job, output: Path, undisturbed
+):
+    """Nobody is left to start one again; what forks them is lost with all of them."""
+    run = start(tiny_job(), output, PPOJOB_FORK_SERVER="")
+    run.wait_for_step(3)
+    pids = run_folders.processes_of(output)
+    os.kill(next(pid for pid, line in pids.items() if f" {killed} " in line), signal.SIGKILL)
+    assert run.wait() == 3
+    assert any(": it ended" in line for line in run.lines), run.lines
+    run_folders.wait_until_gone(output)
+    start(tiny_job(), output).succeed()
+    assert run_folders.result(output) == undisturbed
+
+
 @pytest.mark.vllm
 def test_killed_with_the_real_rollout_engine(start, run_through, tiny_job, tmp_path: Path):
     """Bit-equal, although vLLM is loaded many times."""

@@ -46,6 +46,7 @@ def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, out
     first = start(job, output).succeed()
     run_folders.wait_until_gone(output)
     assert run_folders.result(output) == undisturbed, "two runs of one seed are equal"
+    assert not (output / "logs" / "fork-server.log").exists(), "it used those of the session"
     assert [record["step"] for record in run_folders.metrics(output)] == list(range(25))
     for name in ("job.yaml", "export/config.json", "export/tokenizer.json", "checkpoints/latest"):
         assert (output / name).exists(), name
@@ -109,38 +110,57 @@ def test_ctrl_c_while_starting_ends_at_once_and_leaves_no_older_summary(start, t
     run_folders.wait_until_gone(output)
 
 
-@pytest.mark.parametrize("command", ["supervise", "fork-server"])
-def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path, output):
+GATE = """
+import os, pathlib, sys, time
+
+def wait():
+    place = pathlib.Path({place!r})
+    (place / f"{{os.getpid()}}.waits").touch()
+    while not (place / "open").exists():
+        time.sleep(0.01)
+
+def is_command(name):
+    return name in sys.orig_argv
+
+{gate}
+"""
+GATES = {
+    "pods": "is_command('supervisor-server') and os._exit(1)\nis_command('supervise') and wait()",
+    "forked pods": "if is_command('supervisor-server'): os.register_at_fork(after_in_child=wait)",
+    "controllers": "if is_command('fork-server'): wait()",
+}
+
+
+@pytest.mark.parametrize("whose", GATES)
+def test_ctrl_c_before_anybody_listens(whose, start, tiny_job, tmp_path: Path, output):
     """Python stands at the gate before the first line of ours: a pod's, or the controller's."""
-    gate = tmp_path / "open"
-    (tmp_path / "sitecustomize.py").write_text(
-        "import pathlib, sys, time\n"
-        f"while {command!r} in sys.orig_argv and not pathlib.Path({str(gate)!r}).exists():\n"
-        "    time.sleep(0.01)\n"
-    )
-    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    place = tmp_path / "gate"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(GATE.format(place=str(place), gate=GATES[whose]))
+    path = f"{place}:{os.environ.get('PYTHONPATH', '')}"
     run = start(tiny_job(steps={"total": 100_000}), output, PYTHONPATH=path)
 
-    def pids() -> dict[str, int]:
-        return run_folders.rank_pids(output, "controller")
+    def is_one_told() -> bool:
+        waiting = [int(path.stem) for path in place.glob("*.waits")]
+        try:
+            return any(map(run_folders.is_told_to_end, waiting))
+        except FileNotFoundError:
+            return True  # it was killed, which shows at the end
 
-    if command == "supervise":
-        run.wait_until(lambda: command in pids(), "the pod started")
-        early = pids()[command]
+    if whose != "controllers":
+        run.wait_until(lambda: len(list(place.glob("*.waits"))) == 3, "the pods started")
         run.process.send_signal(signal.SIGINT)
-        run.wait_until(
-            # One that is gone was killed by it, which shows at the end.
-            lambda: pids().get(command) != early or run_folders.is_told_to_end(early),
-            "the pod told to end",
-        )
+        run.wait_until(is_one_told, "the pod told to end")
     else:
         ordered = "controller: attempt 1: started ['by the fork server']"
         run.wait_until(lambda: ordered in run.logs(), "the controller ordered")
         run.process.send_signal(signal.SIGINT)
         asked = "asked to end; the controller finishes its step"
         run.wait_until(lambda: asked in run.logs(), "the controller told to end")
-    gate.touch()
+    (place / "open").touch()
     assert run.wait() == 130, run.logs()
+    by_itself = "no use of the fork server: it ended, or took too long; the supervisor is started"
+    assert (by_itself in run.logs()) == (whose == "pods")
     run_folders.wait_until_gone(output)
 
 

@@ -55,5 +55,5 @@ if __name__ == "__main__":
         from ppojob_trainer.fork_server import serve
 
         die_with_parent(int(os.environ[ENV_DIE_WITH_PARENT]))
-        command = serve()
+        command = serve("fork-server")
     exec(os.environ["PPOJOB_PROGRAM"])

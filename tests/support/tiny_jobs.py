@@ -30,6 +30,7 @@ PPO = {
 """Sections of a job with a critic and a reference."""
 OWN_PODS = {"reference": {"colocateWith": "none"}, "critic": {"colocateWith": "none"}}
 """`spec.roles` of such a job in which every role has pods of its own."""
+_AT_FIRST = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 MODELS = Path(__file__).with_name("tiny_models.py")
 
 
@@ -122,9 +123,13 @@ def make_teacher(policy: Path, folder: Path) -> Path:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """What a run is started with: all but the name of the test, which no two tests share."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return {**kept, **changes}
+    """What a run is started with: variables of ours as they are, all others as they were at first.
+
+    A library that a test loads may set some (Inductor: TORCHINDUCTOR_CACHE_DIR), and pytest sets
+    the name of the test. A job in another environment than the first one has servers of its own.
+    """
+    ours = {name: value for name, value in os.environ.items() if name.startswith("PPOJOB_")}
+    return {**_AT_FIRST, **ours, **changes}
 
 
 def reward_at(path: Path, source: str, **settings: object) -> list[dict[str, object]]:

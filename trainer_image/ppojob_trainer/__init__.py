@@ -1,5 +1,12 @@
 """The processes of a job: controller, supervisors, ranks; everything that trains."""
 
-from importlib.metadata import version
+from functools import cache
 
-__version__ = version("ppojob")
+
+@cache
+def version() -> str:
+    """The version that is installed."""
+    # Most processes never ask, and this takes as long as all else that a small child loads.
+    from importlib.metadata import version as installed
+
+    return installed("ppojob")

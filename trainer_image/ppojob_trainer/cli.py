@@ -2,7 +2,7 @@
 
 Who a process is comes from its environment (the container contract), so the commands take no
 argument: `supervise` is PID 1 of a pod, `controller` and `rank` are what it starts. On one machine
-`fork-server` has ranks loaded before they are asked for.
+`fork-server` and `supervisor-server` have them loaded before they are asked for.
 """
 
 import logging
@@ -14,7 +14,8 @@ from ppojob_trainer import failpoints, stop_signal
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.heartbeat_pipe import die_with_parent
 
-COMMANDS = ("supervise", "controller", "rank", "fork-server")
+_SERVERS = ("fork-server", "supervisor-server")
+COMMANDS = ("supervise", "controller", "rank", *_SERVERS)
 
 
 def main(arguments: list[str]) -> int:
@@ -25,8 +26,8 @@ def main(arguments: list[str]) -> int:
     command = arguments[0]
     if parent := os.environ.get(contract.ENV_DIE_WITH_PARENT):
         die_with_parent(int(parent))  # first of all: what follows takes its time
-    if command == "fork-server":
-        return _serve_forks()
+    if command in _SERVERS:
+        return _serve_forks(command)
     role = os.environ.get(contract.ENV_ROLE, "?")
     logging.basicConfig(
         level=logging.INFO,
@@ -41,12 +42,12 @@ def main(arguments: list[str]) -> int:
         return problem.exit_status
 
 
-def _serve_forks() -> int:
-    """The fork server, and from then on each of its forks."""
+def _serve_forks(server: str) -> int:
+    """A fork server, and from then on each of its forks."""
     from ppojob_trainer.fork_server import serve
 
     try:
-        command = serve()
+        command = serve(server)
     except PPOJobError as problem:
         sys.stderr.write(f"{problem}\n")
         return problem.exit_status

@@ -2,9 +2,10 @@
 
 Loading PyTorch and transformers takes seconds of a core, in every rank and at every restart; a fork
 has them in milliseconds. Controllers and ranks without a model are forked as well, where there is a
-server. To its job a fork is as any other process (docs/adr/0024): it has the environment, folder,
-process group, descriptors and threads that its supervisor asks for, and lives no longer than that
-supervisor, or than this server.
+server. `ppojob_trainer supervisor-server` does the same for supervisors (docs/adr/0057). To its job
+a fork is as any other process (docs/adr/0024): it has the environment, folder, process group,
+descriptors and threads that it is ordered with, and lives no longer than who ordered it, or than
+its server.
 
 One thread serves, so that a fork finds no lock held by another.
 """
@@ -22,22 +23,26 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ppojob_api import contract
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.heartbeat_pipe import die_with_parent
 from ppojob_trainer.supervisor.forked_process import Order
 
-_LOADED = (
-    "torch",
-    "torch.distributed.fsdp",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "ppojob_trainer.workers.main",
-    "ppojob_trainer.workers.actor_rollout",
-    "ppojob_trainer.controller.main",
-)
-"""Not vLLM: it starts threads, and reads variables of one job."""
+LOADED: Final = {
+    "fork-server": (
+        "torch",
+        "torch.distributed.fsdp",
+        "transformers.modeling_utils",
+        "transformers.models.auto.modeling_auto",
+        "ppojob_trainer.workers.main",
+        "ppojob_trainer.workers.actor_rollout",
+        "ppojob_trainer.controller.main",
+    ),
+    "supervisor-server": ("ppojob_trainer.supervisor.main",),
+}
+"""What each server loads. Not vLLM: it starts threads, and reads variables of one job."""
 
 _ORDER_BYTES = 1 << 20
 _DESCRIPTORS = 3
@@ -89,7 +94,7 @@ class _Server:
         descriptors: list[int] = []
         try:
             if event & (select.POLLHUP | select.POLLERR):
-                raise ConnectionError("its supervisor does not wait any more")
+                raise ConnectionError("nobody waits for it any more")
             text, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, _DESCRIPTORS)
             order = Order(**json.loads(text))
             pid = os.fork()
@@ -118,7 +123,7 @@ class _Server:
             socket.send_fds(connection, [str(pid).encode()], [fork.process])
 
     def _kill(self, fork: _Fork) -> None:
-        """Its supervisor is gone; the process is not reaped yet, so the number is still its own."""
+        """Who ordered it is gone; the process is not reaped yet, so the number is still its own."""
         os.kill(fork.pid, signal.SIGKILL)
         self._poll.unregister(fork.connection)
         fork.connection.close()
@@ -142,10 +147,10 @@ class _Server:
             os.close(fork.process)
 
 
-def serve() -> str:
+def serve(name: str) -> str:
     """Load, then fork for everyone who asks; comes back in each fork, never in the server.
 
-    The listening socket is standard input.
+    `name` is a server of `LOADED`; its listening socket is standard input.
     Returns the subcommand of this program that the fork is to run.
 
     Raises:
@@ -156,18 +161,17 @@ def serve() -> str:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.close(nothing)
-    for name in _LOADED:
-        importlib.import_module(name)
+    for module in LOADED[name]:
+        importlib.import_module(module)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        raise ConfigError(
-            f"fork server: got {threads} threads: processes are started by themselves"
-        )
+        raise ConfigError(f"{name}: got {threads} threads: processes are started by themselves")
     # What is loaded stays: no collection looks at it again, in no fork.
     gc.collect()
     gc.freeze()
     server = os.getpid()
     order, descriptors = _Server(listener).next_fork()
     _become(server, order, descriptors)
+    _show_as(order.command, name)
     return order.command
 
 
@@ -177,7 +181,7 @@ def _become(server: int, order: Order, descriptors: list[int]) -> None:
     Its number of threads every rank sets itself (`open_role_world`).
     """
     die_with_parent(server)
-    heartbeat, output, errors = descriptors
+    output, errors, *heartbeat = descriptors
     with contextlib.suppress(PermissionError):
         os.setpgid(0, order.group)
     os.dup2(output, 1)
@@ -189,18 +193,18 @@ def _become(server: int, order: Order, descriptors: list[int]) -> None:
         sys.path[0] = order.folder  # as `python -m` has it
     os.environ.clear()
     os.environ.update(order.environment)
-    os.environ[contract.ENV_HEARTBEAT] = str(heartbeat)
+    if heartbeat:
+        os.environ[contract.ENV_HEARTBEAT] = str(heartbeat[0])
     os.environ[contract.ENV_DIE_WITH_PARENT] = str(server)
     tempfile.tempdir = None  # found out anew, by TMPDIR
-    _show_as(order.command)
 
 
-def _show_as(command: str) -> None:
+def _show_as(command: str, server: str) -> None:
     """Have the process list show a fork's own command, where people look for it."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     first, last = map(int, fields[_ARGUMENTS_IN_STAT])
     shown = Path("/proc/self/cmdline").read_bytes()
-    shown = shown.replace(b"\0fork-server\0", b"\0%b\0" % command.encode())
+    shown = shown.replace(b"\0%b\0" % server.encode(), b"\0%b\0" % command.encode())
     ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
 
 

@@ -37,8 +37,8 @@ class PodEnvironment:
         scratch: writable folder of the pod's own.
         address_book: pod name -> IP address; empty where DNS resolves names.
         api_access: the way to the API server; None where there is none for this pod.
-        parent_pid: the process that this one does not outlive; of a supervisor the runner, None on
-            a cluster.
+        parent_pid: the process that this one does not outlive; of a supervisor the runner, or the
+            server that forked it; None on a cluster.
     """
 
     config: RunConfig

@@ -52,7 +52,7 @@ def draw_page(runs: Sequence[PageRun], steps: Collection[int], each: int) -> str
             f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
             "base-uri 'none'; form-action 'none'"
         ),
-        version=ppojob_trainer.__version__,
+        version=ppojob_trainer.version(),
         made=date(time.time()),
         runs=runs,
         configurations=[clipped(run.config, _CONFIG_BYTES) for run in runs],

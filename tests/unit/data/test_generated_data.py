@@ -21,7 +21,7 @@ from ppojob_trainer.data.facts import facts
 from ppojob_trainer.data.generate import addition, countdown, multiply
 from ppojob_trainer.data.prompt_files import TaskRow
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.index import Passage, passages_to_string
+from ppojob_trainer.retrieval.passages import Passage, passages_to_string
 from ppojob_trainer.rewards.multiply import multiply as scored_product
 from ppojob_trainer.rewards.row_checks import RowChecks
 from ppojob_trainer.rewards.search_r1 import search_r1

@@ -13,7 +13,8 @@ from ppojob_trainer.errors import ConfigError, RetrievalFailed
 from ppojob_trainer.retrieval.build import build_index
 from ppojob_trainer.retrieval.http_retriever import HttpRetriever
 from ppojob_trainer.retrieval.http_server import MAX_REQUEST_BYTES, retrieve_server
-from ppojob_trainer.retrieval.index import IndexRetriever, Passage, open_index
+from ppojob_trainer.retrieval.index import IndexRetriever, open_index
+from ppojob_trainer.retrieval.passages import Passage
 
 DOCUMENTS = [{"id": str(n), "contents": f'"Town {n}"\nRiver {n % 4}\nbridge'} for n in range(12)]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ppojob_trainer.retrieval.index import Passage, passages_to_string
+from ppojob_trainer.retrieval.passages import Passage, passages_to_string
 
 
 def literal_passages2string(found: list[dict[str, dict[str, str]]]) -> str:

@@ -1,4 +1,4 @@
-"""A forked rank is as one that was started by itself, and outlives nobody.
+"""A forked process is as one that was started by itself, and outlives nobody.
 
 The servers here are real, and so are their forks; what these run is the test's.
 """
@@ -122,6 +122,32 @@ def is_gone(process: int, seconds: float = 60.0) -> bool:
     ended = bool(poll.poll(seconds * 1000))
     os.close(process)
     return ended
+
+
+def test_a_supervisor_is_forked_with_outputs_and_a_group_of_its_own(forks: Forks, tmp_path):
+    told = "import os, sys; os.system('echo out; echo err >&2'); print(os.getpgrp() == os.getpid())"
+    told += "; print('PPOJOB_HEARTBEAT' in os.environ, len(os.listdir('/proc/self/fd')))"
+    with (tmp_path / "log").open("wb") as log:
+        fork = ForkServer(forks.folder).fork(
+            "supervise", environment(told), outputs=(log.fileno(), log.fileno()), group=0
+        )
+    assert fork.is_forked_within(200)
+    assert os.getpgid(fork.pid) == fork.pid
+    assert fork.wait() == 0
+    assert (tmp_path / "log").read_text().split() == ["out", "err", "True", "False", "4"]
+
+
+def test_who_waits_for_a_fork_waits_no_longer_than_it_says(own_forks: Forks):
+    running = ForkServer(own_forks.folder).fork("supervise", environment(SLEEPS))
+    assert running.is_forked_within(200)
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(0.1)
+    own_forks.process.send_signal(signal.SIGSTOP)
+    waiting = ForkServer(own_forks.folder).fork("supervise", environment(SLEEPS))
+    assert not waiting.is_forked_within(0.1)
+    own_forks.process.kill()
+    assert not waiting.is_forked_within(200)
+    assert (waiting.poll(), running.wait(60)) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
 def test_a_fork_finds_what_a_rank_finds_that_is_started_by_itself(forks, tmp_path, monkeypatch):

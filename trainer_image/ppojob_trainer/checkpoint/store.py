@@ -188,7 +188,7 @@ class CheckpointStore:
         saved = Manifest(
             job_uid=self._identity.job_uid,
             config_sha256=sha256,
-            code_version=ppojob_trainer.__version__,
+            code_version=ppojob_trainer.version(),
             progress=progress,
             files=tuple(sorted((config, *files), key=lambda entry: entry.path)),
         )

@@ -72,7 +72,7 @@ class Recovery:
         self.roles.rewinds = position.rewinds
         self.journal.append(
             ControllerStarted(
-                time=time.time(), attempt=attempt, code_version=ppojob_trainer.__version__
+                time=time.time(), attempt=attempt, code_version=ppojob_trainer.version()
             )
         )
         for group in self.roles.groups:

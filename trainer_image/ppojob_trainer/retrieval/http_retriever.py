@@ -14,7 +14,7 @@ from ppojob_trainer.http_calls import (
     endpoint_problem,
     post_json,
 )
-from ppojob_trainer.retrieval.index import Passage
+from ppojob_trainer.retrieval.passages import Passage
 
 CONCURRENT: Final = 8
 

@@ -17,7 +17,7 @@ from ppojob_api.problem import shown
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.metrics.page_server import PageServer
-from ppojob_trainer.retrieval.index import Passage, Retriever
+from ppojob_trainer.retrieval.passages import Passage, Retriever
 
 MAX_REQUEST_BYTES: Final = 16 * 1024**2
 MAX_TOPK: Final = 1_000

@@ -40,7 +40,7 @@ class PodIdentity(msgspec.Struct, frozen=True):
 def code_digest() -> str:
     """Digest of the program that is installed here."""
     record = distribution("ppojob").read_text("RECORD") or ""
-    return program_digest(ppojob_trainer.__version__, record)
+    return program_digest(ppojob_trainer.version(), record)
 
 
 def program_digest(version: str, record: str) -> str:

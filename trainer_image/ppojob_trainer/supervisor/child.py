@@ -8,16 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import TypeAlias
 
 from ppojob_api import contract
 from ppojob_trainer.heartbeat_pipe import HeartbeatReader
 from ppojob_trainer.rpc.messages.pods import RankState
-from ppojob_trainer.supervisor.forked_process import ForkedProcess, ForkServer
+from ppojob_trainer.supervisor.forked_process import ForkServer, Process
 
 _log = logging.getLogger(__name__)
 _STACK_DUMP_SECONDS = 0.5
-_Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
 
 class Child:
@@ -130,7 +128,7 @@ class Child:
 
 def _forked(
     forks: ForkServer, command: str, environment: Mapping[str, str], heartbeat: int
-) -> _Process | None:
+) -> Process | None:
     try:
         return forks.fork(command, environment, heartbeat)
     except OSError as problem:
@@ -138,7 +136,7 @@ def _forked(
         return None
 
 
-def _started(command: str, environment: Mapping[str, str], heartbeat: int) -> _Process:
+def _started(command: str, environment: Mapping[str, str], heartbeat: int) -> Process:
     return subprocess.Popen(
         [sys.executable, "-m", "ppojob_trainer", command],
         env={

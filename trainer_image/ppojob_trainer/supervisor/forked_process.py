@@ -1,9 +1,9 @@
-"""Processes of a fork server (`ppojob_trainer.fork_server`), as their supervisor sees them.
+"""Processes of a fork server (`ppojob_trainer.fork_server`), as whoever orders them sees them.
 
-One connection is one process. The supervisor sends an order with three descriptors: the heartbeat
-pipe, standard output and standard error. The server answers with the process id, and a descriptor
-of the process, once it has forked, and with the exit status at the end. It kills it when the
-connection closes.
+One connection is one process. A supervisor, or the runner, sends an order with two or three
+descriptors: standard output, standard error, and the heartbeat pipe of what has one. The server
+answers with the process id, and a descriptor of the process, once it has forked, and with
+the exit status at the end. It kills it when the connection closes.
 """
 
 import contextlib
@@ -13,12 +13,13 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 _FACTS = "facts.json"
 _BACKLOG = 1024
@@ -123,10 +124,22 @@ class ForkServer:
         """Never ask it again."""
         self._failure = self._failure or why
 
-    def fork(self, command: str, environment: Mapping[str, str], heartbeat: int) -> "ForkedProcess":
+    def fork(
+        self,
+        command: str,
+        environment: Mapping[str, str],
+        heartbeat: int | None = None,
+        outputs: tuple[int, int] = (1, 2),
+        group: int | None = None,
+    ) -> "ForkedProcess":
         """Order a process; it is there some time later.
 
-        `heartbeat` is the writing end of its pipe.
+        Args:
+            command: a subcommand of `ppojob_trainer`.
+            environment: all that it finds.
+            heartbeat: the writing end of its pipe; None for a supervisor.
+            outputs: its standard output, and where its errors go.
+            group: its process group, 0 is one of its own; None: that of this process.
 
         Raises:
             OSError: the server is not there, or the process is none that it could fork.
@@ -135,12 +148,14 @@ class ForkServer:
             raise OSError(self._failure)
         if not suits(self._folder, environment):
             raise OSError("its libraries were loaded in another environment or session")
-        order = Order(command, dict(environment), os.getcwd(), os.getpgrp())
+        group = os.getpgrp() if group is None else group
+        order = Order(command, dict(environment), os.getcwd(), group)
+        descriptors = [*outputs, *([] if heartbeat is None else [heartbeat])]
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with _socket_in(self._folder) as path:
                 connection.connect(path)
-            socket.send_fds(connection, [json.dumps(asdict(order)).encode()], [heartbeat, 1, 2])
+            socket.send_fds(connection, [json.dumps(asdict(order)).encode()], descriptors)
         except BaseException:
             connection.close()
             raise
@@ -163,6 +178,12 @@ class ForkedProcess:
         self.pid = 0
         self.returncode: int | None = None
 
+    def is_forked_within(self, seconds: float) -> bool:
+        """Wait until the server has forked it; False where it ended, or takes longer."""
+        if not self.pid and _is_readable(self._connection.fileno(), int(seconds * 1000)):
+            self._take_answer()
+        return self.pid > 0
+
     def poll(self) -> int | None:
         """Take in what the server has said; answers `returncode`."""
         while self.returncode is None and _is_readable(self._connection.fileno(), 0):
@@ -180,11 +201,17 @@ class ForkedProcess:
         else:
             self._early.append(number)
 
-    def wait(self) -> int:
-        """Wait until the process is gone; answers how it ended."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process is gone; answers how it ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it is forked, and runs after `timeout` seconds.
+        """
         while self.returncode is None:
             if self._process is not None:
-                _is_readable(self._process, None)
+                milliseconds = None if timeout is None else int(timeout * 1000)
+                if not _is_readable(self._process, milliseconds):
+                    raise subprocess.TimeoutExpired("forked", timeout or 0.0)
             if self._process is None or _is_readable(self._connection.fileno(), _SLOW_MS):
                 self._take_answer()
             else:
@@ -216,6 +243,9 @@ class ForkedProcess:
         if self._process is not None:
             os.close(self._process)
             self._process = None
+
+
+Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
 
 def _is_readable(descriptor: int, milliseconds: int | None) -> bool:

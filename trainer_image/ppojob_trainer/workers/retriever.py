@@ -16,7 +16,8 @@ from ppojob_api.topology import retrieved_tools
 from ppojob_api.v1alpha1.agent import AgentSpec, ToolSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
-from ppojob_trainer.retrieval.index import Retriever, open_index
+from ppojob_trainer.retrieval.index import open_index
+from ppojob_trainer.retrieval.passages import Retriever
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.methods import ACT

@@ -10,9 +10,8 @@ from ppojob_api.problem import shown
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.retrieval.http_retriever import HttpRetriever
-from ppojob_trainer.retrieval.index import (
+from ppojob_trainer.retrieval.passages import (
     Retriever,
-    open_index,
     passages_to_paragraphs,
     passages_to_string,
 )
@@ -91,7 +90,12 @@ def passages_a_query(config: Mapping[str, Json]) -> int:
 
 @lru_cache
 def _retriever(index: str, url: str) -> Retriever:
-    return open_index(Path(index)) if index else HttpRetriever(url)
+    if not index:
+        return HttpRetriever(url)
+    # It loads numpy, and children of tools are started by the dozen.
+    from ppojob_trainer.retrieval.index import open_index
+
+    return open_index(Path(index))
 
 
 TOOL: Final = BuiltIn(
