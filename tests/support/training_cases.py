@@ -14,6 +14,7 @@ from tiny_models import (
     make_model,
     save_model,
     save_tokenizer,
+    write_model,
 )
 from torch import Tensor
 from transformers import (
@@ -176,7 +177,7 @@ def save_models(folder: Path) -> None:
             for weight in model.parameters():
                 if weight.ndim == 1:
                     weight.add_(0.3 * torch.randn(weight.shape))
-        model.save_pretrained(folder / name)
+        write_model(folder / name, model)
     bad = make_model(seed=3, **SIZES, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0
