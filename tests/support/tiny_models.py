@@ -107,8 +107,21 @@ def save_model(
     folder: Path, model_class: type[PreTrainedModel] = LlamaForCausalLM, **changes: object
 ) -> PreTrainedModel:
     model = make_model(model_class, **changes)
-    model.save_pretrained(folder)
+    write_model(folder, model)
     return model
+
+
+def write_model(folder: Path, model: PreTrainedModel) -> None:
+    """Save a model; transformers reads the sizes of Qwen3-VL in a section of config.json alone."""
+    model.save_pretrained(folder)
+    if model.config.model_type == "qwen3_vl":
+        path = folder / "config.json"
+        text = json.loads(path.read_text())
+        whole = {name: text[name] for name in ("model_type", "architectures")}
+        whole["tie_word_embeddings"] = model.config.tie_word_embeddings
+        path.write_text(
+            json.dumps(whole | {"text_config": {**text, "model_type": "qwen3_vl_text"}})
+        )
 
 
 def save_seeing_model(

@@ -16,6 +16,7 @@ from tiny_models import (
     save_model,
     save_seeing_model,
     save_tokenizer,
+    write_model,
 )
 from torch import Tensor
 from transformers import (
@@ -204,7 +205,7 @@ def _save_shaken(model: PreTrainedModel, folder: Path) -> None:
         for weight in model.parameters():
             if weight.ndim == 1:
                 weight.add_(0.3 * torch.randn(weight.shape))
-    model.save_pretrained(folder)
+    write_model(folder, model)
 
 
 def rows_of_step(

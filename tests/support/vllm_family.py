@@ -13,7 +13,7 @@ from traceback import format_exc
 import torch
 from family_models import FAMILY_MODELS
 from padded_reference import token_logprobs
-from tiny_models import make_model
+from tiny_models import make_model, write_model
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.models.state_dict import named_full_tensors
@@ -58,7 +58,7 @@ def largest_difference(family: str, folder: Path) -> float:
     if "sliding_window" in changes:
         changes["sliding_window"] = WINDOW
     model = make_model(kind, **changes)
-    model.save_pretrained(folder)
+    write_model(folder, model)
     rollout = RolloutSpec(engine="vllm", dtype="float32", max_model_tokens=96, max_sequences=4)
     engine = VllmEngine(rollout, folder)
     with torch.no_grad():

@@ -1,17 +1,19 @@
 """Rows with pictures: as tokens, and what is wrong with them."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import tiny_jobs
+from PIL import Image
 from prompt_files import PromptFiles, good_row
 from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
 
 from ppojob_api.run_config import resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.pictures import packed, why_blind
+from ppojob_trainer.data.pictures import opened, packed, why_blind
 
 pytestmark = pytest.mark.processes
 
@@ -63,6 +65,15 @@ def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
         )
         assert "longer than spec.data.maxPromptTokens" in cut
         assert cut.endswith("overlongPrompts: drop")  # nobody cuts a picture
+
+
+def test_what_is_transparent_is_seen_on_white() -> None:
+    file = io.BytesIO()
+    drawn = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    drawn.putpixel((1, 0), (10, 20, 30, 255))
+    drawn.save(file, "PNG")
+    seen = opened(file.getvalue())
+    assert [seen.getpixel((x, 0)) for x in range(2)] == [(255, 255, 255), (10, 20, 30)]
 
 
 @pytest.mark.parametrize(

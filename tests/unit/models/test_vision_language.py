@@ -22,30 +22,31 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.weight_stream import stored_weights
 
-OLDER = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
-"""Those whose folders of the hub have the language model at the top of config.json."""
-EXPORTED = [Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration]
+FAMILIES = [
+    Qwen2VLForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+]
 
 
 def make_older(folder: Path) -> None:
-    """Write config.json as the hub's folders have it: the language model at the top."""
+    """Write config.json as folders of the hub have it: but for Qwen3-VL all at the top."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
-    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
-    older = {**text, **config, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
-    path.write_text(json.dumps(older))
+    text |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    if config["model_type"] == "qwen3_vl":
+        rope["mrope_interleaved"] = True
+        path.write_text(json.dumps({**config, "text_config": text}))
+        return
+    rope["type"] = rope.pop("rope_type").replace("default", "mrope")
+    path.write_text(json.dumps({**text, **config}))
 
 
+@pytest.mark.parametrize("is_older", [True, False])
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize(
-    ("model_class", "is_older"),
-    [
-        *((model_class, is_older) for model_class in OLDER for is_older in (True, False)),
-        (Qwen3VLForConditionalGeneration, False),
-    ],
-)
+@pytest.mark.parametrize("model_class", FAMILIES)
 def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
     tmp_path: Path, model_class: type[PreTrainedModel], is_tied: bool, is_older: bool
 ) -> None:
@@ -72,7 +73,7 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
 
 
 @pytest.mark.parametrize("is_split", [True, False])
-@pytest.mark.parametrize("model_class", EXPORTED)
+@pytest.mark.parametrize("model_class", FAMILIES[1:])
 def test_an_export_has_the_tower_and_loads_as_a_whole(
     tmp_path: Path, model_class: type[PreTrainedModel], is_split: bool
 ) -> None:

@@ -153,10 +153,17 @@ def unpacked(pictures: bytes) -> list[bytes]:
 
 
 def opened(picture: bytes) -> Image.Image:
-    """A picture as models see it, in red, green and blue."""
+    """A picture as models see it, in red, green and blue; on white where it is transparent.
+
+    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, which verl opens pictures by.
+    """
     with warnings.catch_warnings(), Image.open(io.BytesIO(picture)) as image:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        return image.convert("RGB")
+        if image.mode != "RGBA":
+            return image.convert("RGB")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(image, mask=image.getchannel("A"))
+        return white
 
 
 def read_pictures(cell: object) -> bytes:

@@ -56,6 +56,7 @@ class Qwen3VLLanguageConfig(Qwen3VLTextConfig):  # type: ignore[misc]
 
     model_type = "qwen3_vl"
     picture_layers: int = 0
+    tie_word_embeddings: bool = False
 
 
 class _LanguageModel:
