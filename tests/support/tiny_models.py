@@ -114,9 +114,9 @@ def save_model(
 def write_model(folder: Path, model: PreTrainedModel) -> None:
     """Save a model; transformers reads the sizes of Qwen3-VL in a section of config.json alone."""
     model.save_pretrained(folder)
-    if model.config.model_type == "qwen3_vl":
-        path = folder / "config.json"
-        text = json.loads(path.read_text())
+    path = folder / "config.json"
+    text = json.loads(path.read_text())
+    if text["model_type"] == "qwen3_vl" and "text_config" not in text:
         whole = {name: text[name] for name in ("model_type", "architectures")}
         whole["tie_word_embeddings"] = model.config.tie_word_embeddings
         path.write_text(
