@@ -6,8 +6,12 @@ are shorter than the rows of tests.
 
 from tiny_models import MIXTURE, SECTIONS
 from transformers import (
+    Ernie4_5ForCausalLM,
+    Exaone4ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    GemmaForCausalLM,
+    Glm4ForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
@@ -18,12 +22,14 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    SeedOssForCausalLM,
     SmolLM3ForCausalLM,
 )
 
 from ppojob_trainer.models.vision_language import Qwen2VLForCausalLM, Qwen25VLForCausalLM
 
 WINDOW = 4
+NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
@@ -44,11 +50,19 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
             "attention_multiplier": 0.5,
         },
     ),
+    "gemma": (GemmaForCausalLM, {"head_dim": 12}),
     "gemma2": (
         Gemma2ForCausalLM,
         {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     ),
     "gemma3_text": (Gemma3ForCausalLM, {**GEMMA, "sliding_window_pattern": 2}),
+    "glm4": (Glm4ForCausalLM, {"head_dim": 8, "pad_token_id": 0}),
+    "seed_oss": (
+        SeedOssForCausalLM,
+        {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True, **NO_DROPOUT},
+    ),
+    "exaone4": (Exaone4ForCausalLM, {"sliding_window": WINDOW, "sliding_window_pattern": 2}),
+    "ernie4_5": (Ernie4_5ForCausalLM, {"head_dim": 12}),
     "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
 }

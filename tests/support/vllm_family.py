@@ -46,8 +46,11 @@ OPTIONS = {
     "qwen2_vl": {"rope_parameters": SECTIONS},
     "qwen2_5_vl": {"rope_parameters": SECTIONS},
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
+    "gemma": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma3_text": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
+    "glm4": {"head_dim": 2 * HALF},
+    "ernie4_5": {"head_dim": 2 * HALF},
 }
 
 

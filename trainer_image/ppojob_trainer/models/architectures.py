@@ -120,26 +120,21 @@ def linear_layers(sizes: Sizes) -> dict[str, Shape]:
     """
     hidden, inner = sizes.hidden, sizes.inner
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
-    if FAMILIES[sizes.model_type].is_fused:
-        return {
-            "self_attn.qkv_proj": (query + 2 * key, hidden),
-            "self_attn.o_proj": (hidden, query),
-            "mlp.gate_up_proj": (2 * inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
+    fused = FAMILIES[sizes.model_type].fused
     attention: dict[str, Shape] = {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
-        "self_attn.o_proj": (hidden, query),
     }
+    if "qkv_proj" in fused:
+        attention = {"self_attn.qkv_proj": (query + 2 * key, hidden)}
+    attention["self_attn.o_proj"] = (hidden, query)
     if sizes.experts:
         return attention
-    return attention | {
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
+    feed: dict[str, Shape] = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
+    if "gate_up_proj" in fused:
+        feed = {"mlp.gate_up_proj": (2 * inner, hidden)}
+    return attention | feed | {"mlp.down_proj": (hidden, inner)}
 
 
 def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:

@@ -37,7 +37,7 @@ class Family:
         has_ropes_by_layer: whether each kind of layer has rotary positions of its own.
         biases: linear layers of a block that have biases where config.json says true to a key.
         always_biased: those that have one in any case.
-        is_fused: whether query, key and value are of one matrix, and gate and up of another.
+        fused: linear layers that are of one matrix: query, key and value, or gate and up.
         norms: of a block, of what goes into its matrices.
         late_norms: of what comes out of them.
         centred_norms: whether norms multiply by 1 + weight.
@@ -61,7 +61,7 @@ class Family:
     has_ropes_by_layer: bool = False
     biases: _Biases = field(default_factory=lambda: _ATTENTION)
     always_biased: tuple[str, ...] = ()
-    is_fused: bool = False
+    fused: tuple[Literal["qkv_proj", "gate_up_proj"], ...] = ()
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     late_norms: tuple[str, ...] = ()
     centred_norms: bool = False
@@ -84,14 +84,19 @@ _OLMO2: Final = Family(
     is_in_vllm=False,
     classifiers=(TEXTS,),
 )
-_GEMMA2: Final = Family(
-    "Gemma 2",
-    defaults={"head_dim": 256, "num_key_value_heads": 4, "tie_word_embeddings": True},
+_GEMMA: Final = Family(
+    "Gemma",
+    defaults={"head_dim": 256, "num_key_value_heads": 16, "tie_word_embeddings": True},
     only={"use_bidirectional_attention": (None, False)},
+    centred_norms=True,
+)
+_GEMMA2: Final = replace(
+    _GEMMA,
+    models="Gemma 2",
+    defaults={**_GEMMA.defaults, "num_key_value_heads": 4},
     has_windows=True,
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
-    centred_norms=True,
     logit_cap="final_logit_softcapping",
 )
 _QWEN2_VL: Final = Family(
@@ -140,7 +145,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         ropes=(None, "default", "longrope"),
         biases={},
-        is_fused=True,
+        fused=("qkv_proj", "gate_up_proj"),
         uncut="query, key and value are of one matrix",
     ),
     "smollm3": Family(
@@ -157,6 +162,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         logit_divisor="logits_scaling",
         classifiers=(),
     ),
+    "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": replace(
         _GEMMA2,
@@ -164,6 +170,40 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_ropes_by_layer=True,
         head_norm="each head",
         classifiers=(TEXTS,),
+    ),
+    "glm4": Family(
+        "GLM-4-0414, GLM-Z1",
+        defaults={"head_dim": 128, "num_key_value_heads": 2, "attention_bias": True},
+        biases={"attention_bias": _QUERIES},
+        fused=("gate_up_proj",),
+        late_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+        uncut="gate and up are of one matrix",
+    ),
+    "seed_oss": Family(
+        "Seed-OSS",
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True},
+        biases={
+            "attention_bias": _QUERIES,
+            "attention_out_bias": ("self_attn.o_proj",),
+            **_FEED_FORWARD,
+        },
+        is_in_vllm=False,
+    ),
+    "exaone4": Family(
+        "EXAONE 4",
+        defaults={"num_key_value_heads": 32},
+        has_windows=True,
+        biases={},
+        norms=(),
+        late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        head_norm="each head",
+    ),
+    "ernie4_5": Family(
+        "ERNIE 4.5 dense",
+        defaults={"head_dim": 128, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        only={"use_bias": (False,)},
+        biases={},
+        classifiers=(),
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
