@@ -109,6 +109,7 @@ CASES = {
     "experts_recomputed": Case(
         (1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True, routers=ROUTERS
     ),
+    "adapters_of_a_shared_expert": Case((0, 1, 0, 1, 0), model="qwen2_moe", lora=LoraSpec(rank=2)),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(

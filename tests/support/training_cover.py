@@ -41,7 +41,7 @@ _CASES = {
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
-        *("adapters_of_biased_layers", "muon_of_adapters"),
+        *("adapters_of_biased_layers", "muon_of_adapters", "adapters_of_a_shared_expert"),
     ),
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),

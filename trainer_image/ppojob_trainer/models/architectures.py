@@ -18,10 +18,10 @@ from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mixtures import (
     ALIGNED,
-    MATRICES,
     expert_tensors,
     key_of_experts,
     required_sizes,
+    shared_layers,
 )
 from ppojob_trainer.models.problems import ModelReason
 
@@ -52,6 +52,7 @@ class Sizes:
         is_tied: whether the embedding is the output layer too.
         biased: linear layers of a block that add a bias.
         experts: experts of each layer of a mixture; 0 of other models.
+        shared: width within the expert that all tokens go to; 0 where there is none.
     """
 
     model_type: str
@@ -65,6 +66,7 @@ class Sizes:
     is_tied: bool
     biased: frozenset[str]
     experts: int = 0
+    shared: int = 0
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
@@ -86,6 +88,8 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if problems:
         return problems
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
+    mixture = family.mixture
+    keys = mixture.shared_inner if mixture else ()
     biased = {
         name for key, names in family.biases.items() if config.get(key) is True for name in names
     }
@@ -93,14 +97,15 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         model_type=model_type,
         vocabulary=required["vocab_size"],
         hidden=hidden,
-        inner=required.get("moe_intermediate_size", required["intermediate_size"]),
+        inner=required[mixture.inner if mixture else "intermediate_size"],
         layers=required["num_hidden_layers"],
         heads=heads,
         key_heads=_count(config.get("num_key_value_heads")) or heads,
         head_size=_count(config.get("head_dim")) or hidden // heads,
         is_tied=config.get("tie_word_embeddings") is True,
         biased=frozenset(biased.union(family.always_biased)),
-        experts=required.get(key_of_experts(config), 0),
+        experts=required[key_of_experts(config)] if mixture else 0,
+        shared=prod(required[key] for key in keys) if keys else 0,
     )
 
 
@@ -116,23 +121,23 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
 def linear_layers(sizes: Sizes) -> dict[str, Shape]:
     """Linear layers of each block by their names in it, with the shapes of their weights.
 
-    Neither routers nor experts are among them.
+    Neither routers are among them nor experts, but for one that all tokens go to.
     """
     hidden, inner = sizes.hidden, sizes.inner
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
-    fused = FAMILIES[sizes.model_type].fused
+    family = FAMILIES[sizes.model_type]
     attention: dict[str, Shape] = {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
     }
-    if "qkv_proj" in fused:
+    if "qkv_proj" in family.fused:
         attention = {"self_attn.qkv_proj": (query + 2 * key, hidden)}
     attention["self_attn.o_proj"] = (hidden, query)
-    if sizes.experts:
-        return attention
+    if family.mixture:
+        return attention | shared_layers(family.mixture, hidden, sizes.shared)
     feed: dict[str, Shape] = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
-    if "gate_up_proj" in fused:
+    if "gate_up_proj" in family.fused:
         feed = {"mlp.gate_up_proj": (2 * inner, hidden)}
     return attention | feed | {"mlp.down_proj": (hidden, inner)}
 
@@ -145,8 +150,9 @@ def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.weight", shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
-    if sizes.experts:
-        yield from expert_tensors(sizes.experts, hidden=sizes.hidden, inner=sizes.inner)
+    if mixture := family.mixture:
+        widths = {"hidden": sizes.hidden, "inner": sizes.inner}
+        yield from expert_tensors(mixture, sizes.experts, **widths)
     if family.head_norm != "none":
         each = family.head_norm == "each head"
         yield "self_attn.q_norm.weight", (sizes.head_size * (1 if each else sizes.heads),)
@@ -180,7 +186,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
-        heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner)
+        heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner, sizes.shared)
         why = (
             f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
             f"{sizes.inner} inner features of {folder}"
@@ -264,7 +270,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         )
     if tensor == 1:
         return
-    most, keys = gcd(sizes.heads, sizes.inner), sizes.key_heads
+    most, keys = gcd(sizes.heads, sizes.inner, sizes.shared), sizes.key_heads
     fitting = [n for n in range(1, most + 1) if most % n == 0 and not (keys % n and n % keys)]
     if tensor not in fitting:
         yield Problem(
@@ -298,7 +304,8 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
-            is_expert = sizes.experts > 0 and target in MATRICES
+            mixture = FAMILIES[sizes.model_type].mixture
+            is_expert = mixture is not None and target in mixture.matrices
             yield Problem(
                 f"{where}.targetModules[{index}]",
                 shown(target),

@@ -18,10 +18,36 @@ _ATTENTION: Final[_Biases] = {"attention_bias": (*_QUERIES, "self_attn.o_proj")}
 _FEED_FORWARD: Final[_Biases] = {
     "mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 }
+_EXPERTS_EVERYWHERE: Final[Mapping[str, tuple[Json, ...]]] = {
+    "hidden_act": ("silu",),
+    "mlp_only_layers": ([], None),
+    "decoder_sparse_step": (1,),
+}
 _FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
 TOKENS: Final = "ForTokenClassification"
 TEXTS: Final = "ForSequenceClassification"
 CLASSIFIERS: Final = (TOKENS, TEXTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What tells blocks that are mixtures of experts from Qwen3's, whose fields are defaults here.
+
+    Attributes:
+        block: the name of a feed-forward block in files.
+        matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`.
+        inner: key of the width within an expert.
+        shared: the name in a block of the expert that every token goes to, if there is one.
+        shared_inner: keys whose product is the width within that.
+        shared_gate: the name of the layer that says how much it counts, if it has one.
+    """
+
+    block: str = "mlp"
+    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    inner: str = "moe_intermediate_size"
+    shared: str = ""
+    shared_inner: tuple[str, ...] = ()
+    shared_gate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +69,7 @@ class Family:
         centred_norms: whether norms multiply by 1 + weight.
         head_norm: what queries and keys are normalised over, if at all.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
-        is_mixture: whether feed-forward blocks are mixtures of experts.
+        mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
@@ -67,7 +93,7 @@ class Family:
     centred_norms: bool = False
     head_norm: Literal["none", "each head", "all heads"] = "none"
     uncut: str = ""
-    is_mixture: bool = False
+    mixture: Mixture | None = None
     sees_pictures: bool = False
     is_in_vllm: bool = True
     logit_divisor: str = ""
@@ -124,13 +150,43 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_moe": Family(
         "Qwen3 mixtures of experts",
         defaults={"num_key_value_heads": 4},
+        only=_EXPERTS_EVERYWHERE,
+        head_norm="each head",
+        mixture=Mixture(),
+    ),
+    "qwen2_moe": Family(
+        "Qwen1.5-MoE, Qwen2 mixtures of experts",
+        defaults={"num_key_value_heads": 16},
+        only={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
+        biases={},
+        always_biased=_QUERIES,
+        mixture=Mixture(
+            shared="shared_expert",
+            shared_inner=("shared_expert_intermediate_size",),
+            shared_gate="shared_expert_gate",
+        ),
+    ),
+    "mixtral": Family(
+        "Mixtral",
+        defaults={"num_key_value_heads": 8},
+        only={"hidden_act": ("silu",), "sliding_window": (None,), "router_jitter_noise": (0.0,)},
+        ropes=(None, "default"),
+        biases={},
+        mixture=Mixture("block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size"),
+    ),
+    "olmoe": Family(
+        "OLMoE",
         only={
             "hidden_act": ("silu",),
-            "mlp_only_layers": ([], None),
-            "decoder_sparse_step": (1,),
+            "attention_bias": (False,),
+            "clip_qkv": (None,),
+            "norm_topk_prob": (False,),
         },
-        head_norm="each head",
-        is_mixture=True,
+        biases={},
+        head_norm="all heads",
+        uncut="queries and keys are normalised over all heads",
+        mixture=Mixture(inner="intermediate_size"),
+        classifiers=(),
     ),
     "mistral": Family(
         "Mistral",

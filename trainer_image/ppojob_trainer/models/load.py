@@ -51,6 +51,7 @@ _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".bias",
     ".o_proj.weight",
     ".down_proj.weight",
+    ".w2.weight",
     "score.weight",
 )
 """Biases, a block that was put in as the identity, and a head that begins at zero."""

@@ -51,10 +51,10 @@ class Routes:
             self._chosen[layer] = chosen.to(EXPERT_DTYPE)
         else:
             chosen = self._given[:, layer].long()
-            weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
-            if router.norm_topk_prob:
-                weights = weights / weights.sum(dim=-1, keepdim=True)
-            weights = weights.to(logits.dtype)
+            worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
+            if getattr(router, "norm_topk_prob", True):  # Mixtral's always does
+                worth = worth / worth.sum(dim=-1, keepdim=True)
+            weights = worth.to(weights.dtype)
         if self._attach is not None:
             weights = self._attach(layer, logits, found, weights)
         return logits, weights, chosen
