@@ -52,6 +52,7 @@ OPTIONS = {
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma3_text": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "glm4": {"head_dim": 2 * HALF},
+    "glm4_moe": {"head_dim": 2 * HALF},
     "ernie4_5": {"head_dim": 2 * HALF},
 }
 

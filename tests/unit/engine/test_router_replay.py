@@ -65,6 +65,10 @@ def padded_experts(rows: Experience) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
 
 
+def routers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    return [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+
+
 @contextmanager
 def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[list[Tensor]]:
     """What the routers of transformers choose, layer by layer; or are made to, as GSPO has it."""
@@ -73,14 +77,19 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
     def route(router, _args, told):
         logits, weights, chosen = told
         if forced is not None:
-            chosen = forced[:, :, len(found)].flatten(0, 1).long()
-            weights = logits.softmax(dim=-1).gather(-1, chosen)
+            chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
+            is_sigmoid = hasattr(router, "e_score_correction_bias")
+            scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=-1)
+            weights = scores.gather(-1, chosen)
             if getattr(router, "norm_topk_prob", True):  # Mixtral's says nothing, and does
                 weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights * getattr(router, "routed_scaling_factor", 1.0)
         found.append(chosen)
         return logits, weights, chosen
 
-    hooks = [layer.mlp.gate.register_forward_hook(route) for layer in model.model.layers]
+    routers = routers_of(model)
+    first = len(model.model.layers) - len(routers)
+    hooks = [router.register_forward_hook(route) for router in routers]
     try:
         yield found
     finally:
@@ -92,8 +101,8 @@ def perturb(model: PreTrainedModel) -> None:
     """Move the routers so far that many tokens go elsewhere."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for layer in model.model.layers:
-            gate = layer.mlp.gate.weight
+        for router in routers_of(model):
+            gate = router.weight
             gate.add_(0.2 * torch.randn(gate.shape, generator=generator))
 
 
@@ -144,7 +153,7 @@ def test_later_passes_take_the_record_with_weights_of_then(make_rows, tmp_path, 
         expected, _ = padded_logprobs(theirs, rows)
         references = gradients(theirs, (factors * expected).sum())
     references = revert_weight_conversion(theirs, references)  # to the names of files
-    assert len(found) == 2
+    assert len(found) == len(routers_of(theirs))
     logprobs = packed_pass(engine.model, HEAD, rows).outputs[0]
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
     assert (engine.predict(free)[0] - expected).abs().max() > 0.1

@@ -64,11 +64,12 @@ def test_every_weight_has_a_style(model_class) -> None:
 @pytest.mark.parametrize("family", MIXTURES)
 def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
     kind, options = FAMILY_MODELS[family]
-    model, mixture = make_model(kind, **options), FAMILIES[family].mixture
+    model, mixture = make_model(kind, num_hidden_layers=2, **options), FAMILIES[family].mixture
     split_experts(model)
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
-    styles, block = styles_of(model), f"model.layers.0.{mixture.block}"
-    assert styles.keys() == owners | {block}
+    styles = styles_of(model)
+    first, block = (f"model.layers.{layer}.{mixture.block}" for layer in range(2))
+    assert styles.keys() == owners | {first, block}
     gate = mixture.matrices[0]
     assert all(styles[f"{block}.experts.{n}.{gate}"] == ROWS for n in range(6))
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import FAMILIES, Mixture
+from ppojob_trainer.models.mixtures import CORRECTION
 from ppojob_trainer.models.routes import follow_routes
 
 
@@ -78,7 +80,7 @@ class Experts(nn.ModuleList):
         return weighted.sum(dim=1).to(states.dtype)
 
 
-def split_experts(model: nn.Module) -> None:
+def split_experts(model: PreTrainedModel) -> None:
     """Let the layers of a model of transformers hold each expert by itself, and follow routes.
 
     The model is whole, on the meta device or with weights. One without experts stays as it is.
@@ -88,9 +90,19 @@ def split_experts(model: nn.Module) -> None:
         return
     base: Any = model.base_model
     for number, layer in enumerate(base.layers):
-        layer.mlp.experts = Experts(layer.mlp.experts, mixture.matrices)
-        follow_routes(layer, number)
-        _rename(layer, mixture.block)
+        follow_routes(layer, number, model.config.num_experts_per_tok)
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.experts = Experts(layer.mlp.experts, mixture.matrices)
+            _keep_correction(layer.mlp.gate)
+            _rename(layer, mixture.block)
+
+
+def _keep_correction(router: nn.Module) -> None:
+    """Let the bias by which a router chooses, if any, go wherever weights go; nobody trains it."""
+    bias = getattr(router, CORRECTION, None)
+    if bias is not None:
+        delattr(router, CORRECTION)
+        setattr(router, CORRECTION, nn.Parameter(bias.detach().float(), requires_grad=False))
 
 
 def _rename(layer: nn.Module, block: str) -> None:
@@ -102,13 +114,12 @@ def _rename(layer: nn.Module, block: str) -> None:
         layer.__dict__["mlp"] = module  # found by the layer, and by nobody who asks for modules
 
 
-def mixture_of(model: nn.Module) -> Mixture | None:
+def mixture_of(model: PreTrainedModel) -> Mixture | None:
     """What its family says of the mixtures of a model; None of one without experts."""
-    config: Any = model.config
-    return FAMILIES[config.model_type].mixture
+    return FAMILIES[model.config.model_type].mixture
 
 
-def freeze_routers(model: nn.Module) -> None:
+def freeze_routers(model: PreTrainedModel) -> None:
     """Let the routers of a mixture stay as they are, and what weighs its shared expert."""
     mixture = mixture_of(model)
     assert mixture is not None, "other models are refused"

@@ -40,6 +40,10 @@ class Mixture:
         shared: the name in a block of the expert that every token goes to, if there is one.
         shared_inner: keys whose product is the width within that.
         shared_gate: the name of the layer that says how much it counts, if it has one.
+        dense_first: key of how many layers, the first ones, have a plain block of the width
+            `intermediate_size`.
+        has_correction: whether routers weigh by sigmoids, and choose by them and a bias that no
+            gradient trains (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
     """
 
     block: str = "mlp"
@@ -48,6 +52,8 @@ class Mixture:
     shared: str = ""
     shared_inner: tuple[str, ...] = ()
     shared_gate: str = ""
+    dense_first: str = ""
+    has_correction: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +74,16 @@ class Family:
         late_norms: of what comes out of them.
         centred_norms: whether norms multiply by 1 + weight.
         head_norm: what queries and keys are normalised over, if at all.
+        head_norm_key: key that says whether they are; without one they are.
+        has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
+            arXiv:2405.04434, section 2.1).
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
-            classes, which it changes for the whole process, and so for the trainer.
+            classes, which it changes for the whole process, and so for the trainer. Of latent
+            attention its numbers were others than the trainer's.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_cap: key of the soft cap that they come under, if any.
         classifiers: the ends of the names of transformers' classes with a head of one number.
@@ -92,6 +102,8 @@ class Family:
     late_norms: tuple[str, ...] = ()
     centred_norms: bool = False
     head_norm: Literal["none", "each head", "all heads"] = "none"
+    head_norm_key: str = ""
+    has_latents: bool = False
     uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
@@ -124,6 +136,12 @@ _GEMMA2: Final = replace(
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     logit_cap="final_logit_softcapping",
+)
+_CORRECTED: Final = Mixture(
+    shared="shared_experts",
+    shared_inner=("moe_intermediate_size", "n_shared_experts"),
+    dense_first="first_k_dense_replace",
+    has_correction=True,
 )
 _QWEN2_VL: Final = Family(
     "Qwen2-VL",
@@ -186,6 +204,38 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="all heads",
         uncut="queries and keys are normalised over all heads",
         mixture=Mixture(inner="intermediate_size"),
+        classifiers=(),
+    ),
+    "deepseek_v3": Family(
+        "DeepSeek-V3, Moonlight",
+        defaults={
+            "first_k_dense_replace": 3,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+        },
+        only={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "topk_method": (None, "noaux_tc"),
+            "scoring_func": (None, "sigmoid"),
+        },
+        biases={},
+        has_latents=True,
+        uncut="keys of all heads have a part in common",
+        is_in_vllm=False,
+        mixture=_CORRECTED,
+    ),
+    "glm4_moe": Family(
+        "GLM-4.5, 4.6",
+        defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "use_qk_norm": False},
+        only={"hidden_act": ("silu",)},
+        biases={"attention_bias": _QUERIES},
+        head_norm="each head",
+        head_norm_key="use_qk_norm",
+        mixture=_CORRECTED,
         classifiers=(),
     ),
     "mistral": Family(

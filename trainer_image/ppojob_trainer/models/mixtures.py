@@ -16,6 +16,9 @@ from ppojob_trainer.models.problems import ModelReason
 ALIGNED: Final = 8
 """What widths are multiples of: PyTorch's grouped products take rows of whole 16 bytes."""
 
+CORRECTION: Final = "e_score_correction_bias"
+"""The bias by which routers choose; float32 in whatever type the weights are."""
+
 _MAX_EXPERTS: Final = 10_000
 _MAX_WIDTH: Final = 2**31 - 1
 
@@ -23,9 +26,10 @@ _MAX_WIDTH: Final = 2**31 - 1
 def key_of_experts(config: Mapping[str, Json]) -> str:
     """Where config.json says how many experts each layer of a mixture has.
 
-    The hub's folders have the first name; transformers writes the other one since release 5.
+    The hub's folders have their family's name; transformers 5 writes another one of Qwen3.
     """
-    return "num_local_experts" if "num_local_experts" in config else "num_experts"
+    names = ("n_routed_experts", "num_local_experts")
+    return next((name for name in names if name in config), "num_experts")
 
 
 def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
@@ -42,6 +46,8 @@ def expert_tensors(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names in a layer, and shapes, of the tensors of a mixture: the router's and each expert's."""
     yield f"{mixture.block}.gate.weight", (experts, hidden)
+    if mixture.has_correction:
+        yield f"{mixture.block}.gate.{CORRECTION}", (experts,)
     for expert in range(experts):
         shapes = (inner, hidden), (inner, hidden), (hidden, inner)
         for matrix, shape in zip(mixture.matrices, shapes, strict=True):

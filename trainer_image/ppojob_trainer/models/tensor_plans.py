@@ -59,6 +59,8 @@ def plan_of(family: Family) -> dict[str, Style]:
     """The styles of a family's modules that have parameters of their own, or are summed as one."""
     assert not family.uncut, "such a layout is refused"
     plan = _PLAN | (_mixture(family.mixture) if family.mixture else _FEED_FORWARD)
+    if family.mixture and family.mixture.dense_first:  # whose block is summed as mixtures are
+        plan |= _FEED_FORWARD | {"model.layers.*.mlp.down_proj": COLUMNS_ALONE}
     plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
     plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
     return plan if family.head_norm == "none" else plan | _HEAD_NORMS
