@@ -6,18 +6,28 @@ are shorter than the rows of tests.
 
 from tiny_models import INTERLEAVED, MIXTURE, SECTIONS
 from transformers import (
+    DeepseekV3ForCausalLM,
+    Ernie4_5ForCausalLM,
+    Exaone4ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    GemmaForCausalLM,
+    Glm4ForCausalLM,
+    Glm4MoeForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
+    MixtralForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
+    OlmoeForCausalLM,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
+    Qwen2MoeForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    SeedOssForCausalLM,
     SmolLM3ForCausalLM,
 )
 
@@ -28,12 +38,39 @@ from ppojob_trainer.models.vision_language import (
 )
 
 WINDOW = 4
+NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
+CORRECTED = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
+    "qwen2_moe": (Qwen2MoeForCausalLM, {**MIXTURE, "shared_expert_intermediate_size": 24}),
+    "mixtral": (MixtralForCausalLM, {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "olmoe": (OlmoeForCausalLM, {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0}),
+    "deepseek_v3": (
+        DeepseekV3ForCausalLM,
+        {
+            **CORRECTED,
+            "num_key_value_heads": None,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+        },
+    ),
+    "glm4_moe": (Glm4MoeForCausalLM, {**CORRECTED, "use_qk_norm": True, "attention_bias": True}),
     "mistral": (MistralForCausalLM, {"sliding_window": WINDOW}),
     "phi3": (Phi3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "smollm3": (SmolLM3ForCausalLM, {"no_rope_layers": [0, 1, 0], "pad_token_id": 0}),
@@ -48,11 +85,19 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
             "attention_multiplier": 0.5,
         },
     ),
+    "gemma": (GemmaForCausalLM, {"head_dim": 12}),
     "gemma2": (
         Gemma2ForCausalLM,
         {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     ),
     "gemma3_text": (Gemma3ForCausalLM, {**GEMMA, "sliding_window_pattern": 2}),
+    "glm4": (Glm4ForCausalLM, {"head_dim": 8, "pad_token_id": 0}),
+    "seed_oss": (
+        SeedOssForCausalLM,
+        {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True, **NO_DROPOUT},
+    ),
+    "exaone4": (Exaone4ForCausalLM, {"sliding_window": WINDOW, "sliding_window_pattern": 2}),
+    "ernie4_5": (Ernie4_5ForCausalLM, {"head_dim": 12}),
     "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen3_vl": (Qwen3VLForCausalLM, {"rope_parameters": INTERLEAVED, "head_dim": 8}),

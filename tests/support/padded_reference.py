@@ -66,7 +66,7 @@ def whole_logprobs(
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
-    names = dict(model.named_parameters())
+    names = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     return dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
 
 

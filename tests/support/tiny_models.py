@@ -100,7 +100,11 @@ def make_model(
 ) -> PreTrainedModel:
     """A model with drawn weights; `changes` are of `SIZES` and the rest of its configuration."""
     torch.manual_seed(seed)
-    return model_class(model_class.config_class(**{**SIZES, **changes}))
+    model = model_class(model_class.config_class(**{**SIZES, **changes}))
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            bias.normal_(std=0.3)  # large enough to choose other experts
+    return model
 
 
 def save_model(

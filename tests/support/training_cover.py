@@ -42,7 +42,8 @@ _CASES = {
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
-        *("adapters_of_biased_layers", "muon_of_adapters", "pictures_behind_layers"),
+        *("adapters_of_biased_layers", "muon_of_adapters", "adapters_of_a_shared_expert"),
+        "pictures_behind_layers",
     ),
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),

@@ -7,6 +7,7 @@ and are not those of the folder. One process has all engines: loading vLLM takes
 
 import json
 import sys
+from copy import deepcopy
 from pathlib import Path
 from traceback import format_exc
 
@@ -16,6 +17,7 @@ from padded_reference import token_logprobs
 from tiny_models import make_model, write_model
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
@@ -47,8 +49,12 @@ OPTIONS = {
     "qwen2_5_vl": {"rope_parameters": SECTIONS},
     "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}, "head_dim": 2 * HALF},
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
+    "gemma": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma3_text": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
+    "glm4": {"head_dim": 2 * HALF},
+    "glm4_moe": {"head_dim": 2 * HALF},
+    "ernie4_5": {"head_dim": 2 * HALF},
 }
 
 
@@ -64,7 +70,9 @@ def largest_difference(family: str, folder: Path) -> float:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape))
-    engine.load_weights(1, named_full_tensors(model))
+    sent = deepcopy(model)
+    split_experts(sent)
+    engine.load_weights(1, named_full_tensors(sent))
     prompts = [tuple(torch.randint(3, 128, (length,)).tolist()) for length in (5, ANSWER)]
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=ANSWER)
     for number, prompt in enumerate(prompts):

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from padded_reference import gradients, padded_logprobs, relative_difference
 from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from torch import Tensor
-from transformers import Qwen3MoeForCausalLM
+from transformers import PreTrainedModel, Qwen3MoeForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.training import LoraSpec
@@ -15,33 +17,33 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.architectures import check_targets
 from ppojob_trainer.models.experts import grouped_product
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.load import load_model
 
 VOCAB = 97
+MIXTURES = [name for name, family in FAMILIES.items() if family.mixture]
 SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": VOCAB}
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
 
 
-def apart(stacked: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What transformers has stacked, by the names of files."""
-    found = {}
-    for name, tensor in stacked.items():
-        layer, _, last = name.rpartition("experts.")
-        for number, part in enumerate(tensor) if last in ("gate_up_proj", "down_proj") else ():
-            expert = f"{layer}experts.{number}"
-            if last == "down_proj":
-                found[f"{expert}.down_proj.weight"] = part
-            else:
-                gate, up = part.chunk(2)
-                found |= {f"{expert}.gate_proj.weight": gate, f"{expert}.up_proj.weight": up}
-        if not layer:
-            found[name] = tensor
-    return found
+def apart(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What transformers has stacked, by the names that it writes into files."""
+    converted = revert_weight_conversion(model, dict(stacked))
+    return {name: tensor.contiguous() for name, tensor in converted.items()}
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm_topk_prob": False}, {"num_experts_per_tok": 6}])
-def test_packed_rows_have_the_numbers_of_rows_by_themselves(make_rows, tmp_path, changes):
-    theirs, rows = save_model(tmp_path, Qwen3MoeForCausalLM, **{**SIZES, **changes}), make_rows()
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        *((family, {}) for family in MIXTURES),
+        ("qwen3_moe", {"norm_topk_prob": False}),
+        ("qwen3_moe", {"num_experts_per_tok": 6}),
+    ],
+)
+def test_packed_rows_have_the_numbers_of_rows_by_themselves(make_rows, tmp_path, family, changes):
+    kind, own = FAMILY_MODELS[family]
+    sizes = {**TWO_LAYERS, "vocab_size": VOCAB, **own, **changes}
+    theirs, rows = save_model(tmp_path, kind, **sizes), make_rows()
     theirs.set_experts_implementation("eager")
     ours = load_model(tmp_path)
     use_packed_attention(ours)
@@ -54,7 +56,7 @@ def test_packed_rows_have_the_numbers_of_rows_by_themselves(make_rows, tmp_path,
     logprobs, grads = packed()
     expected, _ = padded_logprobs(theirs, rows)
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
-    references = apart(gradients(theirs, (factors * expected).sum()))
+    references = apart(theirs, gradients(theirs, (factors * expected).sum()))
     assert relative_difference(grads, references) < 1e-5
     for name, gradient in references.items():
         torch.testing.assert_close(grads[name], gradient, rtol=1e-3, atol=1e-4)

@@ -8,7 +8,7 @@ import torch
 from padded_reference import relative_difference
 from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3MoeForCausalLM
+from transformers import PreTrainedModel, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
@@ -24,6 +24,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
 
 SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": 97}
+WITH_A_SHARED_EXPERT = {"shared_expert_intermediate_size": 24}
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
 SPEC = AlgorithmSpec(
     type="grpo",
@@ -89,8 +90,14 @@ def rows(make_rows) -> Experience:
     return made
 
 
-def test_losses_and_their_gradient_are_those_of_single_rows_in_transformers(tmp_path, rows):
-    theirs = save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES).float()
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [(Qwen3MoeForCausalLM, SIZES), (Qwen2MoeForCausalLM, {**SIZES, **WITH_A_SHARED_EXPERT})],
+)
+def test_losses_and_their_gradient_are_those_of_single_rows_in_transformers(
+    tmp_path, rows, kind, sizes
+):
+    theirs = save_model(tmp_path, kind, **sizes).float()
     theirs.set_experts_implementation("eager")
     balance, z = literal(theirs, rows)
     of_rows, logits = balance.item(), z.item()
@@ -107,7 +114,7 @@ def test_losses_and_their_gradient_are_those_of_single_rows_in_transformers(tmp_
     weights = [theirs.get_parameter(name) for name in names]
     grads = torch.autograd.grad(0.3 * balance + 0.02 * z, weights, materialize_grads=True)
     shared = dict(zip(names, grads, strict=True))
-    routers = {name: grad for name, grad in shared.items() if name.endswith("gate.weight")}
+    routers = {name: grad for name, grad in shared.items() if name.endswith("mlp.gate.weight")}
     assert len(routers) == layers
     assert all(grad.norm() > 1e-3 for grad in routers.values())
     assert relative_difference({name: found[name] for name in shared}, shared) < 1e-4

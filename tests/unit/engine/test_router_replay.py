@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from padded_reference import gradients, padded_logprobs, relative_difference
 from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3MoeForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
@@ -19,6 +22,7 @@ from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.experts import freeze_routers, split_experts
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
@@ -28,9 +32,15 @@ from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.workers.row_store import own_rows
 
 SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": 97}
+MIXTURES = [name for name, family in FAMILIES.items() if family.mixture]
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
 GOAL = PolicyObjective.of(AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3))
 RATIO_OF_ONE = "actor/ppo_kl"
+
+
+def save_mixture(folder: Path, family: str, **changes: object) -> PreTrainedModel:
+    kind, own = FAMILY_MODELS[family]
+    return save_model(folder, kind, **{**TWO_LAYERS, "vocab_size": 97, **own, **changes})
 
 
 def engine_of(folder, **training) -> TrainEngine:
@@ -55,6 +65,10 @@ def padded_experts(rows: Experience) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
 
 
+def routers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    return [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+
+
 @contextmanager
 def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[list[Tensor]]:
     """What the routers of transformers choose, layer by layer; or are made to, as GSPO has it."""
@@ -63,14 +77,19 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
     def route(router, _args, told):
         logits, weights, chosen = told
         if forced is not None:
-            chosen = forced[:, :, len(found)].flatten(0, 1).long()
-            weights = logits.softmax(dim=-1).gather(-1, chosen)
-            if router.norm_topk_prob:
+            chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
+            is_sigmoid = hasattr(router, "e_score_correction_bias")
+            scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=-1)
+            weights = scores.gather(-1, chosen)
+            if getattr(router, "norm_topk_prob", True):  # Mixtral's says nothing, and does
                 weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights * getattr(router, "routed_scaling_factor", 1.0)
         found.append(chosen)
         return logits, weights, chosen
 
-    hooks = [layer.mlp.gate.register_forward_hook(route) for layer in model.model.layers]
+    routers = routers_of(model)
+    first = len(model.model.layers) - len(routers)
+    hooks = [router.register_forward_hook(route) for router in routers]
     try:
         yield found
     finally:
@@ -82,8 +101,8 @@ def perturb(model: PreTrainedModel) -> None:
     """Move the routers so far that many tokens go elsewhere."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for layer in model.model.layers:
-            gate = layer.mlp.gate.weight
+        for router in routers_of(model):
+            gate = router.weight
             gate.add_(0.2 * torch.randn(gate.shape, generator=generator))
 
 
@@ -112,9 +131,12 @@ def test_the_record_is_what_routers_choose_for_each_token(make_rows, tmp_path, t
     assert not rows.experts[~read_tokens(rows)].any()
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm_topk_prob": False}])
-def test_later_passes_take_the_record_with_weights_of_then(make_rows, tmp_path, changes):
-    theirs, rows = save_model(tmp_path, Qwen3MoeForCausalLM, **{**SIZES, **changes}), make_rows()
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [*((family, {}) for family in MIXTURES), ("qwen3_moe", {"norm_topk_prob": False})],
+)
+def test_later_passes_take_the_record_with_weights_of_then(make_rows, tmp_path, family, changes):
+    theirs, rows = save_mixture(tmp_path, family, **changes), make_rows()
     theirs.set_experts_implementation("eager")
     engine = engine_of(tmp_path)
     before, _ = engine.predict(rows, records=True)
@@ -130,7 +152,8 @@ def test_later_passes_take_the_record_with_weights_of_then(make_rows, tmp_path, 
     with watched(theirs, padded_experts(rows)) as found:
         expected, _ = padded_logprobs(theirs, rows)
         references = gradients(theirs, (factors * expected).sum())
-    assert len(found) == 2
+    references = revert_weight_conversion(theirs, references)  # to the names of files
+    assert len(found) == len(routers_of(theirs))
     logprobs = packed_pass(engine.model, HEAD, rows).outputs[0]
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
     assert (engine.predict(free)[0] - expected).abs().max() > 0.1
@@ -168,9 +191,10 @@ def test_a_ratio_is_one_to_the_bit_before_the_first_update(make_rows, tmp_path):
     assert engine.update(rows, GOAL).token_sums[RATIO_OF_ONE] != 0.0
 
 
-def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path):
+@pytest.mark.parametrize("family", MIXTURES)
+def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path, family):
     """They are those that the trainer's routers choose for the same rows."""
-    model = save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+    model = save_mixture(tmp_path, family)
     split_experts(model)
     engine = HuggingFaceEngine(model, max_model_tokens=64, max_sequences=4, tells_experts=True)
     prompts = [PromptTokens(0, [5, 9, 60, 2, 7]), PromptTokens(1, [3, 3])]
@@ -187,9 +211,17 @@ def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path):
     assert rows.experts.any()
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_routers_that_are_frozen_stay_as_they_are(make_rows, tmp_path, kind):
-    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+@pytest.mark.parametrize(
+    ("family", "kind", "names"),
+    [
+        ("qwen3_moe", "adamw", ["mlp.gate"]),
+        ("qwen3_moe", "muon", ["mlp.gate"]),
+        ("qwen2_moe", "adamw", ["mlp.gate", "mlp.shared_expert_gate"]),
+        ("mixtral", "adamw", ["block_sparse_moe.gate"]),
+    ],
+)
+def test_routers_that_are_frozen_stay_as_they_are(make_rows, tmp_path, family, kind, names):
+    save_mixture(tmp_path, family)
     model, before = load_model(tmp_path), load_model(tmp_path).state_dict()
     freeze_routers(model)
     training = TrainingSpec(autocast="none")
@@ -199,7 +231,7 @@ def test_routers_that_are_frozen_stay_as_they_are(make_rows, tmp_path, kind):
     same = {
         name for name, weight in model.state_dict().items() if torch.equal(weight, before[name])
     }
-    assert same == {f"model.layers.{layer}.mlp.gate.weight" for layer in range(2)}
+    assert same == {f"model.layers.{layer}.{one}.weight" for layer in range(2) for one in names}
     assert not any(".gate.weight" in name for name in engine.state_tensors())
 
 

@@ -10,7 +10,6 @@ from tiny_models import MIXTURE, SIZES, make_model
 from transformers import (
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
-    Qwen3MoeForCausalLM,
 )
 
 from ppojob_api.problem import Problem, ReasonCode
@@ -35,7 +34,8 @@ THEIRS = {
 }
 
 
-CUT = [name for name, one in FAMILIES.items() if not (one.uncut or one.is_mixture)]
+CUT = [name for name, one in FAMILIES.items() if not (one.uncut or one.mixture)]
+MIXTURES = [name for name, one in FAMILIES.items() if one.mixture and not one.uncut]
 
 
 @pytest.mark.parametrize("family", CUT)
@@ -63,13 +63,17 @@ def test_every_weight_has_a_style(model_class) -> None:
     assert styles_of(model).keys() == owners
 
 
-def test_every_weight_of_a_mixture_has_a_style() -> None:
-    model = make_model(Qwen3MoeForCausalLM, **MIXTURE)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
+    kind, options = FAMILY_MODELS[family]
+    model, mixture = make_model(kind, num_hidden_layers=2, **options), FAMILIES[family].mixture
     split_experts(model)
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     styles = styles_of(model)
-    assert styles.keys() == owners | {"model.layers.0.mlp.experts"}
-    assert all(styles[f"model.layers.0.mlp.experts.{n}.gate_proj"] == ROWS for n in range(6))
+    first, block = (f"model.layers.{layer}.{mixture.block}" for layer in range(2))
+    assert styles.keys() == owners | {first, block}
+    gate = mixture.matrices[0]
+    assert all(styles[f"{block}.experts.{n}.{gate}"] == ROWS for n in range(6))
 
 
 HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -339,10 +339,14 @@ def attend_packed(
 ) -> tuple[Tensor, None]:
     """Attention function in the form transformers calls it; there is no mask.
 
-    Queries are (1, H, t, D), keys and values (1, K, t, D), positions applied, of this rank's run of
-    the tokens; plans are for all tokens and this rank's share of the heads. The first two keywords
-    are given to the model's forward, which hands them down. Returns (1, t, H, D), and no weights.
+    Queries are (1, H, t, D), keys (1, K, t, D) and values (1, K, t, V <= D), positions applied, of
+    this rank's run of the tokens; plans are for all tokens and this rank's share of the heads. The
+    first two keywords are given to the model's forward, which hands them down. Returns
+    (1, t, H, V), and no weights.
     """
+    width = value.shape[-1]
+    if width < query.shape[-1]:  # of latent attention; what is added says 0
+        value = F.pad(value, (0, query.shape[-1] - width))
     # Under autocast the rotation leaves queries and keys in float32; products run in value's type.
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
@@ -355,7 +359,7 @@ def attend_packed(
             output = _PackedAttention.apply(  # type: ignore[no-untyped-call]
                 queries, keys, values, attention_plans.of(sliding_window), scoring, dropout
             )
-        return sequence_ranks.to_tokens(output).unsqueeze(0), None
+        return sequence_ranks.to_tokens(output)[..., :width].unsqueeze(0), None
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:

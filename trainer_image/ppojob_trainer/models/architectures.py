@@ -18,10 +18,10 @@ from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mixtures import (
     ALIGNED,
-    MATRICES,
     expert_tensors,
     key_of_experts,
     required_sizes,
+    shared_layers,
 )
 from ppojob_trainer.models.problems import ModelReason
 
@@ -29,6 +29,7 @@ EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 
 _MAX_SIZE: Final = 2**31 - 1
+_LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _REQUIRED: Final = {
     "vocab_size": _MAX_SIZE,
     "hidden_size": _MAX_SIZE,
@@ -38,6 +39,25 @@ _REQUIRED: Final = {
 }
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """Widths of latent attention.
+
+    Attributes:
+        query: of the vector that queries are made of; 0 where they are made of the states.
+        key: of that of keys and values.
+        plain: of a head's queries and keys, the part without positions.
+        rotary: of the part with them, which the keys of all heads have in common.
+        value: of a head's values.
+    """
+
+    query: int
+    key: int
+    plain: int
+    rotary: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +72,11 @@ class Sizes:
         is_tied: whether the embedding is the output layer too.
         biased: linear layers of a block that add a bias.
         experts: experts of each layer of a mixture; 0 of other models.
+        shared: width within the expert that all tokens go to; 0 where there is none.
+        plain_layers: layers without experts, the first ones of a mixture.
+        plain: width within their blocks; 0 where there are none.
+        has_head_norms: whether queries and keys are normalised.
+        latents: of a model whose queries, keys and values are made of latent vectors.
     """
 
     model_type: str
@@ -65,6 +90,11 @@ class Sizes:
     is_tied: bool
     biased: frozenset[str]
     experts: int = 0
+    shared: int = 0
+    plain_layers: int = 0
+    plain: int = 0
+    has_head_norms: bool = False
+    latents: Latents | None = None
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
@@ -74,7 +104,8 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     problems = []
     config = {**family.defaults, **config}
     required: dict[str, int] = {}
-    for key, most in (_REQUIRED | required_sizes(config)).items():
+    latent = dict.fromkeys(_LATENT, _MAX_SIZE) if family.has_latents else {}
+    for key, most in (_REQUIRED | required_sizes(config) | latent).items():
         value = _count(config.get(key))
         if value is None or value > most:
             got = ABSENT if config.get(key) is None else shown(config[key])
@@ -86,6 +117,13 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if problems:
         return problems
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
+    mixture = family.mixture
+    keys = mixture.shared_inner if mixture else ()
+    plain_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
+    latents = None
+    if family.has_latents:
+        of_queries = _count(config.get("q_lora_rank")) or 0
+        latents = Latents(of_queries, *(required[key] for key in _LATENT))
     biased = {
         name for key, names in family.biases.items() if config.get(key) is True for name in names
     }
@@ -93,14 +131,22 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         model_type=model_type,
         vocabulary=required["vocab_size"],
         hidden=hidden,
-        inner=required.get("moe_intermediate_size", required["intermediate_size"]),
+        inner=required[mixture.inner if mixture else "intermediate_size"],
         layers=required["num_hidden_layers"],
         heads=heads,
-        key_heads=_count(config.get("num_key_value_heads")) or heads,
-        head_size=_count(config.get("head_dim")) or hidden // heads,
+        key_heads=(not latents and _count(config.get("num_key_value_heads"))) or heads,
+        head_size=latents.plain + latents.rotary
+        if latents
+        else _count(config.get("head_dim")) or hidden // heads,
         is_tied=config.get("tie_word_embeddings") is True,
         biased=frozenset(biased.union(family.always_biased)),
-        experts=required.get(key_of_experts(config), 0),
+        experts=required[key_of_experts(config)] if mixture else 0,
+        shared=prod(required[key] for key in keys) if keys else 0,
+        plain_layers=plain_layers,
+        plain=required["intermediate_size"] if plain_layers else 0,
+        has_head_norms=family.head_norm != "none"
+        and (not family.head_norm_key or config.get(family.head_norm_key) is True),
+        latents=latents,
     )
 
 
@@ -109,50 +155,66 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
     yield EMBEDDING, (sizes.vocabulary, sizes.hidden)
     yield "model.norm.weight", (sizes.hidden,)
     for layer in range(sizes.layers):
-        for name, shape in _of_a_layer(sizes):
+        for name, shape in _of_a_layer(sizes, layer):
             yield f"model.layers.{layer}.{name}", shape
 
 
-def linear_layers(sizes: Sizes) -> dict[str, Shape]:
-    """Linear layers of each block by their names in it, with the shapes of their weights.
+def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
+    """Linear layers of a decoder layer by their names in it, with the shapes of their weights.
 
-    Neither routers nor experts are among them.
+    Neither routers are among them nor experts, but for one that all tokens go to.
     """
-    hidden, inner = sizes.hidden, sizes.inner
+    hidden = sizes.hidden
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
-    if FAMILIES[sizes.model_type].is_fused:
-        return {
-            "self_attn.qkv_proj": (query + 2 * key, hidden),
-            "self_attn.o_proj": (hidden, query),
-            "mlp.gate_up_proj": (2 * inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
+    family = FAMILIES[sizes.model_type]
     attention: dict[str, Shape] = {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
-        "self_attn.o_proj": (hidden, query),
     }
-    if sizes.experts:
-        return attention
-    return attention | {
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
+    if "qkv_proj" in family.fused:
+        attention = {"self_attn.qkv_proj": (query + 2 * key, hidden)}
+    attention["self_attn.o_proj"] = (hidden, query)
+    if sizes.latents:
+        attention = _latent_attention(sizes.latents, hidden, sizes.heads)
+    if family.mixture and layer >= sizes.plain_layers:
+        return attention | shared_layers(family.mixture, hidden, sizes.shared)
+    inner = sizes.plain if family.mixture else sizes.inner
+    feed: dict[str, Shape] = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
+    if "gate_up_proj" in family.fused:
+        feed = {"mlp.gate_up_proj": (2 * inner, hidden)}
+    return attention | feed | {"mlp.down_proj": (hidden, inner)}
 
 
-def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
+def _latent_attention(latents: Latents, hidden: int, heads: int) -> dict[str, Shape]:
+    found: dict[str, Shape] = {}
+    query = heads * (latents.plain + latents.rotary)
+    if latents.query:
+        found["self_attn.q_a_proj"] = (latents.query, hidden)
+        found["self_attn.q_b_proj"] = (query, latents.query)
+    else:
+        found["self_attn.q_proj"] = (query, hidden)
+    found["self_attn.kv_a_proj_with_mqa"] = (latents.key + latents.rotary, hidden)
+    found["self_attn.kv_b_proj"] = (heads * (latents.plain + latents.value), latents.key)
+    return found | {"self_attn.o_proj": (hidden, heads * latents.value)}
+
+
+def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
     for norm in (*family.norms, *family.late_norms):
         yield f"{norm}.weight", (sizes.hidden,)
-    for name, shape in linear_layers(sizes).items():
+    if sizes.latents:
+        yield "self_attn.kv_a_layernorm.weight", (sizes.latents.key,)
+    if sizes.latents and sizes.latents.query:
+        yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
+    for name, shape in linear_layers(sizes, layer).items():
         yield f"{name}.weight", shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
-    if sizes.experts:
-        yield from expert_tensors(sizes.experts, hidden=sizes.hidden, inner=sizes.inner)
-    if family.head_norm != "none":
+    if (mixture := family.mixture) and layer >= sizes.plain_layers:
+        widths = {"hidden": sizes.hidden, "inner": sizes.inner}
+        yield from expert_tensors(mixture, sizes.experts, **widths)
+    if sizes.has_head_norms:
         each = family.head_norm == "each head"
         yield "self_attn.q_norm.weight", (sizes.head_size * (1 if each else sizes.heads),)
         yield "self_attn.k_norm.weight", (sizes.head_size * (1 if each else sizes.key_heads),)
@@ -185,7 +247,10 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
-        heads, most = sizes.heads, gcd(sizes.heads, sizes.key_heads, sizes.inner)
+        heads, most = (
+            sizes.heads,
+            gcd(sizes.heads, sizes.key_heads, sizes.inner, sizes.shared, sizes.plain),
+        )
         why = (
             f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
             f"{sizes.inner} inner features of {folder}"
@@ -225,7 +290,18 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
 def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
     """Settings of routers, of a model that has none."""
     sizes, replay = sizes_of(spec.model.path), spec.algorithm.router_replay
-    if sizes is None or sizes.experts:
+    if sizes is None:
+        return
+    mixture = FAMILIES[sizes.model_type].mixture
+    if mixture is not None:
+        if mixture.has_correction and spec.algorithm.has_router_losses:
+            yield Problem(
+                "spec.algorithm",
+                "losses of routers",
+                f"those of {sizes.model_type} weigh experts by sigmoids: not in this version",
+                "neither routerBalanceCoefficient nor routerZCoefficient",
+                ReasonCode.NOT_IN_THIS_VERSION,
+            )
         return
     why, allowed = f"a model of {sizes.model_type} has no routers", "remove it"
     if replay != "none":
@@ -251,11 +327,13 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
     if sizes is None or spec.algorithm.given:
         return
     if spec.rollout.engine == "vllm" and not FAMILIES[sizes.model_type].is_in_vllm:
+        why = "of its own, and would change transformers' for the trainer too"
+        if sizes.latents:
+            why = "whose log-probabilities were the trainer's when they were compared"
         yield Problem(
             "spec.rollout.engine",
             shown(spec.rollout.engine),
-            f"vLLM has no model of {sizes.model_type} of its own, and would change transformers' "
-            "for the trainer too",
+            f"vLLM has no model of {sizes.model_type} {why}",
             "huggingface",
             ReasonCode.CONFLICT,
         )
@@ -269,7 +347,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         )
     if tensor == 1:
         return
-    most, keys = gcd(sizes.heads, sizes.inner), sizes.key_heads
+    most, keys = gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain), sizes.key_heads
     fitting = [n for n in range(1, most + 1) if most % n == 0 and not (keys % n and n % keys)]
     if tensor not in fitting:
         yield Problem(
@@ -289,12 +367,17 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
     """
     if (sizes := sizes_of(folder)) is None:
         return
-    names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
+    names = {
+        name.rpartition(".")[2]
+        for layer in range(sizes.layers)
+        for name in linear_layers(sizes, layer)
+    }
     for index, target in enumerate(lora.target_modules or ()):
         if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
-            is_expert = sizes.experts > 0 and target in MATRICES
+            mixture = FAMILIES[sizes.model_type].mixture
+            is_expert = mixture is not None and target in mixture.matrices
             yield Problem(
                 f"{where}.targetModules[{index}]",
                 shown(target),
@@ -310,7 +393,7 @@ def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
     """Matrices of adapters by name: `<layer>.lora_a` (rank, in), `<layer>.lora_b` (out, rank)."""
     found: dict[str, Shape] = {}
     for layer in range(sizes.layers):
-        for name, (rows, columns) in linear_layers(sizes).items():
+        for name, (rows, columns) in linear_layers(sizes, layer).items():
             if lora.adapts(name):
                 at = f"model.layers.{layer}.{name}"
                 found[f"{at}.lora_a"] = (lora.rank, columns)

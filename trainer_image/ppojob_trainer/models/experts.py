@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
-from ppojob_trainer.models.mixtures import MATRICES
+from ppojob_trainer.models.families import FAMILIES, Mixture
+from ppojob_trainer.models.mixtures import CORRECTION
 from ppojob_trainer.models.routes import follow_routes
 
 
@@ -32,22 +34,23 @@ class Matrix(nn.Module):
 class Expert(nn.Module):
     """The matrices of an expert: those of its gate and inner layer (i, h), and that back (h, i)."""
 
-    def __init__(self, gate: Tensor, up: Tensor, down: Tensor) -> None:
+    def __init__(self, names: Sequence[str], matrices: Sequence[Tensor]) -> None:
         super().__init__()
-        for name, weight in zip(MATRICES, (gate, up, down), strict=True):
+        for name, weight in zip(names, matrices, strict=True):
             setattr(self, name, Matrix(weight))
 
 
 class Experts(nn.ModuleList):
     """The experts of a layer, called as those of transformers are."""
 
-    def __init__(self, stacked: Any) -> None:
-        """Take the matrices apart that a module of transformers holds stacked."""
+    def __init__(self, stacked: Any, names: tuple[str, str, str]) -> None:
+        """Take the matrices apart that a module of transformers holds stacked, and name them."""
         gates_and_ups, downs = stacked.gate_up_proj.detach(), stacked.down_proj.detach()
         super().__init__(
-            Expert(*(part.clone() for part in (*pair.chunk(2), down)))
+            Expert(names, [part.clone() for part in (*pair.chunk(2), down)])
             for pair, down in zip(gates_and_ups, downs, strict=True)
         )
+        self._names = names
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """What the chosen experts say of each token, weighted and summed.
@@ -69,30 +72,60 @@ class Experts(nn.ModuleList):
             matrices = [getattr(expert, name)(rows) for expert in self]
             return grouped_product(rows, ends, matrices)
 
-        gated = functional.silu(product(rows, "gate_proj")) * product(rows, "up_proj")
-        said = product(gated, "down_proj")
+        gate, up, down = self._names
+        said = product(functional.silu(product(rows, gate)) * product(rows, up), down)
         in_turn = torch.empty_like(order)
         in_turn[order] = torch.arange(len(order), device=order.device)
         weighted = said[in_turn].view(tokens, count, -1) * weights[..., None]
         return weighted.sum(dim=1).to(states.dtype)
 
 
-def split_experts(model: nn.Module) -> None:
+def split_experts(model: PreTrainedModel) -> None:
     """Let the layers of a model of transformers hold each expert by itself, and follow routes.
 
     The model is whole, on the meta device or with weights. One without experts stays as it is.
     """
+    mixture = mixture_of(model)
+    if mixture is None:
+        return
     base: Any = model.base_model
     for number, layer in enumerate(base.layers):
+        follow_routes(layer, number, model.config.num_experts_per_tok)
         if hasattr(layer.mlp, "experts"):
-            layer.mlp.experts = Experts(layer.mlp.experts)
-            follow_routes(layer, number)
+            layer.mlp.experts = Experts(layer.mlp.experts, mixture.matrices)
+            _keep_correction(layer.mlp.gate)
+            _rename(layer, mixture.block)
 
 
-def freeze_routers(model: nn.Module) -> None:
-    """Let the routers of a mixture stay as they are."""
+def _keep_correction(router: nn.Module) -> None:
+    """Let the bias by which a router chooses, if any, go wherever weights go; nobody trains it."""
+    bias = getattr(router, CORRECTION, None)
+    if bias is not None:
+        delattr(router, CORRECTION)
+        setattr(router, CORRECTION, nn.Parameter(bias.detach().float(), requires_grad=False))
+
+
+def _rename(layer: nn.Module, block: str) -> None:
+    """Let the feed-forward block of a layer have its name in files; transformers calls it `mlp`."""
+    if block != "mlp":
+        module = layer.mlp
+        del layer.mlp
+        setattr(layer, block, module)
+        layer.__dict__["mlp"] = module  # found by the layer, and by nobody who asks for modules
+
+
+def mixture_of(model: PreTrainedModel) -> Mixture | None:
+    """What its family says of the mixtures of a model; None of one without experts."""
+    return FAMILIES[model.config.model_type].mixture
+
+
+def freeze_routers(model: PreTrainedModel) -> None:
+    """Let the routers of a mixture stay as they are, and what weighs its shared expert."""
+    mixture = mixture_of(model)
+    assert mixture is not None, "other models are refused"
+    ends = tuple(f".{mixture.block}.{one}.weight" for one in ("gate", mixture.shared_gate) if one)
     for name, weight in model.named_parameters():
-        if name.endswith(".mlp.gate.weight"):
+        if name.endswith(ends):
             weight.requires_grad_(False)
 
 

@@ -18,10 +18,42 @@ _ATTENTION: Final[_Biases] = {"attention_bias": (*_QUERIES, "self_attn.o_proj")}
 _FEED_FORWARD: Final[_Biases] = {
     "mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 }
+_EXPERTS_EVERYWHERE: Final[Mapping[str, tuple[Json, ...]]] = {
+    "hidden_act": ("silu",),
+    "mlp_only_layers": ([], None),
+    "decoder_sparse_step": (1,),
+}
 _FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
 TOKENS: Final = "ForTokenClassification"
 TEXTS: Final = "ForSequenceClassification"
 CLASSIFIERS: Final = (TOKENS, TEXTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What tells blocks that are mixtures of experts from Qwen3's, whose fields are defaults here.
+
+    Attributes:
+        block: the name of a feed-forward block in files.
+        matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`.
+        inner: key of the width within an expert.
+        shared: the name in a block of the expert that every token goes to, if there is one.
+        shared_inner: keys whose product is the width within that.
+        shared_gate: the name of the layer that says how much it counts, if it has one.
+        dense_first: key of how many layers, the first ones, have a plain block of the width
+            `intermediate_size`.
+        has_correction: whether routers weigh by sigmoids, and choose by them and a bias that no
+            gradient trains (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
+    """
+
+    block: str = "mlp"
+    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    inner: str = "moe_intermediate_size"
+    shared: str = ""
+    shared_inner: tuple[str, ...] = ()
+    shared_gate: str = ""
+    dense_first: str = ""
+    has_correction: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +69,21 @@ class Family:
         has_ropes_by_layer: whether each kind of layer has rotary positions of its own.
         biases: linear layers of a block that have biases where config.json says true to a key.
         always_biased: those that have one in any case.
-        is_fused: whether query, key and value are of one matrix, and gate and up of another.
+        fused: linear layers that are of one matrix: query, key and value, or gate and up.
         norms: of a block, of what goes into its matrices.
         late_norms: of what comes out of them.
         centred_norms: whether norms multiply by 1 + weight.
         head_norm: what queries and keys are normalised over, if at all.
+        head_norm_key: key that says whether they are; without one they are.
+        has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
+            arXiv:2405.04434, section 2.1).
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
-        is_mixture: whether feed-forward blocks are mixtures of experts.
+        mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
-            classes, which it changes for the whole process, and so for the trainer.
+            classes, which it changes for the whole process, and so for the trainer. Of latent
+            attention its numbers were others than the trainer's.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_cap: key of the soft cap that they come under, if any.
         classifiers: the ends of the names of transformers' classes with a head of one number.
@@ -61,13 +97,15 @@ class Family:
     has_ropes_by_layer: bool = False
     biases: _Biases = field(default_factory=lambda: _ATTENTION)
     always_biased: tuple[str, ...] = ()
-    is_fused: bool = False
+    fused: tuple[Literal["qkv_proj", "gate_up_proj"], ...] = ()
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     late_norms: tuple[str, ...] = ()
     centred_norms: bool = False
     head_norm: Literal["none", "each head", "all heads"] = "none"
+    head_norm_key: str = ""
+    has_latents: bool = False
     uncut: str = ""
-    is_mixture: bool = False
+    mixture: Mixture | None = None
     sees_pictures: bool = False
     is_in_vllm: bool = True
     logit_divisor: str = ""
@@ -84,15 +122,26 @@ _OLMO2: Final = Family(
     is_in_vllm=False,
     classifiers=(TEXTS,),
 )
-_GEMMA2: Final = Family(
-    "Gemma 2",
-    defaults={"head_dim": 256, "num_key_value_heads": 4, "tie_word_embeddings": True},
+_GEMMA: Final = Family(
+    "Gemma",
+    defaults={"head_dim": 256, "num_key_value_heads": 16, "tie_word_embeddings": True},
     only={"use_bidirectional_attention": (None, False)},
+    centred_norms=True,
+)
+_GEMMA2: Final = replace(
+    _GEMMA,
+    models="Gemma 2",
+    defaults={**_GEMMA.defaults, "num_key_value_heads": 4},
     has_windows=True,
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
-    centred_norms=True,
     logit_cap="final_logit_softcapping",
+)
+_CORRECTED: Final = Mixture(
+    shared="shared_experts",
+    shared_inner=("moe_intermediate_size", "n_shared_experts"),
+    dense_first="first_k_dense_replace",
+    has_correction=True,
 )
 _QWEN2_VL: Final = Family(
     "Qwen2-VL",
@@ -119,13 +168,75 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_moe": Family(
         "Qwen3 mixtures of experts",
         defaults={"num_key_value_heads": 4},
+        only=_EXPERTS_EVERYWHERE,
+        head_norm="each head",
+        mixture=Mixture(),
+    ),
+    "qwen2_moe": Family(
+        "Qwen1.5-MoE, Qwen2 mixtures of experts",
+        defaults={"num_key_value_heads": 16},
+        only={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
+        biases={},
+        always_biased=_QUERIES,
+        mixture=Mixture(
+            shared="shared_expert",
+            shared_inner=("shared_expert_intermediate_size",),
+            shared_gate="shared_expert_gate",
+        ),
+    ),
+    "mixtral": Family(
+        "Mixtral",
+        defaults={"num_key_value_heads": 8},
+        only={"hidden_act": ("silu",), "sliding_window": (None,), "router_jitter_noise": (0.0,)},
+        ropes=(None, "default"),
+        biases={},
+        mixture=Mixture("block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size"),
+    ),
+    "olmoe": Family(
+        "OLMoE",
         only={
             "hidden_act": ("silu",),
-            "mlp_only_layers": ([], None),
-            "decoder_sparse_step": (1,),
+            "attention_bias": (False,),
+            "clip_qkv": (None,),
+            "norm_topk_prob": (False,),
         },
+        biases={},
+        head_norm="all heads",
+        uncut="queries and keys are normalised over all heads",
+        mixture=Mixture(inner="intermediate_size"),
+        classifiers=(),
+    ),
+    "deepseek_v3": Family(
+        "DeepSeek-V3, Moonlight",
+        defaults={
+            "first_k_dense_replace": 3,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+        },
+        only={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "topk_method": (None, "noaux_tc"),
+            "scoring_func": (None, "sigmoid"),
+        },
+        biases={},
+        has_latents=True,
+        uncut="keys of all heads have a part in common",
+        is_in_vllm=False,
+        mixture=_CORRECTED,
+    ),
+    "glm4_moe": Family(
+        "GLM-4.5, 4.6",
+        defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "use_qk_norm": False},
+        only={"hidden_act": ("silu",)},
+        biases={"attention_bias": _QUERIES},
         head_norm="each head",
-        is_mixture=True,
+        head_norm_key="use_qk_norm",
+        mixture=_CORRECTED,
+        classifiers=(),
     ),
     "mistral": Family(
         "Mistral",
@@ -140,7 +251,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         ropes=(None, "default", "longrope"),
         biases={},
-        is_fused=True,
+        fused=("qkv_proj", "gate_up_proj"),
         uncut="query, key and value are of one matrix",
     ),
     "smollm3": Family(
@@ -157,6 +268,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         logit_divisor="logits_scaling",
         classifiers=(),
     ),
+    "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": replace(
         _GEMMA2,
@@ -164,6 +276,40 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_ropes_by_layer=True,
         head_norm="each head",
         classifiers=(TEXTS,),
+    ),
+    "glm4": Family(
+        "GLM-4-0414, GLM-Z1",
+        defaults={"head_dim": 128, "num_key_value_heads": 2, "attention_bias": True},
+        biases={"attention_bias": _QUERIES},
+        fused=("gate_up_proj",),
+        late_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+        uncut="gate and up are of one matrix",
+    ),
+    "seed_oss": Family(
+        "Seed-OSS",
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True},
+        biases={
+            "attention_bias": _QUERIES,
+            "attention_out_bias": ("self_attn.o_proj",),
+            **_FEED_FORWARD,
+        },
+        is_in_vllm=False,
+    ),
+    "exaone4": Family(
+        "EXAONE 4",
+        defaults={"num_key_value_heads": 32},
+        has_windows=True,
+        biases={},
+        norms=(),
+        late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        head_norm="each head",
+    ),
+    "ernie4_5": Family(
+        "ERNIE 4.5 dense",
+        defaults={"head_dim": 128, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        only={"use_bias": (False,)},
+        biases={},
+        classifiers=(),
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),

@@ -228,8 +228,8 @@ def check_config(
     if family is not None:
         yield from _check_made(family, config, path, kind)
         yield from _check_family(family, config, path)
-        if family.is_mixture:
-            yield from check_mixture(config, path)
+        if family.mixture:
+            yield from check_mixture(family.mixture, config, path)
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -327,7 +327,7 @@ def _has_windows(config: Mapping[str, Json]) -> bool:
         return "sliding_attention" in kinds
     if config.get("use_sliding_window") is not True or config.get("sliding_window") is None:
         return False
-    if FAMILIES[str(config["model_type"])].is_mixture:  # whose layers are all alike
+    if FAMILIES[str(config["model_type"])].mixture:  # whose layers are all alike
         return True
     first, layers = config.get("max_window_layers", 28), config.get("num_hidden_layers")
     return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)

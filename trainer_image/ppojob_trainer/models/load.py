@@ -36,6 +36,7 @@ from ppojob_trainer.models.kinds import (
     ModelKind,
 )
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
+from ppojob_trainer.models.mixtures import CORRECTION
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
@@ -53,6 +54,8 @@ _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".bias",
     ".o_proj.weight",
     ".down_proj.weight",
+    ".w2.weight",
+    CORRECTION,
     "score.weight",
 )
 """Biases, a block that was put in as the identity, and a head that begins at zero."""
@@ -362,7 +365,8 @@ def _load_sharded(
         if path is not None:
             part = _read_part(path, weights.stored[name], box)
         # A head beside adapters is wider than the weights, and has their digits all the same.
-        rounded = part.to(world.device, options["dtype"]).to(parameter.dtype)
+        kind = part.dtype if name.endswith(CORRECTION) else options["dtype"]
+        rounded = part.to(world.device, kind).to(parameter.dtype)
         state[name] = nn.Parameter(cut_like(parameter, _own(rounded)))
     model.load_state_dict(state, strict=False, assign=True)
     if EMBEDDING in state:

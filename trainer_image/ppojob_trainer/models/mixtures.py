@@ -10,14 +10,14 @@ from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.families import FAMILIES, Mixture
 from ppojob_trainer.models.problems import ModelReason
 
 ALIGNED: Final = 8
 """What widths are multiples of: PyTorch's grouped products take rows of whole 16 bytes."""
 
-MATRICES: Final = ("gate_proj", "up_proj", "down_proj")
-"""Of an expert, by their names in files: it says `down(silu(gate x) * up x)`."""
+CORRECTION: Final = "e_score_correction_bias"
+"""The bias by which routers choose; float32 in whatever type the weights are."""
 
 _MAX_EXPERTS: Final = 10_000
 _MAX_WIDTH: Final = 2**31 - 1
@@ -26,28 +26,47 @@ _MAX_WIDTH: Final = 2**31 - 1
 def key_of_experts(config: Mapping[str, Json]) -> str:
     """Where config.json says how many experts each layer of a mixture has.
 
-    The hub's folders have the first name; transformers writes the other one since release 5.
+    The hub's folders have their family's name; transformers 5 writes another one of Qwen3.
     """
-    return "num_local_experts" if "num_local_experts" in config else "num_experts"
+    names = ("n_routed_experts", "num_local_experts")
+    return next((name for name in names if name in config), "num_experts")
 
 
 def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
     """Sizes that a mixture's config.json says besides those of all models, and the most of each."""
-    if not FAMILIES[str(config["model_type"])].is_mixture:
+    mixture = FAMILIES[str(config["model_type"])].mixture
+    if mixture is None:
         return {}
-    return {key_of_experts(config): _MAX_EXPERTS, "moe_intermediate_size": _MAX_WIDTH}
+    widths = dict.fromkeys((mixture.inner, *mixture.shared_inner), _MAX_WIDTH)
+    return {key_of_experts(config): _MAX_EXPERTS, **widths}
 
 
-def expert_tensors(experts: int, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def expert_tensors(
+    mixture: Mixture, experts: int, *, hidden: int, inner: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names in a layer, and shapes, of the tensors of a mixture: the router's and each expert's."""
-    yield "mlp.gate.weight", (experts, hidden)
+    yield f"{mixture.block}.gate.weight", (experts, hidden)
+    if mixture.has_correction:
+        yield f"{mixture.block}.gate.{CORRECTION}", (experts,)
     for expert in range(experts):
-        for matrix in MATRICES:
-            shape = (hidden, inner) if matrix == "down_proj" else (inner, hidden)
-            yield f"mlp.experts.{expert}.{matrix}.weight", shape
+        shapes = (inner, hidden), (inner, hidden), (hidden, inner)
+        for matrix, shape in zip(mixture.matrices, shapes, strict=True):
+            yield f"{mixture.block}.experts.{expert}.{matrix}.weight", shape
 
 
-def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
+    """Linear layers, by their names in a layer, of the expert that all tokens go to, if any."""
+    found = {}
+    if mixture.shared:
+        at = f"{mixture.block}.{mixture.shared}"
+        found = {f"{at}.gate_proj": (inner, hidden), f"{at}.up_proj": (inner, hidden)}
+        found[f"{at}.down_proj"] = (hidden, inner)
+    if mixture.shared_gate:
+        found[f"{mixture.block}.{mixture.shared_gate}"] = (1, hidden)
+    return found
+
+
+def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
     """What is wrong with a mixture's sizes beside each other."""
 
     def problem(key: str, why: str, allowed: str, reason: ModelReason) -> Problem:
@@ -58,7 +77,7 @@ def check_mixture(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
     if isinstance(experts, int) and not (isinstance(chosen, int) and 0 < chosen <= experts):
         why, allowed = "each token goes to so many experts", f"an integer from 1 to {experts}"
         yield problem("num_experts_per_tok", why, allowed, ModelReason.BAD_CONFIG)
-    for key in ("hidden_size", "moe_intermediate_size"):
+    for key in ("hidden_size", mixture.inner):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
             why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"
             yield problem(key, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)

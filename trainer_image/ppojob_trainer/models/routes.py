@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ppojob_trainer.models.mixtures import CORRECTION
+
 EXPERT_DTYPE = torch.int16
 """Of numbers of experts where they are kept."""
 
@@ -51,19 +53,35 @@ class Routes:
             self._chosen[layer] = chosen.to(EXPERT_DTYPE)
         else:
             chosen = self._given[:, layer].long()
-            weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
-            if router.norm_topk_prob:
-                weights = weights / weights.sum(dim=-1, keepdim=True)
-            weights = weights.to(logits.dtype)
+            weights = _worth(router, logits, chosen).to(weights.dtype)
         if self._attach is not None:
             weights = self._attach(layer, logits, found, weights)
         return logits, weights, chosen
+
+    def pass_by(self, layer: int, states: Tensor, count: int) -> None:
+        """Note a layer without experts, (1, t, h) in front of it: as if all took the first."""
+        self._chosen[layer] = states.new_zeros((*states.shape[:-1], count), dtype=EXPERT_DTYPE)
+        self._chosen[layer] = self._chosen[layer].flatten(0, -2)
 
     def chosen(self, layers: int) -> Tensor:
         """(t, layers, k) what the routers chose; 0 in layers of other stages."""
         some = next(iter(self._chosen.values()))
         absent = torch.zeros_like(some)
         return torch.stack([self._chosen.get(layer, absent) for layer in range(layers)], dim=1)
+
+
+def _worth(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+    """How much each of given experts counts, as routers of transformers say of those they find."""
+    if hasattr(router, CORRECTION):
+        worth = logits.sigmoid().gather(-1, chosen)
+        if router.norm_topk_prob:
+            worth = worth / (worth.sum(dim=-1, keepdim=True) + 1e-20)
+        scaled: Tensor = worth * router.routed_scaling_factor
+        return scaled
+    worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
+    if getattr(router, "norm_topk_prob", True):  # Mixtral's always does
+        worth = worth / worth.sum(dim=-1, keepdim=True)
+    return worth
 
 
 def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:
@@ -84,21 +102,27 @@ def of_bytes(told: bytes, tokens: int, config: Any) -> Tensor:
 
 def _told_as(config: Any) -> type[np.integer[Any]]:
     """The numbers of experts that engines tell: of one byte where that is enough."""
-    return np.uint8 if config.num_experts <= 256 else np.int16
+    experts = getattr(config, "num_experts", None) or config.num_local_experts
+    return np.uint8 if experts <= 256 else np.int16
 
 
-def follow_routes(layer: nn.Module, number: int) -> None:
+def follow_routes(layer: nn.Module, number: int, count: int) -> None:
     """Let the router of a layer go by the `routes` that the layer is called with, if any.
 
-    They come with each call, for a layer may be computed again behind another pass.
+    They come with each call, for a layer may be computed again behind another pass. A token has
+    `count` experts; a layer without any takes the routes too.
     """
+    router = getattr(layer.mlp, "gate", None)
     of_call: list[Routes | None] = [None]
 
-    def take(_layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
-        of_call[0] = options.pop("routes", None)
+    def take(_layer: nn.Module, args: Any, options: dict[str, Any]) -> None:
+        of_call[0] = routes = options.pop("routes", None)
+        if router is None and routes is not None:
+            routes.pass_by(number, args[0], count)
 
     def go_by(router: nn.Module, _args: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return told if of_call[0] is None else of_call[0].through(number, router, told)
 
     layer.register_forward_pre_hook(take, with_kwargs=True)
-    layer.mlp.gate.register_forward_hook(go_by)  # type: ignore[union-attr]
+    if router is not None:
+        router.register_forward_hook(go_by)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from ppojob_trainer.models.families import FAMILIES, Family
+from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.lora import A, B
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeRows,
@@ -28,9 +28,11 @@ BEFORE_ROWS: Final = Style(BeforeRows)
 IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
 """Weights that all heads share, of which each rank has some."""
 
-COLUMNS_ALONE: Final = Style(TensorLayer, {"weight": "columns"})
-"""Of matrices whose outputs are summed by the module that multiplies them."""
+COLUMNS_ALONE: Final = Style(TensorLayer, {"weight": "columns", A: "columns", B: "summands"})
+"""Of matrices whose outputs are summed by a module around them."""
 SUMMANDS: Final = Style(Summands)
+WEIGHS_SUMMANDS: Final = Style(TensorLayer, {"weight": "summands", A: "summands", B: "summands"})
+"""Whole on every rank, which has a summand of what it weighs."""
 
 _PLAN: Final = {
     "model.embed_tokens": VOCABULARY,
@@ -47,14 +49,6 @@ _FEED_FORWARD: Final = {
     "model.layers.*.mlp.up_proj": ROWS,
     "model.layers.*.mlp.down_proj": COLUMNS,
 }
-_MIXTURE: Final = {
-    # Whole on every rank, which has a summand of what each choice of experts is worth.
-    "model.layers.*.mlp.gate": Style(TensorLayer, {"weight": "summands"}),
-    "model.layers.*.mlp.experts": SUMMANDS,
-    "model.layers.*.mlp.experts.*.gate_proj": ROWS,
-    "model.layers.*.mlp.experts.*.up_proj": ROWS,
-    "model.layers.*.mlp.experts.*.down_proj": COLUMNS_ALONE,
-}
 _HEAD_NORMS: Final = {
     "model.layers.*.self_attn.q_norm": IN_EACH_HEAD,
     "model.layers.*.self_attn.k_norm": IN_EACH_HEAD,
@@ -64,10 +58,28 @@ _HEAD_NORMS: Final = {
 def plan_of(family: Family) -> dict[str, Style]:
     """The styles of a family's modules that have parameters of their own, or are summed as one."""
     assert not family.uncut, "such a layout is refused"
-    plan = _PLAN | (_MIXTURE if family.is_mixture else _FEED_FORWARD)
+    plan = _PLAN | (_mixture(family.mixture) if family.mixture else _FEED_FORWARD)
+    if family.mixture and family.mixture.dense_first:  # whose block is summed as mixtures are
+        plan |= _FEED_FORWARD | {"model.layers.*.mlp.down_proj": COLUMNS_ALONE}
     plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
     plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
     return plan if family.head_norm == "none" else plan | _HEAD_NORMS
+
+
+def _mixture(mixture: Mixture) -> dict[str, Style]:
+    """The styles of a block, which is summed over the ranks once, with all of its experts."""
+    block = f"model.layers.*.{mixture.block}"
+    cuts = ROWS, ROWS, COLUMNS_ALONE
+    plan = {block: SUMMANDS, f"{block}.gate": WEIGHS_SUMMANDS}
+    plan |= {
+        f"{block}.experts.*.{name}": cut for name, cut in zip(mixture.matrices, cuts, strict=True)
+    }
+    if mixture.shared:
+        names = (f"{block}.{mixture.shared}.{one}_proj" for one in ("gate", "up", "down"))
+        plan |= dict(zip(names, cuts, strict=True))
+    if mixture.shared_gate:
+        plan[f"{block}.{mixture.shared_gate}"] = WEIGHS_SUMMANDS
+    return plan
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:

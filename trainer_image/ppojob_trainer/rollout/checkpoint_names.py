@@ -50,6 +50,10 @@ def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, rank
 
     Ranks that share an engine share the heads, and each has one at the least.
     """
+    latent = getattr(config, "kv_lora_rank", None)
+    if latent is not None:  # which all heads share
+        width = latent + config.qk_rope_head_dim
+        return int(config.num_hidden_layers * width * dtype.itemsize)
     num_heads = config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
