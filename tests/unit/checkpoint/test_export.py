@@ -84,6 +84,15 @@ def test_twice_gives_the_same_bytes(export, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "model"]
 
 
+def test_what_routers_choose_by_is_not_rounded(export):
+    bias = torch.tensor([1.0, 1.0 + 1e-4])
+    weights = {**WEIGHTS, "model.layers.1.mlp.gate.e_score_correction_bias": bias}
+    with safe_open(export(weights, torch.bfloat16) / "model.safetensors", framework="pt") as file:
+        found = file.get_tensor("model.layers.1.mlp.gate.e_score_correction_bias")
+        assert file.get_tensor("model.norm.weight").dtype == torch.bfloat16
+    assert torch.equal(found, bias)
+
+
 def test_tokenizer_and_template_of_the_job(export, tmp_path: Path):
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()

@@ -159,7 +159,7 @@ def plan_files(
     files: list[list[str]] = [[]]
     room = max_file_bytes
     for name in sorted(tensors):
-        size_bytes = _stored_bytes(tensors[name], dtype)
+        size_bytes = _stored_bytes(name, tensors[name], dtype)
         if files[-1] and size_bytes > room:
             files.append([])
             room = max_file_bytes
@@ -187,13 +187,13 @@ def _write_weights(
         part = {name: tensors[name] for name in names}
         write_tensors(folder / file, part, dtype=dtype, metadata=metadata, join=join)
         places |= dict.fromkeys(names, file)
-    total = sum(_stored_bytes(tensor, dtype) for tensor in tensors.values())
+    total = sum(_stored_bytes(*one, dtype) for one in tensors.items())
     index = {"metadata": {"total_size": total}, "weight_map": places}
     durable.write_file(folder / "model.safetensors.index.json", _json(index), FILE_POINT)
 
 
-def _stored_bytes(tensor: Tensor, dtype: torch.dtype) -> int:
-    return tensor.numel() * stored_dtype(tensor, dtype).itemsize
+def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
+    return tensor.numel() * stored_dtype(name, tensor, dtype).itemsize
 
 
 def _config(

@@ -26,6 +26,7 @@ from torch import Tensor
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
+from ppojob_trainer.models.mixtures import CORRECTION
 from ppojob_trainer.parallel.boxes import Box, Join, box_of, local_part, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
@@ -100,7 +101,7 @@ def write_tensors(
     Returns:
         Size in bytes and sha256 in hex of the file.
     """
-    stored = {name: stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
+    stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
     order = _order(stored)
     header = _encode_header(order, tensors, stored, metadata or {})
     file = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -119,7 +120,7 @@ def give_parts(
     tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join = join
 ) -> None:
     """Give this rank's parts to the rank that calls `write_tensors` with the same arguments."""
-    stored = {name: stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
+    stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
     for name in _order(stored):
         join(name, tensors[name], stored[name])
 
@@ -256,9 +257,14 @@ def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
     return sorted(stored, key=lambda name: (-stored[name].itemsize, name))
 
 
-def stored_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The type that a tensor is stored in: `dtype` if it is a floating one, else its own."""
-    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+def stored_dtype(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The type that a tensor is stored in: `dtype` if it is a floating one, else its own.
+
+    What routers choose by keeps its own too: rounded it would send tokens elsewhere.
+    """
+    if dtype is None or not tensor.is_floating_point() or name.endswith(CORRECTION):
+        return tensor.dtype
+    return dtype
 
 
 def _encode_header(
