@@ -25,9 +25,8 @@ from transformers import (
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_trainer.data.pictures import PictureForm, packed
 from ppojob_trainer.models.vision_tower import tower_of
-from ppojob_trainer.rollout import vllm_engine
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, generate
-from ppojob_trainer.rollout.vllm_engine import VllmEngine
+from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_pictures
 
 FAMILIES = {
     "2": Qwen2VLForConditionalGeneration,
@@ -161,9 +160,9 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
 def positions_of(form: PictureForm, row: Request) -> bool:
     """Whether those of a prompt and of drawn tokens behind it are the trainer's."""
     drawn = [TOKEN, 9, 9]
-    given = vllm_engine._prompt(row, form)
+    given = vllm_pictures.prompt_of(row, form)
     features = [SimpleNamespace(data=item) for item in given["mm_kwargs"]["image"]]
-    positions, ahead = vllm_engine._SeeingQwen2.get_mrope_input_positions(
+    positions, ahead = vllm_pictures.SeeingQwen2.get_mrope_input_positions(
         None, [*row.prompt, *drawn], features
     )
     expected = torch.tensor(form.positions([*row.prompt, 9, 9, 9], row.pictures))

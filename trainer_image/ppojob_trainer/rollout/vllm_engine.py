@@ -1,4 +1,4 @@
-"""Rollouts with vLLM, in the trainer's process. The only file that imports vLLM (0.32).
+"""Rollouts with vLLM, in the trainer's process. This file and vllm_pictures alone import it (0.32).
 
 Order in a rank: the role's torch world first, then this engine, then the training model. vLLM
 builds its groups over whatever default group it finds; it neither owns nor ends that world.
@@ -22,14 +22,13 @@ Five things about vLLM on the CPU cost time to find, and each has its line and i
 """
 
 import gc
-import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -41,14 +40,14 @@ from transformers import PreTrainedConfig
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.data.pictures import PictureForm, unpacked
+from ppojob_trainer.data.pictures import PictureForm
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.lora import is_adapter
 from ppojob_trainer.models.vision_language import language_config, language_part, text_config
-from ppojob_trainer.models.vision_tower import give_tower, tower_of
+from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.repeated_bits import any_kernels
 from ppojob_trainer.rollout.checkpoint_names import (
     adapter_names,
@@ -84,37 +83,19 @@ os.environ.setdefault("VLLM_RPC_BASE_PATH", "@ppojob")
 
 with process_state_kept(own_environment="VLLM_"), garbage_kept():
     import vllm
-    from vllm.compilation.decorators import support_torch_compile
-    from vllm.config import VllmConfig
     from vllm.distributed import parallel_state
-    from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_input
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
     from vllm.lora.request import LoRARequest
-    from vllm.model_executor.layers.logits_processor import LogitsProcessor
-    from vllm.model_executor.layers.vocab_parallel_embedding import (
-        ParallelLMHead,
-        VocabParallelEmbedding,
-    )
-    from vllm.model_executor.models import ModelRegistry
-    from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
-    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
-    from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
-    from vllm.multimodal import MULTIMODAL_REGISTRY
-    from vllm.multimodal.inputs import (
-        MultiModalBatchedField,
-        MultiModalFieldElem,
-        MultiModalKwargsItem,
-        MultiModalKwargsItems,
-        PlaceholderRange,
-    )
-    from vllm.multimodal.processing import BaseProcessingInfo
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from vllm.outputs import RequestOutput
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import FinishReason as VllmFinishReason
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    from ppojob_trainer.rollout import vllm_pictures
 
 logger = logging.getLogger(__name__)
 
@@ -133,160 +114,6 @@ _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # The one set of adapters, which is in memory before the first request names it.
 _ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
-
-
-class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
-    """What vLLM wants to know of pictures before one comes."""
-
-    def get_supported_mm_limits(self) -> Mapping[str, None]:
-        """As many as fit a prompt."""
-        return {"image": None}
-
-    def get_mm_max_tokens_per_item(
-        self, seq_len: int, mm_counts: Mapping[str, int]
-    ) -> Mapping[str, int]:
-        """A picture is shorter than the prompt that has it."""
-        return {"image": seq_len}
-
-
-@dataclass(slots=True)
-class _PictureInputs:
-    """In place of a processor of vLLM's, which would need a tokenizer and torchvision."""
-
-    info: _PictureInfo
-    dummies: None
-
-
-class _Seeing(SupportsMultiModal, SupportsMRoPE):  # type: ignore[misc]
-    """What the language model of a family that sees pictures has of the trainer's."""
-
-    def embed_multimodal(self, *, picture: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
-        """Of pictures, whose encoded files are (bytes,) uint8, what the tower says of each."""
-        tower = tower_of(self)
-        assert tower is not None, "it is given before the first request"
-        return tower.seen([file.numpy().tobytes() for file in picture])
-
-    def get_mrope_input_positions(
-        self, input_tokens: Sequence[int], mm_features: Sequence[Any]
-    ) -> tuple[Tensor, int]:
-        """(3, t), and how far ahead of their number the next token's is.
-
-        Behind the prompt are those tokens that a row, begun again, had drawn already.
-        """
-        own = torch.zeros(3, 1, dtype=torch.int64)
-        if mm_features:
-            own = mm_features[0].data["positions"].data
-        behind = own.max() + 1 + torch.arange(len(input_tokens) - own.shape[1])
-        ahead = int(own.max()) + 1 - own.shape[1]
-        return torch.cat([own, behind.expand(3, -1)], dim=1), ahead
-
-
-_seeing = MULTIMODAL_REGISTRY.register_processor(
-    _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
-)
-
-
-@_seeing
-class _SeeingQwen2(Qwen2ForCausalLM, _Seeing):  # type: ignore[misc]
-    """The language model of Qwen2-VL and Qwen2.5-VL, with the tower that the trainer has."""
-
-    embed_input_ids = SupportsMultiModal.embed_input_ids
-
-
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": 0,
-        "positions": -1,
-        "intermediate_tensors": 0,
-        "inputs_embeds": 0,
-        "behind_layers": 0,
-    }
-)
-class _ToldQwen3(Qwen3Model):  # type: ignore[misc]
-    """Qwen3 with something more behind its first layers."""
-
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: None = None,
-        inputs_embeds: Tensor | None = None,
-        behind_layers: Tensor | None = None,
-    ) -> Tensor:
-        """States (t, h); of `behind_layers` (t, d, h) each of the first d layers adds one."""
-        states = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        residual = None
-        for number, layer in enumerate(self.layers):
-            states, residual = layer(positions, states, residual)
-            if behind_layers is not None and number < behind_layers.shape[1]:
-                states = states + behind_layers[:, number]
-        return self.norm(states, residual)[0]
-
-
-@_seeing
-class _SeeingQwen3(Qwen3ForCausalLM, _Seeing):  # type: ignore[misc]
-    """The language model of Qwen3-VL, with the tower that the trainer has.
-
-    vLLM's own needs torchvision when it is imported. As there, what the tower says for behind the
-    layers comes along with the embeddings, and waits for the pass in one place of fixed address,
-    which graphs of GPUs read.
-    """
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """As `Qwen3ForCausalLM`, whose model is another."""
-        super(Qwen3ForCausalLM, self).__init__()
-        self.config = config = vllm_config.model_config.hf_config
-        self.model = _ToldQwen3(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
-        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
-        if config.tie_word_embeddings:
-            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-        self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self._told = 0  # tokens at the beginning of `_behind_layers` that may not be zero
-
-    @cached_property
-    def _behind_layers(self) -> Tensor:
-        """(t, d, h). Made by the first pass: what is made before, a sleeping engine gives up."""
-        depth = self.config.picture_layers
-        size = (self._most_tokens, depth, self.config.hidden_size)
-        return self.model.embed_tokens.weight.new_zeros(size)
-
-    def embed_input_ids(
-        self,
-        input_ids: Tensor,
-        multimodal_embeddings: Sequence[Tensor] | None = None,
-        *,
-        is_multimodal: Tensor | None = None,
-    ) -> Tensor:
-        """Embeddings (t, h) of the next pass, which is also told what it adds behind layers."""
-        self._behind_layers[: self._told].zero_()
-        width, said = self.config.hidden_size, multimodal_embeddings or ()
-        self._told = len(input_ids) if said else 0
-        if said:
-            behind = torch.cat([one[:, width:] for one in said])
-            told = self._behind_layers[: self._told]
-            told[is_multimodal] = behind.view(len(behind), -1, width)
-        first = [one[:, :width] for one in said]
-        return SupportsMultiModal.embed_input_ids(
-            self, input_ids, first, is_multimodal=is_multimodal
-        )
-
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: None = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor:
-        """States (t, h)."""
-        told = self._behind_layers[: positions.shape[-1]]
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds, told)
-
-
-_SEEING = {"qwen2_vl": _SeeingQwen2, "qwen2_5_vl": _SeeingQwen2, "qwen3_vl": _SeeingQwen3}
-for _kind in _SEEING.values():
-    ModelRegistry.register_model(_kind.__name__, _kind)
 
 
 @dataclass(slots=True)
@@ -386,7 +213,7 @@ class VllmEngine:
         )
         vllm_id = self._engine.add_request(
             request.request_id,
-            _prompt(request, self._pictures),
+            vllm_pictures.prompt_of(request, self._pictures),
             _sampling(request.sampling, request.seed),
             lora_request=_ADAPTERS if self._lora else None,
         )
@@ -597,33 +424,11 @@ def _engine_config(
     if not sees:
         return change(text_config(config), changes)
     changed = change(language_part(config), changes)
-    if kind := _SEEING.get(changed.model_type):  # vLLM first asks with a type that is none
+    if kind := vllm_pictures.SEEING.get(
+        changed.model_type
+    ):  # vLLM first asks with a type that is none
         changed.architectures = [kind.__name__]
     return changed
-
-
-def _prompt(request: Request, form: PictureForm | None) -> TokensInput | MultiModalInput:
-    """A request's prompt as vLLM takes it."""
-    ids = list(request.prompt)
-    if not request.pictures:
-        return tokens_input(ids)
-    assert form is not None, "pictures for a model that sees none"
-    return mm_input(ids, *_shown(form, request.prompt, request.pictures))
-
-
-@lru_cache(maxsize=1)  # the samples of a prompt, which follow each other, hold its files once
-def _shown(form: PictureForm, prompt: tuple[int, ...], pictures: bytes) -> tuple[Any, Any, Any]:
-    """Items, hashes and places of a prompt's pictures; caches tell these apart by their files."""
-    field = MultiModalBatchedField(keep_on_cpu=True)
-    positions = MultiModalFieldElem(torch.tensor(form.positions(prompt, pictures)), field)
-    items, hashes = [], []
-    for file in unpacked(pictures):
-        content = torch.frombuffer(bytearray(file), dtype=torch.uint8)
-        picture = MultiModalFieldElem(content, field)
-        items.append(MultiModalKwargsItem({"picture": picture, "positions": positions}))
-        hashes.append(hashlib.sha256(file).hexdigest())
-    places = [PlaceholderRange(*span) for span in form.spans(prompt, pictures)]
-    return MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places}
 
 
 def _check_device(device: Literal["cpu", "cuda"]) -> None:
