@@ -28,6 +28,16 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def classifier(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model of the policy's family."""
+
+    def make(folder: Path) -> None:
+        tiny_jobs.make_classifier(tiny_folder / "model", folder / "classifier")
+
+    return made_once(tmp_path_factory, "classifier", make) / "classifier"
+
+
+@pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forks the ranks of all jobs, so that libraries are loaded once a session.
 

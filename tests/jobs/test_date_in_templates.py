@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import run_folders
-import tiny_jobs
 from pyarrow import parquet
 from tiny_models import TEMPLATE
 
@@ -17,11 +16,10 @@ BEGAN = 981_173_106.25
 
 
 @pytest.fixture
-def dated(tiny_job, tiny_folder: Path, tmp_path: Path) -> Path:
+def dated(tiny_job, tiny_folder: Path, classifier: Path, tmp_path: Path) -> Path:
     """A job with policy and reward model apart; the templates of both ask for microseconds."""
     template = tmp_path / "dated.jinja"
     template.write_text("{{ strftime_now('%Y %S.%f ') }}" + TEMPLATE)
-    classifier = tiny_jobs.classifier_of(tiny_folder)
     return tiny_job(
         model={"path": str(tiny_folder / "model"), "chatTemplate": str(template)},
         rewardModel={

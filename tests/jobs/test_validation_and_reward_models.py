@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import run_folders
-import tiny_jobs
-from made_once import made_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,16 +37,6 @@ def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(start, ti
     assert run.wait() == 2, run.logs()
     assert f"such as {ACCURACY}" in run.logs()
     assert not run_folders.metrics(output)
-
-
-@pytest.fixture(scope="session")
-def classifier(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward model of the policy's family."""
-
-    def make(folder: Path) -> None:
-        tiny_jobs.make_classifier(tiny_folder / "model", folder / "classifier")
-
-    return made_once(tmp_path_factory, "classifier", make) / "classifier"
 
 
 def test_a_reward_model_scores_the_same_wherever_it_lives(

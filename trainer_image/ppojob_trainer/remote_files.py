@@ -122,6 +122,11 @@ def located(config: RunConfig, run_folder: Path) -> RunConfig:
     return config.located({url: known[url].path for url in urls})
 
 
+def places(run_folder: Path) -> dict[str, str]:
+    """The paths that `locate` found for the URLs of a run, by URL."""
+    return {url: one.path for url, one in _kept(run_folder).items()}
+
+
 def unreadable(spec: PPOJobSpec) -> Iterator[str]:
     """A line for each URL of a job behind which there is nothing to read; nothing is fetched."""
     for url, where in remote_files.urls(spec).items():

@@ -341,6 +341,8 @@ def length(verl: Verl, job: Draft) -> None:
         job.copy(total)
     else:
         job.copy(epochs)
+        if verl.trainer in FORKS:
+            job.note("it ends one step before the end of the last pass, and this job at it", epochs)
         return
     if verl.is_given(epochs):
         why = "the steps count here; verl ends after so many passes over the data at the latest"

@@ -1,6 +1,7 @@
 """Language models out of folders of models that see pictures, and what is exported of both."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from ppojob_trainer.checkpoint.export import export_model
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.checkpoint.export import export_adapters, export_model
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import adapters_of, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.weight_stream import stored_weights
 
@@ -103,6 +107,31 @@ def test_an_export_has_the_tower_and_loads_as_a_whole(
     assert processor["patch_size"] == PATCH
     report = check_model_folder(target, trust_remote_code=False)
     assert (report.errors, report.warnings) == ([], [])
+
+
+@pytest.mark.parametrize("model_class", FAMILIES)
+def test_adapters_are_merged_and_apart(tmp_path: Path, model_class: type[PreTrainedModel]) -> None:
+    """Under the names that the folder has for its weights, and that PEFT has for its layers."""
+    folder, target, lora = tmp_path / "model", tmp_path / "export", LoraSpec(rank=2, alpha=2)
+    before = save_seeing_model(folder, model_class).state_dict()
+    model = load_model(folder, lora=lora, seed=3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if is_adapter(name):
+                weight.fill_(1.0)
+    tensors = hf_named_tensors(model)
+    kept = {"model_folder": folder, "dtype": torch.float32, "adapters": adapters_of(model)}
+    export_model(target, tensors, **kept)
+    loaded = model_class.from_pretrained(target)
+    for name, weight in loaded.named_parameters():
+        is_adapted = "visual." not in name and name.endswith("_proj.weight")
+        assert torch.equal(weight, before[name] + (2.0 if is_adapted else 0.0)), name
+    again = load_model(folder, lora=LoraSpec(rank=2, alpha=2, path=str(target / "adapter")))
+    found = {name: weight for name, weight in again.named_parameters() if is_adapter(name)}
+    assert all((weight == 1.0).all() for weight in found.values())
+    shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match="no model configuration"):
+        export_adapters(tmp_path / "alone", kept["adapters"], str(folder), {})
 
 
 def test_what_is_not_made_of_such_a_model_is_refused(tmp_path: Path) -> None:

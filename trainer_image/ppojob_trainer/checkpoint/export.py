@@ -105,7 +105,8 @@ def export_model(
     tower, stored = _tower(model_folder)
     named = {stored.get(name, name): tensor for name, tensor in tensors} | tower
     plain = told(join)
-    merge = _but(tower, told(_merging(adapters)))
+    changed = {stored.get(name, name): adapter for name, adapter in adapters.items()}
+    merge = _but(tower, told(_merging(changed)))
     head = {SCORE_WEIGHT: named[SCORE_WEIGHT]} if is_scorer else {}
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
@@ -133,6 +134,9 @@ def export_adapters(
     """Write a folder of adapters alone, as `export_model` writes that beside merged weights.
 
     `head` is what a classifier has trained beside them.
+
+    Raises:
+        ConfigError: ``base`` has no readable config.json, which says what PEFT calls the layers.
     """
     with _replacing(target) as aside:
         _write_adapters(aside, adapters, Path(base), head, join)
@@ -199,11 +203,7 @@ def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
 def _config(
     model_folder: Path, dtype: torch.dtype, is_scorer: bool, overrides: Mapping[str, Json]
 ) -> bytes:
-    path = model_folder / "config.json"
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: got no model configuration: {error}") from error
+    found = _read_config(model_folder)
     name = str(dtype).removeprefix("torch.")
     config: dict[str, Any] = changed_document(found, overrides)
     # transformers 5 reads the first, 4 and vLLM's readers of old folders the second.
@@ -240,10 +240,16 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
 
 
 def _sees_pictures(model_folder: Path) -> bool:
+    return sees_pictures(_read_config(model_folder))
+
+
+def _read_config(model_folder: Path) -> dict[str, Any]:
+    path = model_folder / "config.json"
     try:
-        return sees_pictures(json.loads((model_folder / "config.json").read_bytes()))
-    except (OSError, ValueError):
-        return False  # whoever writes the configuration tells of it
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: got no model configuration: {error}") from error
+    return found
 
 
 def _tower(model_folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

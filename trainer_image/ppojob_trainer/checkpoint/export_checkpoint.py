@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_trainer import remote_files
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
@@ -28,7 +29,8 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
 
     The checkpoint's own configuration names the model that training began from: adapters are merged
     into its weights, and its config, tokenizer and template go along. Or the adapters alone are
-    written, in PEFT's form, without a look at the weights below.
+    written, in PEFT's form, without a look at the weights below. A model that was fetched is read
+    where the run has it.
 
     Returns:
         The checkpoint's step.
@@ -43,7 +45,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
     """
     found = manifest.read(checkpoint)
     settings = identity.settings_of(found, checkpoint)
-    model = _model(settings, checkpoint)
+    model = _located(_model(settings, checkpoint), checkpoint)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     entries = files_of_all_ranks(found.files, "actorRollout", MODEL_FILE, checkpoint.name)
     tensors = read_parts(checkpoint, entries, None, rank=0)
@@ -87,6 +89,14 @@ def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
     except ValidationError:
         why = "it says nothing of a model that this version knows"
         raise DamagedCheckpoint(f"{checkpoint.name}/{CONFIG_NAME}", why) from None
+
+
+def _located(model: ModelSpec, checkpoint: Path) -> ModelSpec:
+    """The same with the paths of what the run has fetched."""
+    found = remote_files.places(checkpoint.resolve().parents[1])
+    given = {"path": model.path, "tokenizer_path": model.tokenizer_path}
+    fetched = {name: found[url] for name, url in given.items() if url in found}
+    return model.model_copy(update=fetched)
 
 
 def _is_scorer(settings: Mapping[str, Json]) -> bool:
