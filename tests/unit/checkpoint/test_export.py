@@ -84,10 +84,14 @@ def test_twice_gives_the_same_bytes(export, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "model"]
 
 
-def test_what_routers_choose_by_is_not_rounded(export):
+def test_what_routers_choose_by_is_not_rounded(export, model_folder: Path):
+    """And layers that predict further tokens, of which there are no weights, are not promised."""
+    (model_folder / "config.json").write_text('{"num_nextn_predict_layers": 1}')
     bias = torch.tensor([1.0, 1.0 + 1e-4])
     weights = {**WEIGHTS, "model.layers.1.mlp.gate.e_score_correction_bias": bias}
-    with safe_open(export(weights, torch.bfloat16) / "model.safetensors", framework="pt") as file:
+    target = export(weights, torch.bfloat16)
+    assert json.loads((target / "config.json").read_text())["num_nextn_predict_layers"] == 0
+    with safe_open(target / "model.safetensors", framework="pt") as file:
         found = file.get_tensor("model.layers.1.mlp.gate.e_score_correction_bias")
         assert file.get_tensor("model.norm.weight").dtype == torch.bfloat16
     assert torch.equal(found, bias)

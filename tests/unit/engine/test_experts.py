@@ -93,6 +93,18 @@ def test_autocast_stays_close(make_rows, tmp_path):
     assert 1e-4 < relative_difference(found[1], found[0]) < 0.1
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_autocast_rounds_no_choice_of_routers_with_a_bias(tmp_path, family):
+    kind, own = FAMILY_MODELS[family]
+    save_model(tmp_path, kind, **{**TWO_LAYERS, "vocab_size": VOCAB, **own})
+    router = load_model(tmp_path).base_model.layers[-1].mlp.gate
+    states = torch.randn(1, 9, TWO_LAYERS["hidden_size"])
+    expected = router(states)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = router(states)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_runs_of_rows_are_multiplied_by_their_matrices(dtype):
     generator = torch.Generator().manual_seed(0)

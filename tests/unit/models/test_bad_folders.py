@@ -15,6 +15,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
+from ppojob_trainer.models.problems import ModelReason
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_folders.txt")
 NORM = "model.norm.weight"
@@ -144,7 +145,9 @@ CASES: dict[str, Spoil] = {
     "tensors missing": config(num_hidden_layers=3),
     "another shape": tensors(**{NORM: np.ones(32, np.float32)}),
     "other shapes": config(intermediate_size=128),
-    "remote code": config(auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}),
+    "remote code": config(
+        model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}
+    ),
     "quantised": config(quantization_config={"quant_method": "awq", "bits": 4}),
     "integers for weights": tensors(**{NORM: np.ones(64, np.int8)}),
     "pointer file": write(WEIGHTS, POINTER),
@@ -190,6 +193,8 @@ def test_a_good_model_has_no_problem_and_its_facts_are_known(policy: Path, tmp_p
     edit(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}})
     report = check_model_folder(folder, trust_remote_code=True)
     assert (report.errors, report.warnings) == ([], [])
+    (warning,) = check_model_folder(folder, trust_remote_code=False).warnings
+    assert warning.reason_code == ModelReason.REMOTE_CODE
     assert (report.vocabulary, report.context_tokens) == (99, 256)
     weights = load_file(folder / WEIGHTS)
     assert report.parameters == sum(weight.size for weight in weights.values())

@@ -195,7 +195,7 @@ def test_a_model_begins_with_the_adapters_of_a_folder_in_peft_s_form(tmp_path):
             torch.testing.assert_close(found, dense, rtol=1e-5, atol=1e-5)
 
     begun = adapters_of(load_model(tmp_path / "model", lora=spec))
-    export_adapters(tmp_path / "again", begun, "m", head={})
+    export_adapters(tmp_path / "again", begun, str(tmp_path / "model"), head={})
     again = load_file(tmp_path / "again" / "adapter_model.safetensors")
     assert again.keys() == matrices.keys()
     assert all(torch.equal(again[name], matrices[name].float()) for name in matrices)

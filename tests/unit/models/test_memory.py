@@ -181,7 +181,12 @@ def test_parameters_are_counted_by_the_files_and_an_embedding_once(tmp_path):
     assert count_parameters(config_of(tmp_path)) == {str(tmp_path / "model"): total}
     file = tmp_path / "model" / "model.safetensors"
     tensors = load_file(file)
-    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    # Nor are layers that predict further tokens, which lie behind the model's own.
+    more = {
+        "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+        "model.layers.1.eh_proj.weight": tensors["model.norm.weight"].clone(),
+    }
+    save_file({**tensors, **more}, file)
     assert count_parameters(config_of(tmp_path)) == {str(tmp_path / "model"): total}
 
 

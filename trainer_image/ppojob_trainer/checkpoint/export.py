@@ -210,6 +210,8 @@ def _config(
     config["dtype"] = name
     if "torch_dtype" in config:
         config["torch_dtype"] = name
+    if config.get("num_nextn_predict_layers"):
+        config["num_nextn_predict_layers"] = 0  # nobody has trained those
     if is_scorer:
         names = config.get("architectures") or ["Model"]
         family = str(names[0]).partition("For")[0]

@@ -26,7 +26,7 @@ from torch import Tensor
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
-from ppojob_trainer.models.mixtures import CORRECTION
+from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.parallel.boxes import Box, Join, box_of, local_part, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
@@ -260,9 +260,9 @@ def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
 def stored_dtype(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The type that a tensor is stored in: `dtype` if it is a floating one, else its own.
 
-    What routers choose by keeps its own too: rounded it would send tokens elsewhere.
+    So is what stays float32.
     """
-    if dtype is None or not tensor.is_floating_point() or name.endswith(CORRECTION):
+    if dtype is None or not tensor.is_floating_point() or stays_float32(name):
         return tensor.dtype
     return dtype
 

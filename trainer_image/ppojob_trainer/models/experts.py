@@ -103,6 +103,17 @@ def _keep_correction(router: nn.Module) -> None:
     if bias is not None:
         delattr(router, CORRECTION)
         setattr(router, CORRECTION, nn.Parameter(bias.detach().float(), requires_grad=False))
+        kind = type(router)
+        router.__class__ = type(f"Exact{kind.__name__}", (_Exact, kind), {})
+
+
+class _Exact(nn.Module):
+    """A router that computes in float32 under autocast too, as those of engines do."""
+
+    def forward(self, states: Tensor, *args: Any) -> Any:
+        """What the router says of states."""
+        with torch.autocast(states.device.type, enabled=False):
+            return super().forward(states, *args)
 
 
 def _rename(layer: nn.Module, block: str) -> None:

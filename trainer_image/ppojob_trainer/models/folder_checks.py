@@ -37,6 +37,7 @@ _WANTED: Final = (
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WHOLE_LENGTH: Final = (None, "default", "mrope", "llama3", "yarn")
 """Types of rotary positions whose `max_position_embeddings` is the length after any stretching."""
+_BY_ROWS: Final = ("dynamic", "longrope", "su")
 _BY_LENGTH: Final = ("longrope", "su")
 """Those that are fixed up to `original_max_position_embeddings`, and others beyond."""
 _PHI3_POSITIONS: Final = 4096
@@ -83,6 +84,8 @@ def check_model_folder(
     if isinstance(sizes, list):
         errors += sizes
     warnings = list(weights.warnings)
+    if sizes is not None and not trust_remote_code:
+        warnings += _code(config, path, "transformers' own class of this model_type is used")
     if isinstance(sizes, Sizes) and not weights.problems:
         needed = {**dict(backbone_tensors(sizes)), **dict(kind.head(sizes))}
         optional = dict(kind.optional(sizes))
@@ -236,10 +239,15 @@ def check_config(
         why, allowed = "a quantised checkpoint cannot be trained", "the weights it was made from"
         where = f"{path}:quantization_config"
         yield Problem(where, shown(method), why, allowed, ModelReason.QUANTISED)
+    if family is None and not trust_remote_code:
+        yield from _code(config, path, "a model that the trainer knows")
+
+
+def _code(config: Mapping[str, Json], path: Path, allowed: str) -> Iterator[Problem]:
+    """Python code of a folder that it asks to be run, which nobody runs."""
     code = config.get("auto_map")
-    if code is not None and not trust_remote_code:
+    if code is not None:
         why = "the model asks for Python code of its folder to be run"
-        allowed = "a config.json without auto_map, where transformers knows the model by itself"
         yield Problem(f"{path}:auto_map", shown(code), why, allowed, ModelReason.REMOTE_CODE)
 
 
@@ -302,7 +310,9 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
     for section, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name not in family.ropes:
-            why = "the angles of a row's positions would depend on the rows beside it"
+            why = "such positions of this model are not computed here"
+            if name in _BY_ROWS:
+                why = "the angles of a row's positions would depend on the rows beside it"
             allowed = f"a model with one of {', '.join(filter(None, family.ropes))}"
             yield _unsupported(f"{path}:{section}", shown(name), why, allowed)
 

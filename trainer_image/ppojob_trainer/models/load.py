@@ -36,7 +36,7 @@ from ppojob_trainer.models.kinds import (
     ModelKind,
 )
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
-from ppojob_trainer.models.mixtures import CORRECTION
+from ppojob_trainer.models.mixtures import CORRECTION, stays_float32
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
@@ -262,7 +262,7 @@ def _load(
         options |= {"config": config, "dtype": dtype}
         load = _load_whole if world.size == 1 else _load_sharded
         model, missing = load(auto_class, folder, world, lora, options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{kind.where}: got {folder}: the model cannot be loaded: {reason}; "
@@ -365,7 +365,7 @@ def _load_sharded(
         if path is not None:
             part = _read_part(path, weights.stored[name], box)
         # A head beside adapters is wider than the weights, and has their digits all the same.
-        kind = part.dtype if name.endswith(CORRECTION) else options["dtype"]
+        kind = part.dtype if stays_float32(name) else options["dtype"]
         rounded = part.to(world.device, kind).to(parameter.dtype)
         state[name] = nn.Parameter(cut_like(parameter, _own(rounded)))
     model.load_state_dict(state, strict=False, assign=True)

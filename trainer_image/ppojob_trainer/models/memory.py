@@ -4,6 +4,8 @@ Weights, gradients, moments and the engine's own weights are certain; activation
 memory of libraries come on top. So what is refused here could never have run.
 """
 
+import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,11 @@ from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.models.architectures import HEAD, count_adapters
+from ppojob_trainer.models.architectures import HEAD, count_adapters, sizes_of
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.weight_files import read_weights
 
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 GIB: Final = 2**30
 MEMORY_INFO: Final = Path("/proc/meminfo")
 MEMORY_LIMITS: Final = (
@@ -34,19 +37,25 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     """Weights of the models of a run by their folders, of all files that can be read.
 
     Without the output layer: where it is tied it is the embedding, even if a file holds it again.
-    Nor is a vision tower counted, which nobody trains.
+    Nor is a vision tower counted, which nobody trains, nor are layers behind the model's own.
     """
     spec = config.spec
     others = spec.reference, spec.critic, spec.reward_model
     folders = {spec.model.path} | {model.path for model in others if model and model.path}
-    return {
-        folder: sum(
-            tensor.size
-            for name, tensor in read_weights(Path(folder)).tensors.items()
-            if name != HEAD and not name.startswith(TOWER)
-        )
-        for folder in folders
-    }
+    return {folder: _count_of(folder) for folder in folders}
+
+
+def _count_of(folder: str) -> int:
+    sizes = sizes_of(folder)
+    layers = math.inf if sizes is None else sizes.layers
+
+    def counts(name: str) -> bool:
+        layer = _LAYER.match(name)
+        is_beyond = layer is not None and int(layer[1]) >= layers
+        return name != HEAD and not name.startswith(TOWER) and not is_beyond
+
+    tensors = read_weights(Path(folder)).tensors.items()
+    return sum(tensor.size for name, tensor in tensors if counts(name))
 
 
 @dataclass(frozen=True, slots=True)

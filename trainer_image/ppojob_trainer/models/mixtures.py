@@ -19,6 +19,15 @@ ALIGNED: Final = 8
 CORRECTION: Final = "e_score_correction_bias"
 """The bias by which routers choose; float32 in whatever type the weights are."""
 
+
+def stays_float32(name: str) -> bool:
+    """Whether a weight is kept and sent in float32, in whatever type the others are.
+
+    Routers choose by it: rounded it would send tokens to other experts.
+    """
+    return name.endswith(CORRECTION)
+
+
 _MAX_EXPERTS: Final = 10_000
 _MAX_WIDTH: Final = 2**31 - 1
 

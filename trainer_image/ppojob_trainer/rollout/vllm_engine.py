@@ -46,6 +46,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.lora import is_adapter
+from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.vision_language import language_config, language_part, text_config
 from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.repeated_bits import any_kernels
@@ -368,7 +369,8 @@ class VllmEngine:
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
             # vLLM multiplies adapters in place with how much they count.
-            yield name, tensor.detach().to(self._dtype, copy=is_adapter(name))
+            kind = torch.float32 if stays_float32(name) else self._dtype
+            yield name, tensor.detach().to(kind, copy=is_adapter(name))
         if missing:
             raise RolloutError(
                 f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
