@@ -32,12 +32,10 @@ _SINGLE = (
 _OF_REWARDS = "self.rewards.all(one, !has(one.source) || !has(one.source.path) || %s)"
 _OF_AGENT = "self.agent.$LIST.all(one, !has(one.source) || !has(one.source.path) || %s)"
 _TEMPLATES = ("model.chatTemplate", "rewardModel.chatTemplate")
-_OF_TEMPLATE = "(self.$FIELD.matches(r'$MARK') || %s)".replace(
-    "$MARK", TEMPLATE_MARK.replace("%", "%%")
-)
+_MARK = TEMPLATE_MARK.replace("%", "%%")
 _PATHS = (
     *((path, "%s", f"self.{path}") for path in _SINGLE),
-    *((path, _OF_TEMPLATE.replace("$FIELD", path), f"self.{path}") for path in _TEMPLATES),
+    *((path, f"(self.{path}.matches(r'{_MARK}') || %s)", f"self.{path}") for path in _TEMPLATES),
     ("data.train", "self.data.train.all(file, %s)", "file.path"),
     ("data.validation", "self.data.validation.all(file, %s)", "file.path"),
     ("rewards", _OF_REWARDS, "one.source.path"),

@@ -342,7 +342,7 @@ def length(verl: Verl, job: Draft) -> None:
     else:
         job.copy(epochs)
         if verl.trainer in FORKS:
-            job.note("it ends one step before the end of the last pass, and this job at it", epochs)
+            job.note("the last step of the last pass is left out there, and done here", epochs)
         return
     if verl.is_given(epochs):
         why = "the steps count here; verl ends after so many passes over the data at the latest"

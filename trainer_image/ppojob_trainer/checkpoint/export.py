@@ -112,7 +112,8 @@ def export_model(
         for names in plan_files(named, dtype, max_file_bytes):
             give_parts({name: named[name] for name in names}, dtype=dtype, join=merge)
         if adapters:
-            give_parts(_peft_named(adapters, head, model_folder), join=plain)
+            sees = _sees_pictures(model_folder)
+            give_parts(_peft_named(adapters, head, sees_pictures=sees), join=plain)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -289,11 +290,12 @@ def _write_adapters(
     Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
     """
     durable.make_folder(folder, parents=True)
-    named = _peft_named(adapters, head, base)
+    sees = _sees_pictures(base)
+    named = _peft_named(adapters, head, sees_pictures=sees)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=join)
     lora = next(iter(adapters.values())).lora
     targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters})
-    if _sees_pictures(base):  # whose tower has layers of the same names
+    if sees:  # its tower has layers of the same names
         targets = rf".*\.{LANGUAGE_PART}\..*\.({'|'.join(targets)})"
     config = {
         "base_model_name_or_path": str(base),
@@ -315,13 +317,12 @@ def _write_adapters(
 
 
 def _peft_named(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], base: Path
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], *, sees_pictures: bool
 ) -> dict[str, Tensor]:
     """The matrices, and what is trained beside them, by PEFT's names."""
-    sees = _sees_pictures(base)
     found = {f"{BEGINNING}{name}": tensor for name, tensor in head.items()}
     for name, adapter in adapters.items():
         layer = name.removesuffix(".weight")
-        found[peft_name(f"{layer}.{A}", sees_pictures=sees)] = adapter.a
-        found[peft_name(f"{layer}.{B}", sees_pictures=sees)] = adapter.b
+        found[peft_name(f"{layer}.{A}", sees_pictures=sees_pictures)] = adapter.a
+        found[peft_name(f"{layer}.{B}", sees_pictures=sees_pictures)] = adapter.b
     return found

@@ -120,10 +120,13 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     mixture = family.mixture
     keys = mixture.shared_inner if mixture else ()
     plain_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
+    key_heads = _count(config.get("num_key_value_heads")) or heads
+    head_size = _count(config.get("head_dim")) or hidden // heads
     latents = None
     if family.has_latents:
         of_queries = _count(config.get("q_lora_rank")) or 0
         latents = Latents(of_queries, *(required[key] for key in _LATENT))
+        key_heads, head_size = heads, latents.plain + latents.rotary
     biased = {
         name for key, names in family.biases.items() if config.get(key) is True for name in names
     }
@@ -134,10 +137,8 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         inner=required[mixture.inner if mixture else "intermediate_size"],
         layers=required["num_hidden_layers"],
         heads=heads,
-        key_heads=(not latents and _count(config.get("num_key_value_heads"))) or heads,
-        head_size=latents.plain + latents.rotary
-        if latents
-        else _count(config.get("head_dim")) or hidden // heads,
+        key_heads=key_heads,
+        head_size=head_size,
         is_tied=config.get("tie_word_embeddings") is True,
         biased=frozenset(biased.union(family.always_biased)),
         experts=required[key_of_experts(config)] if mixture else 0,
@@ -247,10 +248,8 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
-        heads, most = (
-            sizes.heads,
-            gcd(sizes.heads, sizes.key_heads, sizes.inner, sizes.shared, sizes.plain),
-        )
+        heads = sizes.heads
+        most = gcd(heads, sizes.key_heads, sizes.inner, sizes.shared, sizes.plain)
         why = (
             f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
             f"{sizes.inner} inner features of {folder}"

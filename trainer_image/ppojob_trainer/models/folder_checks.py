@@ -37,9 +37,10 @@ _WANTED: Final = (
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WHOLE_LENGTH: Final = (None, "default", "mrope", "llama3", "yarn")
 """Types of rotary positions whose `max_position_embeddings` is the length after any stretching."""
-_BY_ROWS: Final = ("dynamic", "longrope", "su")
 _BY_LENGTH: Final = ("longrope", "su")
 """Those that are fixed up to `original_max_position_embeddings`, and others beyond."""
+_BY_ROWS: Final = ("dynamic", *_BY_LENGTH)
+"""Those whose angles hang on the longest row of a pass."""
 _PHI3_POSITIONS: Final = 4096
 _ROPE_SECTIONS: Final = ("rope_scaling", "rope_parameters")
 _IGNORED: Final = (HEAD, "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")

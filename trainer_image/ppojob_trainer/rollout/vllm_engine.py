@@ -426,9 +426,8 @@ def _engine_config(
     if not sees:
         return change(text_config(config), changes)
     changed = change(language_part(config), changes)
-    if kind := vllm_pictures.SEEING.get(
-        changed.model_type
-    ):  # vLLM first asks with a type that is none
+    kind = vllm_pictures.SEEING.get(changed.model_type)
+    if kind is not None:  # vLLM first asks with a type that is none
         changed.architectures = [kind.__name__]
     return changed
 
