@@ -40,11 +40,13 @@ LENGTH = 128
 TYPES = ("float32", "bfloat16")
 ASKED: dict[str, Any] = {"max_batched_tokens": 96, "gpu_memory_share": 0.3, "enforce_eager": True}
 ASKED |= {"engine_arguments": {"stream_interval": 3}}
+SIZES: dict[str, Any] = {"max_model_tokens": LENGTH, "max_sequences": 64}
+HERE: dict[str, Any] = {}
+"""Further arguments of engines. `vllm_gpu_facts.py` has others; trainers stay on processors."""
 
 
 def section(dtype: str, **changes: Any) -> RolloutSpec:
-    sizes = {"max_model_tokens": LENGTH, "max_sequences": 64}
-    return RolloutSpec(dtype=dtype, **{**sizes, **changes})
+    return RolloutSpec(dtype=dtype, **{**SIZES, **changes})
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def engine(
     if reads:
         vllm_engine._LOAD_FORMAT = "safetensors"
     try:
-        opened = VllmEngine(section(dtype, **changes), folder)
+        opened = VllmEngine(section(dtype, **changes), folder, **HERE)
     finally:
         vllm_engine._LOAD_FORMAT = load_format
     try:
@@ -259,7 +261,7 @@ def adapters_beside(folder: Path, dtype: str, tensor: int = 1) -> dict[str, Any]
     trainer, rows = adapted_model(folder, lora, 0.1), requests()
     layout = RolloutParallelism(tensor=tensor)
     facts: dict[str, Any] = {}
-    opened = VllmEngine(section(dtype, parallelism=layout), folder, lora=lora)
+    opened = VllmEngine(section(dtype, parallelism=layout), folder, lora=lora, **HERE)
     opened.load_weights(1, beside(trainer))
     facts["first"] = summary(differences(trainer, rows, generate(opened, rows), dtype))
     learn(trainer, 0.1, seed=3)
@@ -345,10 +347,10 @@ def without_repacking(folder: Path, dtype: str) -> dict[str, Any]:
         return {**found, "packed": packed}
 
 
-def behaviour(folder: Path) -> dict[str, Any]:
+def behaviour(folder: Path, dtype: str) -> dict[str, Any]:
     """What the protocol promises beyond numbers, on one engine; it ends unusable."""
     before = process_state()
-    opened = VllmEngine(section("float32"), folder)
+    opened = VllmEngine(section(dtype), folder, **HERE)
     facts: dict[str, Any] = {"marks of start": marks(before)}
     facts["born"] = refusal(lambda: opened.submit(requests()[0]))
     load_folder(opened, folder)
@@ -383,7 +385,12 @@ def behaviour(folder: Path) -> dict[str, Any]:
     model.model.norm.weight.data.fill_(torch.nan)
     opened.load_weights(7, model.named_parameters())
     facts["no numbers"] = refusal(lambda: generate(opened, rows[:1]))
-    facts |= wrong_weights(opened, rows[0], folder)
+    names = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    names.pop("model.norm.weight")
+    facts["missing"] = refusal(lambda: opened.load_weights(1, names.items()))
+    facts["unusable"] = refusal(lambda: opened.submit(rows[0]))
+    opened.close()
+    opened.close()
     return facts
 
 
@@ -425,19 +432,11 @@ def ended_by_texts(opened: VllmEngine, rows: list[Request], done: list[Finished]
     }
 
 
-def wrong_weights(opened: VllmEngine, row: Request, folder: Path) -> dict[str, Any]:
-    """Updates that lack a weight or bring an unknown one; the engine is closed."""
-    facts: dict[str, Any] = {}
-    names = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
-    names.pop("model.norm.weight")
-    facts["missing"] = refusal(lambda: opened.load_weights(1, names.items()))
-    facts["unusable"] = refusal(lambda: opened.submit(row))
-    opened.close()
-    opened.close()
-    with engine(folder, "float32") as other:
+def unknown_weight(folder: Path) -> str:
+    """What is said of an update that brings a weight which the model does not have."""
+    with engine(folder, "float32") as opened:
         unknown = {"model.nothing.weight": torch.zeros(1)}
-        facts["unknown"] = refusal(lambda: other.load_weights(1, unknown.items()))
-    return facts
+        return refusal(lambda: opened.load_weights(1, unknown.items()))
 
 
 def pressure(folder: Path) -> dict[str, Any]:
@@ -459,7 +458,8 @@ def pressure(folder: Path) -> dict[str, Any]:
 
 
 def all_facts(folder: Path, output: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = {"behaviour": behaviour(folder / "tied")}
+    facts: dict[str, Any] = {"behaviour": behaviour(folder / "tied", "float32")}
+    facts["behaviour"]["unknown"] = unknown_weight(folder / "tied")
     facts["limits"] = scheduler_limits(folder / "tied")
     facts["other device"] = refusal(
         lambda: VllmEngine(section("float32"), folder / "tied", device="cuda")

@@ -10,6 +10,7 @@ import sys
 from copy import deepcopy
 from pathlib import Path
 from traceback import format_exc
+from typing import Literal
 
 import torch
 from family_models import FAMILY_MODELS
@@ -58,7 +59,7 @@ OPTIONS = {
 }
 
 
-def largest_difference(family: str, folder: Path) -> float:
+def largest_difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
     kind, options = FAMILY_MODELS[family]
     changes = {**SIZES, **options, **OPTIONS.get(family, {})}
     if "sliding_window" in changes:
@@ -66,7 +67,8 @@ def largest_difference(family: str, folder: Path) -> float:
     model = make_model(kind, **changes)
     write_model(folder, model)
     rollout = RolloutSpec(engine="vllm", dtype="float32", max_model_tokens=96, max_sequences=4)
-    engine = VllmEngine(rollout, folder)
+    rollout = rollout.model_copy(update={"kv_cache_gib": 0.25, "enforce_eager": True})
+    engine = VllmEngine(rollout, folder, device=device)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape))
