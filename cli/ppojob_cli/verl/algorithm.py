@@ -217,16 +217,22 @@ def _teacher_pods(verl: Verl, job: Draft) -> None:
         job.set(f"{role}.gpusPerReplica", verl[gpus], gpus)
 
 
+def places_of_kl(verl: Verl) -> tuple[bool, bool]:
+    """Whether a KL is charged in the reward, and whether it is in the loss."""
+    in_reward = verl["algorithm.use_kl_in_reward"] and verl["algorithm.kl_ctrl.kl_coef"] != 0
+    in_loss = verl[f"{_ACTOR}.use_kl_loss"] and verl[f"{_ACTOR}.kl_loss_coef"] != 0
+    if verl.trainer in FORKS:
+        in_reward = in_reward and not verl[f"{_ACTOR}.use_kl_loss"]
+    return bool(in_reward), bool(in_loss)
+
+
 def kl(verl: Verl, job: Draft) -> None:
     """Where a KL is charged: verl has a switch and a coefficient for each of two places."""
     if verl[f"{_TEACHING}.enabled"] and verl.is_given(_TEACHER):
         return
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
-    in_reward = verl["algorithm.use_kl_in_reward"] and verl[f"{at}.kl_coef"] != 0
-    in_loss = verl[f"{_ACTOR}.use_kl_loss"] and verl[f"{_ACTOR}.kl_loss_coef"] != 0
-    if verl.trainer in FORKS:
-        in_reward = in_reward and not verl[f"{_ACTOR}.use_kl_loss"]
-    elif verl.is_given(f"{at}.kl_coef") and verl[f"{at}.kl_coef"] and not (in_reward or in_loss):
+    in_reward, in_loss = places_of_kl(verl)
+    if verl.trainer not in FORKS and verl.is_given(f"{at}.kl_coef") and verl[f"{at}.kl_coef"] and not (in_reward or in_loss):
         why = "without effect in verl; in that of early 2025, as in TinyZero, it has: --of tinyzero"
         job.note(why, f"{at}.kl_coef")
     if in_reward:

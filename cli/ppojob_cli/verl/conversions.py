@@ -142,8 +142,8 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
     quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
     if source is not None and outcome.fate not in quiet and main.how not in _NAMES:
         fate = Fate.UNREAD if takes_text(main) else Fate.REPLACED
-        variable = re.fullmatch(r"\$\{?(\w+)\}?", source[1])
-        help_ = f" (--env {variable[1]}=VALUE)" if variable and source[0] else ""
+        variable = re.match(r"\$(?:\{(\w+)(?::\?.*)?\}|(\w+))$", source[1])
+        help_ = f" (--env {variable[1] or variable[2]}=VALUE)" if variable and source[0] else ""
         outcome = Outcome(fate, f"{unread.place(*source)} was not read{help_}")
     job.outcomes[typed] = outcome
 

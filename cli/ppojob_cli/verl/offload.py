@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from ppojob_cli.verl.algorithm import places_of_kl
 from ppojob_cli.verl.draft import Draft, Verl
 
 _ACTOR: Final = "actor_rollout_ref.actor"
@@ -26,7 +27,7 @@ def checkpointing(verl: Verl, job: Draft) -> None:
 def offload(verl: Verl, job: Draft) -> None:
     """Weights, moments and activations of the policy, the critic and the reference."""
     has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
-    compares = verl[f"{_ACTOR}.use_kl_loss"] or verl["algorithm.use_kl_in_reward"]
+    compares = any(places_of_kl(verl))
     for role, is_there, trainers, model in (
         ("actorRollout", True, (f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"), _MODEL),
         ("critic", has_critic, ("critic.fsdp", "critic.megatron"), "critic.model"),
