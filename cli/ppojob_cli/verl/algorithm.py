@@ -6,7 +6,7 @@ from pydantic.alias_generators import to_camel
 
 from ppojob_cli.verl.asynchronous import step_prompts
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, SFT, TINY_ZERO
+from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, SFT, TINY_ZERO
 
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
@@ -43,6 +43,14 @@ _OWN = {
 }
 _WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean")
 """Losses of verl's that are means over responses, whatever loss_agg_mode says."""
+_OF_ONE = {
+    "grpo": "reinforce",
+    "grpo_vectorized": "reinforce",
+    "rloo": "reinforce",
+    "opo": "reinforce",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus",
+}
+"""What estimators of groups are where a prompt has one response, which has no baseline then."""
 
 
 def estimator(verl: Verl, job: Draft) -> None:
@@ -53,6 +61,7 @@ def estimator(verl: Verl, job: Draft) -> None:
         job.set("spec.algorithm.type", "sft")
         return
     job.copy("algorithm.adv_estimator")
+    _single_responses(verl, job)
     written = job.fields.get("spec.algorithm.type")
     kind = "" if written is None else str(written.value)
     section = f"spec.algorithm.{to_camel(str(kind))}"
@@ -217,6 +226,18 @@ def _teacher_pods(verl: Verl, job: Draft) -> None:
         job.set(f"{role}.gpusPerReplica", verl[gpus], gpus)
 
 
+def _single_responses(verl: Verl, job: Draft) -> None:
+    """An estimator of groups whose groups are of one."""
+    key = "algorithm.adv_estimator"
+    alone, rollout = _OF_ONE.get(str(verl[key])), "actor_rollout_ref.rollout"
+    has_peers = verl[f"{rollout}.n"] != 1 or (
+        verl.trainer in OF_SEARCH_R1 and verl[f"{rollout}.n_agent"] != 1
+    )
+    if alone is not None and not has_peers:
+        job.set("spec.algorithm.type", alone, key)
+        job.note("a prompt has one response, which is compared with none", key)
+
+
 def places_of_kl(verl: Verl) -> tuple[bool, bool]:
     """Whether a KL is charged in the reward, and whether it is in the loss."""
     in_reward = verl["algorithm.use_kl_in_reward"] and verl["algorithm.kl_ctrl.kl_coef"] != 0
@@ -232,7 +253,12 @@ def kl(verl: Verl, job: Draft) -> None:
         return
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
     in_reward, in_loss = places_of_kl(verl)
-    if verl.trainer not in FORKS and verl.is_given(f"{at}.kl_coef") and verl[f"{at}.kl_coef"] and not (in_reward or in_loss):
+    if (
+        verl.trainer not in FORKS
+        and verl.is_given(f"{at}.kl_coef")
+        and verl[f"{at}.kl_coef"]
+        and not (in_reward or in_loss)
+    ):
         why = "without effect in verl; in that of early 2025, as in TinyZero, it has: --of tinyzero"
         job.note(why, f"{at}.kl_coef")
     if in_reward:

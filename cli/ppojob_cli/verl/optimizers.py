@@ -35,9 +35,11 @@ def least_rate(verl: Verl, job: Draft) -> None:
 
 def _as_shares(verl: Verl, job: Draft, at: str, path: str, names: tuple[str, ...]) -> None:
     highest = verl[f"{at}.lr"]
-    for key in (f"{at}.{name}" for name in names):
-        if verl[key] and highest:
-            job.set(path, round(verl[key] / highest, 9), key)  # 1e-6 of 1e-5 is 0.1
+    *others, last = [f"{at}.{name}" for name in names if highest and verl[f"{at}.{name}"]] or [""]
+    if last:
+        job.set(path, round(verl[last] / highest, 9), last)  # 1e-6 of 1e-5 is 0.1
+    for key in others:
+        job.leave_out(f"{last} says it too", key)
 
 
 def schedule(verl: Verl, job: Draft) -> None:

@@ -78,6 +78,10 @@ def gpg(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None
     return [[scale * value for value in row] for row in plain]
 
 
+def reinforce(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
+    return on_tokens([score or 0.0 for score in scores(rewards, mask)], kept or mask)
+
+
 def remax(rewards: Column, mask: Mask, greedy: list[float]) -> Column:
     """What is still to come less what the greedy response had."""
     return [

@@ -219,6 +219,15 @@ def gpg(scores: GroupScores) -> Tensor:
     return values * (len(values) / max(1, count))
 
 
+def reinforce(scores: GroupScores) -> Tensor:
+    """The score itself.
+
+    REINFORCE (Williams 1992, doi:10.1007/BF00992696) without a baseline: what the estimators of
+    groups make of a response without peers.
+    """
+    return scores.base + scores.offset
+
+
 @torch.no_grad()
 def remax(
     token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor, *, greedy_scores: Tensor
@@ -354,6 +363,7 @@ ADVANTAGES: dict[str, Callable[..., Advantages]] = {
     "rloo": _of_scores(rloo),
     "opo": _of_scores(opo),
     "gpg": _of_scores(gpg),
+    "reinforce": _of_scores(reinforce),
     "remax": remax,
     "gdpo": gdpo,
     "reinforce_plus_plus": reinforce_plus_plus,

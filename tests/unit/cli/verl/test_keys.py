@@ -622,3 +622,17 @@ def test_held_out_prompts_beside_a_teacher_are_kept_or_told(scorer: list[str], f
 def test_what_becomes_of_a_key(override: str, fate: Fate) -> None:
     job = converted([*BASE, override])
     assert job.outcomes[override.partition("=")[0].strip("+")].fate == fate
+
+
+def test_two_names_of_a_first_rate_are_one() -> None:
+    at = "actor_rollout_ref.actor.optim"
+    given = ["lr=2.0", "lr_warmup_steps=4", "lr_warmup_init=1.0", "lr_start=0.5"]
+    job = converted([f"{at}.{one}" for one in given])
+    assert job.fields["spec.optimizer.warmupStartRatio"].value == 0.25
+    assert job.outcomes[f"{at}.lr_warmup_init"].fate == Fate.LOST
+
+
+@pytest.mark.parametrize(("samples", "kind"), [(1, "reinforce"), (2, "rloo")])
+def test_a_response_without_peers_is_compared_with_none(samples: int, kind: str) -> None:
+    given = ["algorithm.adv_estimator=rloo", f"actor_rollout_ref.rollout.n={samples}"]
+    assert converted(given).fields["spec.algorithm.type"].value == kind
