@@ -398,15 +398,29 @@ def project(verl: Verl, job: Draft) -> None:
 
 def profile(verl: Verl, job: Draft) -> None:
     """Traces of steps, where torch makes them."""
-    steps, ranks = "global_profiler.steps", "actor_rollout_ref.actor.profiler.ranks"
+    steps, tool, of_actor = (
+        "global_profiler.steps",
+        "global_profiler.tool",
+        "actor_rollout_ref.actor.profiler",
+    )
     if not verl.is_on(steps):
         return
-    if verl["global_profiler.tool"] not in (None, "torch"):
-        job.leave_out("torch.profiler alone", steps, changes_numbers=False)
+    if verl[tool] not in (None, "torch"):
+        job.leave_out("torch.profiler alone", steps, tool, changes_numbers=False)
         return
     job.copy(steps)
-    if verl.is_on(ranks):
+    job.keep(tool)
+    ranks, every, contents = (
+        f"{of_actor}.{name}" for name in ("ranks", "all_ranks", "tool_config.torch.contents")
+    )
+    if verl.is_on(every):
+        gpus = verl["trainer.nnodes"] * verl["trainer.n_gpus_per_node"]
+        job.set("spec.profile.ranks", list(range(min(gpus, 64))), every)
+    elif verl.is_on(ranks):
         job.copy(ranks)
+    if verl.is_on(contents):
+        told = [one for one in verl[contents] if one in ("shapes", "stack", "memory")]
+        job.set("spec.profile.contents", told, contents)
 
 
 def resume(verl: Verl, job: Draft) -> None:

@@ -368,6 +368,17 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         "actor_rollout_ref.actor.profiler.ranks=[0,1]",
         {"spec.profile.steps": [2, 5], "spec.profile.ranks": [0, 1]},
     ),
+    (
+        "global_profiler.steps=[2] actor_rollout_ref.actor.profiler.all_ranks=true "
+        "trainer.n_gpus_per_node=4 actor_rollout_ref.actor.profiler.ranks=[1] "
+        "actor_rollout_ref.actor.profiler.tool_config.torch.contents=[cuda,stack,shapes]",
+        {"spec.profile.ranks": [0, 1, 2, 3], "spec.profile.contents": ["stack", "shapes"]},
+    ),
+    (
+        "global_profiler.steps=[2] "
+        "actor_rollout_ref.actor.profiler.tool_config.torch.contents=[cpu,cuda]",
+        {"spec.profile.steps": [2], "spec.profile.contents": None},
+    ),
     ("global_profiler.tool=nsys global_profiler.steps=[2]", {"spec.profile.steps": None}),
     # bfloat16 is what auto is on GPUs; processors are told.
     (f"{ROLLOUT}.dtype=bfloat16", {"spec.rollout.dtype": None}),
