@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 ROLES = {
     "actorRollout": {"ranksPerReplica": 4},
-    "critic": {"colocateWith": "none", "ranksPerReplica": 2},
+    "critic": {"colocateWith": "none", "ranksPerReplica": 4, "parallelism": {"sequence": 2}},
     "reference": {"colocateWith": "none", "ranksPerReplica": 6},
 }
 
@@ -58,3 +58,20 @@ def test_a_killed_job_of_parts_ends_as_an_undisturbed_one(
     killed = tmp_path / "killed" / "run"
     run_through(manifest, killed, "rpc.update.answer.before@3=kill", seconds=600)
     assert run_folders.result(killed) == run_folders.result(several)
+
+
+@pytest.mark.parametrize("replay", ["recompute", "rollout"])
+def test_replayed_experts_of_prompts_go_along(finished, tiny_folder_of, replay: str):
+    folder = tiny_folder_of(0.0, "mixture")
+    algorithm = {
+        "type": "grpo",
+        "promptsPerStep": 4,
+        "samplesPerPrompt": 4,
+        "miniBatchPrompts": 1,
+        "routerReplay": replay,
+    }
+    of_both = {"algorithm": algorithm, "steps": {"total": 2}}
+    one = finished("one", folder, **of_both)
+    several = finished("several", folder, **of_both, roles={"actorRollout": {"ranksPerReplica": 2}})
+    run_folders.assert_close(several, one)
+    assert run_folders.metrics(several)[-1]["actor/grad_norm"] > 0.0
