@@ -382,7 +382,10 @@ ray_kwargs | not needed | there is no Ray
 hydra defaults | not needed | there is no Hydra
 skip.rollout.enable | spec.rollout.replay
 global_profiler.steps | spec.profile.steps
-profiler.ranks | spec.profile.ranks
+profiler.ranks profiler.all_ranks | spec.profile.ranks
+global_profiler.tool | spec.profile
+global_profiler.save_path global_profiler.relocate_results | not needed | they lie in profile/
+profiler.tool_config.torch.contents | spec.profile.contents
 profiler global_profiler | not yet | nsys, npu and memory; spec.profile traces by torch
 n_samples | spec.rollout.validation.samples
 output_path | not needed | `ppojob generate` writes responses.parquet to its --output

@@ -210,7 +210,8 @@ def test_a_run_folder_in_use_is_refused(start, tiny_job, output: Path):
 
 
 def test_traces_of_a_step_change_nothing(start, tiny_job, output, undisturbed):
-    run = start(tiny_job(profile={"steps": [2, 99]}), output).succeed()
+    profile = {"steps": [2, 99], "contents": ["shapes", "stack", "memory"]}
+    run = start(tiny_job(profile=profile), output).succeed()
     assert run_folders.result(output) == undisturbed
     assert f"traces      {output / 'profile'}" in "\n".join(run.lines)
     assert [folder.name for folder in (output / "profile").iterdir()] == ["step-000002"]
@@ -218,5 +219,8 @@ def test_traces_of_a_step_change_nothing(start, tiny_job, output, undisturbed):
     assert {f"actorRollout-00000-update-policy-{n}.json.gz" for n in (0, 1)} <= traces
     update = output / "profile" / "step-000002" / "actorRollout-00000-update-policy-0.json.gz"
     with gzip.open(update) as file:
-        names = {event["name"] for event in json.load(file)["traceEvents"]}
-    assert "aten::mm" in names
+        events = json.load(file)["traceEvents"]
+    named = {event["name"]: event for event in events}
+    assert named["aten::mm"]["args"]["Input Dims"][0]
+    assert "[memory]" in named
+    assert {"python_function"} <= {event.get("cat") for event in events}

@@ -200,6 +200,10 @@ NAME_RULES = (
         spec.profile | steps ranks | Duplicate | here
             a number is in the list twice; each once
         must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other == one))
+
+        spec.profile | contents | Duplicate | here
+            a word is in the list twice; each once
+        must: self.contents.all(one, self.contents.exists_one(other, other == one))
         """,
         HUB_ID=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*$",
         IS_PROGRAM="self.format == 'python' || "

@@ -29,9 +29,10 @@ def _in_own_pods(role: str) -> str:
     return f"has(self.roles.{role}) && self.roles.{role}.colocateWith == 'none'"
 
 
-# A group is whole on one rank, so a batch of fewer prompts would leave ranks idle. The batches: the
-# field, the role that it is dealt to, when, and whether an API server looks at it. First those that
-# engines and reward models get; those of training go to ranks that share rows as to one.
+# A batch that is too small would leave ranks idle. The batches: the field, the role that it is
+# dealt to, when, and whether an API server looks at it. First those that engines and reward models
+# get, who take whole groups. Those of training go to ranks that share rows as to one, a part of a
+# group where there are too few. Given answers are one sample a prompt, so a pair stays whole.
 _PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
 _ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
@@ -100,10 +101,11 @@ ROLE_RULES = (
     *rules(
         """
         spec | $BATCH | OutOfRange$HERE
-            each rank of roles.$ROLE, or those that share rows, take whole prompts; at least as
-            many as its ranks over sequence, tensor and pipeline ${$PARTS}
+            each rank of roles.$ROLE, or those that share rows, take at least one response; times
+            samplesPerPrompt at least as many as its ranks over sequence, tensor and pipeline
+            ${$PARTS}
         when: $WHEN
-        must: self.$FIELD >= $PARTS
+        must: self.$FIELD * self.algorithm.samplesPerPrompt >= $PARTS
         """,
         each=(
             {"BATCH": field, "ROLE": role, "PARTS": _coordinates(role), "WHEN": when, "HERE": here}

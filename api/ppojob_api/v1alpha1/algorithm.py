@@ -355,8 +355,8 @@ class AlgorithmSpec(Section):
     """Responses of each prompt, a group. verl: rollout.n, 1."""
 
     mini_batch_prompts: Count | None = None
-    """Prompts of one optimizer step; divides promptsPerStep; absent: all (on-policy).
-    verl: ppo_mini_batch_size, which counts prompts too."""
+    """Prompts of one optimizer step; divides promptsPerStep; absent: all (on-policy). Of fewer than
+    ranks each rank has some of a prompt's responses. verl: ppo_mini_batch_size, of prompts too."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000)] = 1
     """Passes over a step's experience. verl: ppo_epochs, 1."""

@@ -24,6 +24,11 @@ class ProfileSpec(Section):
     ranks: Annotated[Items[_Rank], Field(min_length=1, max_length=64)] = (0,)
     """Ranks of every role with a model that are traced. verl: profiler.ranks."""
 
+    contents: Annotated[Items[Literal["shapes", "stack", "memory"]], Field(max_length=3)] = ()
+    """What a trace tells of each operation besides its time: the shapes of its inputs, the lines of
+    Python that called it, what it took of memory and gave back. stack makes traces much larger.
+    verl: profiler.tool_config.torch.contents."""
+
 
 class StepsSpec(Section):
     """How long to train and when to validate."""

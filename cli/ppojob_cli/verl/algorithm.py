@@ -11,7 +11,8 @@ from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, SFT, TINY
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
 _TEACHING = "distillation"
-_TEACHER = f"{_TEACHING}.teacher_models.teacher_model.model_path"
+_TEACHERS = f"{_TEACHING}.teacher_models"
+_TEACHER = f"{_TEACHERS}.teacher_model.model_path"
 _TEACHER_LOSS = f"{_TEACHING}.distillation_loss"
 
 # The bounds of each loss, for which verl has one pair of keys.
@@ -154,9 +155,17 @@ def _aggregation(verl: Verl, job: Draft, kind: str, mode: str) -> None:
         job.copy(f"{_ACTOR}.loss_agg_mode")
 
 
+def _teachers(verl: Verl) -> list[str]:
+    """The keys with models of teachers; one of a name of its own takes the place of verl's."""
+    named = [
+        f"{_TEACHERS}.{path}" for path in verl.below(_TEACHERS) if path.endswith(".model_path")
+    ]
+    return [key for key in named if key != _TEACHER] or named
+
+
 def _learns_from_teacher(verl: Verl) -> bool:
     """Whether a teacher stands in the place of rewards."""
-    is_on = verl[f"{_TEACHING}.enabled"] and verl.is_given(_TEACHER)
+    is_on = verl[f"{_TEACHING}.enabled"] and len(_teachers(verl)) == 1
     return bool(is_on and not verl[f"{_TEACHER_LOSS}.use_task_rewards"])
 
 
@@ -166,15 +175,21 @@ def distillation(verl: Verl, job: Draft) -> None:
         return
     on, mode = f"{_TEACHING}.enabled", f"{_TEACHER_LOSS}.loss_mode"
     gradient = f"{_TEACHER_LOSS}.use_policy_gradient"
-    if not verl.is_given(_TEACHER):
-        job.leave_out("no teacher is named that is known here", on)
+    teachers = _teachers(verl)
+    if len(teachers) != 1:
+        why = "one teacher for all data sources" if teachers else "no teacher is named"
+        job.leave_out(why, on, *teachers)
         return
+    teacher = teachers[0]
     has_rewards = not _learns_from_teacher(verl)
     if has_rewards and (verl[gradient] or str(verl[mode]).startswith("forward")):
         why = "beside task rewards a teacher is the reference of a KL in the loss, by an estimator"
         job.leave_out(why, on)
         return
-    job.copy(_TEACHER, "spec.reference.path")
+    job.set("spec.reference.path", verl[teacher], teacher)
+    # Of one teacher neither the data source counts nor its engines: it is a reference.
+    entry = teacher.removesuffix("model_path")
+    job.keep(*(key for key in verl.typed if key.startswith(entry) and key != teacher))
     _token_limit(verl, job, has_rewards=has_rewards)
     if has_rewards:
         section = "spec.algorithm.kl"
@@ -249,7 +264,7 @@ def places_of_kl(verl: Verl) -> tuple[bool, bool]:
 
 def kl(verl: Verl, job: Draft) -> None:
     """Where a KL is charged: verl has a switch and a coefficient for each of two places."""
-    if verl[f"{_TEACHING}.enabled"] and verl.is_given(_TEACHER):
+    if verl[f"{_TEACHING}.enabled"] and len(_teachers(verl)) == 1:
         return
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
     in_reward, in_loss = places_of_kl(verl)

@@ -130,7 +130,7 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
         why = "no key of verl's that is known here" + (f", did you mean {near}" if near else "")
         job.outcomes[typed] = Outcome(Fate.UNKNOWN, why)
         return
-    target = table.main_name(typed)
+    target = verl.main_name(typed)
     main = table.find(target) or row
     if target != typed and target in verl.typed and verl.raw(typed) != verl.raw(target):
         job.outcomes[typed] = Outcome(Fate.NOTED, f"another name of {target}, whose value counts")

@@ -52,10 +52,11 @@ class Verl:
 
     def __init__(self, given: Mapping[str, Given], trainer: Trainer = MAIN_PPO) -> None:
         self.trainer = trainer
-        self._given = dict(given)
+        self._as_typed = dict(given)
+        self._given = {key: given[key] for key in given if key not in trainer.names}
         self.typed = tuple(given)
         for key in self.typed:
-            self._given.setdefault(table.main_name(key), given[key])
+            self._given.setdefault(self.main_name(key), given[key])
 
     def __getitem__(self, key: str) -> Any:
         """The value; what was not read is as the script has it, or verl's default."""
@@ -78,9 +79,14 @@ class Verl:
         is_number = isinstance(row.default, int | float)
         return is_number and (isinstance(value, bool) or not isinstance(value, int | float))
 
+    def main_name(self, key: str) -> str:
+        """The key that a key is another name of for this trainer, or itself."""
+        return self.trainer.names.get(key) or table.main_name(key)
+
     def raw(self, key: str) -> JsonValue:
         """The value that was given, with the marks of what was not read; else None."""
-        return self._given[key].value if key in self._given else None
+        given = self._given.get(key) or self._as_typed.get(key)
+        return None if given is None else given.value
 
     def is_given(self, key: str) -> bool:
         """Whether it was, with another value than null."""
@@ -100,7 +106,7 @@ class Verl:
 
     def same(self, key: str) -> list[str]:
         """The keys as they were typed that stand for one."""
-        return [one for one in self.typed if table.main_name(one) == key]
+        return [one for one in self.typed if self.main_name(one) == key]
 
 
 def is_count(value: object) -> bool:

@@ -10,7 +10,7 @@ from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import keys, unread
 from ppojob_cli.verl.asynchronous import DRAWN, drawn_steps
 from ppojob_cli.verl.draft import Draft, Verl, is_count
-from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, ONE_STEP_OFF, TINY_ZERO
+from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, GENERATION, ONE_STEP_OFF, TINY_ZERO
 from ppojob_cli.verl_tools import read_verl_agent
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 
@@ -21,8 +21,9 @@ _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
 
 
 def train_files(verl: Verl, job: Draft) -> None:
-    """The files to train on."""
-    job.set("spec.data.train", _files(verl["data.train_files"]), "data.train_files")
+    """The files to train on, which a job has that does not train, too."""
+    key = "data.val_files" if verl.trainer is GENERATION else "data.train_files"
+    job.set("spec.data.train", _files(verl[key]), key)
     if verl.trainer is TINY_ZERO:  # which takes the text of the first message as it is
         job.set("spec.model.chatTemplate", "{{ messages[0]['content'] }}", "data.train_files")
 
@@ -328,6 +329,9 @@ def reward_model(verl: Verl, job: Draft) -> None:
 
 def length(verl: Verl, job: Draft) -> None:
     """Steps, or passes over the data; verl ends at what comes first."""
+    if verl.trainer is GENERATION:
+        job.set("spec.steps.generateOnly", value=True)
+        return
     total, epochs = "trainer.total_training_steps", "trainer.total_epochs"
     drawn = drawn_steps(verl)
     if drawn is not None:
@@ -398,15 +402,29 @@ def project(verl: Verl, job: Draft) -> None:
 
 def profile(verl: Verl, job: Draft) -> None:
     """Traces of steps, where torch makes them."""
-    steps, ranks = "global_profiler.steps", "actor_rollout_ref.actor.profiler.ranks"
+    steps, tool, of_actor = (
+        "global_profiler.steps",
+        "global_profiler.tool",
+        "actor_rollout_ref.actor.profiler",
+    )
     if not verl.is_on(steps):
         return
-    if verl["global_profiler.tool"] not in (None, "torch"):
-        job.leave_out("torch.profiler alone", steps, changes_numbers=False)
+    if verl[tool] not in (None, "torch"):
+        job.leave_out("torch.profiler alone", steps, tool, changes_numbers=False)
         return
     job.copy(steps)
-    if verl.is_on(ranks):
+    job.keep(tool)
+    ranks, every, contents = (
+        f"{of_actor}.{name}" for name in ("ranks", "all_ranks", "tool_config.torch.contents")
+    )
+    if verl.is_on(every):
+        gpus = verl["trainer.nnodes"] * verl["trainer.n_gpus_per_node"]
+        job.set("spec.profile.ranks", list(range(min(gpus, 64))), every)
+    elif verl.is_on(ranks):
         job.copy(ranks)
+    if verl.is_on(contents):
+        told = [one for one in verl[contents] if one in ("shapes", "stack", "memory")]
+        job.set("spec.profile.contents", told, contents)
 
 
 def resume(verl: Verl, job: Draft) -> None:

@@ -21,10 +21,12 @@ class Trainer:
     Attributes:
         modules: Its names, as they stand in scripts; empty where those are main_ppo's.
         defaults: Of its configuration, where they are not those of main_ppo.
+        names: Keys that say to it what others say to main_ppo.
     """
 
     modules: str
     defaults: Mapping[str, JsonValue] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 MAIN_PPO: Final = Trainer(
@@ -53,6 +55,29 @@ SFT: Final = Trainer(
     },
 )
 
+_ROLLOUT: Final = "actor_rollout_ref.rollout"
+GENERATION: Final = Trainer(
+    r"(?:.*[./])?main_generation_server(?:\.py)?",
+    {
+        # Nothing is trained, so any will do.
+        "algorithm.adv_estimator": "reinforce_plus_plus",
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 2**30,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        f"{_ROLLOUT}.val_kwargs.temperature": 1.0,
+        "trainer.experiment_name": "generation",
+        "trainer.logger": ["console"],
+    },
+    {
+        "data.train_files": "data.val_files",
+        f"{_ROLLOUT}.prompt_length": "data.max_prompt_length",
+        f"{_ROLLOUT}.response_length": "data.max_response_length",
+        **{
+            f"{_ROLLOUT}.{name}": f"{_ROLLOUT}.val_kwargs.{name}"
+            for name in ("temperature", "top_p", "top_k", "n")
+        },
+    },
+)
+
 _OF_2025: Final[Mapping[str, JsonValue]] = {
     "actor_rollout_ref.actor.clip_ratio_c": 0,
     "actor_rollout_ref.actor.entropy_coeff": 0.001,
@@ -68,7 +93,7 @@ OF_SEARCH_R1: Final = (SEARCH_R1, SEARCH_R1_FORMAT)
 FORKS: Final = (TINY_ZERO, *OF_SEARCH_R1)
 _ONLY_SEARCH_R1: Final = frozenset({"max_turns", "do_search", "retriever.url", "retriever.topk"})
 
-_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT, SEARCH_R1_FORMAT)
+_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT, GENERATION, SEARCH_R1_FORMAT)
 
 
 def of_module(module: str) -> Trainer | None:

@@ -57,6 +57,25 @@ class BatchIndex:
         """Batch positions of the groups of a rank, in batch order."""
         return tuple(p for p, owner in enumerate(self.owners) if owner == rank)
 
+    def parts_for(self, places: int) -> int:
+        """Into how many equal parts groups are cut, so that there is one for each place.
+
+        1 where there are as many groups. Else the smallest divisor of their rows that is enough;
+        where none is, every row is a part.
+        """
+        divisors = (n for n in range(1, self.samples + 1) if self.samples % n == 0)
+        return next((n for n in divisors if n * self.num_groups >= places), self.samples)
+
+    def cut(self, parts: int) -> BatchIndex:
+        """The index of the same rows in the same order, each group as so many, of equal rows."""
+        return BatchIndex(
+            prompt_lengths=_each(self.prompt_lengths, parts),
+            lengths=self.lengths,
+            samples=self.samples // parts,
+            owners=_each(self.owners, parts),
+            picture_bytes=_each(self.picture_bytes, parts),
+        )
+
     def select(self, positions: Sequence[int]) -> BatchIndex:
         """The index of some groups, in the given order, as a batch of their own."""
         return BatchIndex(
@@ -66,3 +85,7 @@ class BatchIndex:
             owners=tuple(self.owners[p] for p in positions),
             picture_bytes=tuple(self.picture_bytes[p] for p in positions if self.picture_bytes),
         )
+
+
+def _each(values: tuple[int, ...], times: int) -> tuple[int, ...]:
+    return tuple(value for value in values for _ in range(times))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -110,6 +110,23 @@ class Experience:
     def prompt_index(self, groups: Tensor) -> Tensor:
         """(tokens of these prompts,) int64: their positions among the tokens of all prompts."""
         return _index(self.prompt_lengths, groups)
+
+    def cut(self, parts: int) -> Experience:
+        """The same rows, each group as so many groups of equal rows, one after the other.
+
+        Groups lie one after the other, with equally many rows, which the number of parts divides.
+        Every part has the prompt.
+        """
+        groups = torch.arange(self.num_groups).repeat_interleave(parts)
+        rows = self.num_rows // max(1, len(groups))
+        of_prompts = self.prompt_experts
+        return replace(
+            self,
+            prompts=[self.prompts[group] for group in groups.tolist()],
+            row_groups=torch.arange(len(groups)).repeat_interleave(rows),
+            prompt_experts=None if of_prompts is None else of_prompts[self.prompt_index(groups)],
+            pictures=[self.pictures[group] for group in groups.tolist() if self.pictures],
+        )
 
     def select(self, rows: Tensor | Sequence[int]) -> Experience:
         """The given rows, in the given order, as an experience of their own.

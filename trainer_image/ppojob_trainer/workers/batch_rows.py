@@ -35,6 +35,11 @@ class GroupCosts:
 
     linear: int
     share_prompts: bool
+    whole_groups: bool = False  # whether the rows of a group are computed together, as pairs are
+
+    def parts(self, index: BatchIndex, dims: ParallelDims) -> int:
+        """Into how many parts groups are cut, which are 1 unless there are too few for all."""
+        return 1 if self.whole_groups else index.parts_for(dims.data_size)
 
     def assigned(self, index: BatchIndex, dims: ParallelDims) -> tuple[int, ...]:
         """(groups,) the data-parallel coordinate that computes each, of about equal costs."""
@@ -65,10 +70,10 @@ class BatchRows:
         so a model that reads them again reads what it read before. A row that was drawn several
         times comes as often. Columns come along where the job has them.
         """
-        index = self.index.select(positions)
+        index, held = self._cut(self.index.select(positions), self._held(positions))
         plan = self._balanced(index)
         present = self._present((*columns, "update_mask", "copies"))
-        staged = self._staged(index, plan, self._held(positions), present)
+        staged = self._staged(index, plan, held, present)
         if staged.update_mask is not None:
             staged.mask = staged.update_mask
         if staged.copies is None:
@@ -92,8 +97,9 @@ class BatchRows:
         the rows with the columns that are to be `read`, where the job has them. Returns the rows
         that this rank has computed, and all tensors.
         """
-        plan = self._balanced(self.index)
-        staged = self._staged(self.index, plan, self.mine, self._present(read))
+        index, mine = self._cut(self.index, self.mine)
+        plan = self._balanced(index)
+        staged = self._staged(index, plan, mine, self._present(read))
         outputs = compute(staged)
         columns = (column, *further)
         for name, output in zip(columns, outputs, strict=False):
@@ -101,7 +107,10 @@ class BatchRows:
         columns = (*columns, *told)
         # All ranks of a coordinate have computed the same; its leader answers.
         answer = staged if self._leads else staged.select(())
-        return_columns(self.link, self.index, plan, columns, staged=answer, owned=self.mine)
+        return_columns(self.link, index, plan, columns, staged=answer, owned=mine)
+        if mine is not self.mine:
+            for name in columns:
+                setattr(self.mine, name, self._uncut(name, mine))
         return staged, outputs
 
     def whole(self, columns: Sequence[str]) -> list[Tensor]:
@@ -119,13 +128,27 @@ class BatchRows:
 
     def tokens_computed(self) -> list[int]:
         """(data-parallel coordinates,) tokens of the rows that each computes, all rows at once."""
-        assigned = self.costs.assigned(self.index, self.dims)
-        return self.index.tokens_by_part(assigned, self.dims.data_size)
+        index = self.index.cut(self.costs.parts(self.index, self.dims))
+        assigned = self.costs.assigned(index, self.dims)
+        return index.tokens_by_part(assigned, self.dims.data_size)
 
     @property
     def _leads(self) -> bool:
         """Whether this rank is the one of its coordinate that gets rows, and answers."""
         return self.within.member == 0
+
+    def _cut(self, index: BatchIndex, mine: Experience) -> tuple[BatchIndex, Experience]:
+        """Groups as they are dealt to coordinates: in parts, where there are too few of them."""
+        parts = self.costs.parts(index, self.dims)
+        return (index, mine) if parts == 1 else (index.cut(parts), mine.cut(parts))
+
+    def _uncut(self, column: str, cut: Experience) -> Tensor:
+        """A column of the own rows, from groups that were cut; of prompts the first part's."""
+        values: Tensor = getattr(cut, column)
+        if column != "prompt_experts":
+            return values
+        parts = self.costs.parts(self.index, self.dims)
+        return values[cut.prompt_index(torch.arange(0, cut.num_groups, parts))]
 
     def _balanced(self, index: BatchIndex) -> TransferPlan:
         return TransferPlan(index.owners, self.costs.leaders(index, self.dims))

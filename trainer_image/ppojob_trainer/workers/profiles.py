@@ -33,7 +33,11 @@ def watch(environment: PodEnvironment, rank: RankEnvironment) -> Watch:
         if work.step not in spec.steps:
             yield
             return
-        with profile() as found:
+        with profile(
+            record_shapes="shapes" in spec.contents,
+            with_stack="stack" in spec.contents,
+            profile_memory="memory" in spec.contents,
+        ) as found:
             yield
         stage = work.stage.replace("/", "-")
         folder = environment.run_folder / PROFILE_FOLDER / f"step-{work.step:06d}"

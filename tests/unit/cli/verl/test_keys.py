@@ -80,6 +80,7 @@ def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
 
 # Of each, what is given and what it becomes, with the fate of keys that are not written.
 TEACHING = "distillation.enabled=true distillation.teacher_models.teacher_model.model_path=t"
+TEACHERS = "distillation.teacher_models"
 LOSS = "distillation.distillation_loss"
 DIVERGENCE = "spec.algorithm.distillation.divergence"
 BASE = [
@@ -262,6 +263,12 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (f"{TEACHING} {LOSS}.use_task_rewards=false", {DIVERGENCE: "reverse_kl"}),
+    # A teacher of a name of its own takes the place of verl's; of two there is none.
+    (f"{TEACHING} +{TEACHERS}.gsm8k.model_path=u", {"spec.reference.path": "u"}),
+    (
+        f"{TEACHING} +{TEACHERS}.a.model_path=u +{TEACHERS}.b.model_path=v",
+        {"spec.reference.path": None, "spec.algorithm.type": "grpo"},
+    ),
     (
         f"{TEACHING} {LOSS}.use_task_rewards=false {LOSS}.loss_max_clamp=10.0",
         {"spec.algorithm.distillation.maxTokenLoss": 10.0},
@@ -367,6 +374,17 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         "global_profiler.tool=torch global_profiler.steps=[2,5] "
         "actor_rollout_ref.actor.profiler.ranks=[0,1]",
         {"spec.profile.steps": [2, 5], "spec.profile.ranks": [0, 1]},
+    ),
+    (
+        "global_profiler.steps=[2] actor_rollout_ref.actor.profiler.all_ranks=true "
+        "trainer.n_gpus_per_node=4 actor_rollout_ref.actor.profiler.ranks=[1] "
+        "actor_rollout_ref.actor.profiler.tool_config.torch.contents=[cuda,stack,shapes]",
+        {"spec.profile.ranks": [0, 1, 2, 3], "spec.profile.contents": ["stack", "shapes"]},
+    ),
+    (
+        "global_profiler.steps=[2] "
+        "actor_rollout_ref.actor.profiler.tool_config.torch.contents=[cpu,cuda]",
+        {"spec.profile.steps": [2], "spec.profile.contents": None},
     ),
     ("global_profiler.tool=nsys global_profiler.steps=[2]", {"spec.profile.steps": None}),
     # bfloat16 is what auto is on GPUs; processors are told.
@@ -607,6 +625,13 @@ def test_a_key_that_nobody_knows_is_told_with_the_one_that_is_meant(
     assert keys.nearest(name) == meant
     why = converted([*BASE, f"{name}=1"]).outcomes[name].why
     assert why.endswith(f", did you mean {meant}" if meant else " here")
+
+
+def test_what_belongs_to_a_teacher_of_its_own_name_is_not_missed() -> None:
+    own = {"key": "openai/gsm8k", "num_replicas": 2, "inference.name": "vllm"}
+    given = [f"+{TEACHERS}.one.{name}={value}" for name, value in own.items()]
+    job = converted([*BASE, "distillation.enabled=true", f"+{TEACHERS}.one.model_path=u", *given])
+    assert {job.outcomes[f"{TEACHERS}.one.{name}"].fate for name in own} == {Fate.SAME}
 
 
 @pytest.mark.parametrize(
