@@ -132,7 +132,11 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
         return
     target = verl.main_name(typed)
     main = table.find(target) or row
-    if target != typed and target in verl.typed and verl.raw(typed) != verl.raw(target):
+    if verl.is_hidden(typed):
+        job.outcomes[typed] = Outcome(Fate.IDLE, "this trainer reads another key in its place")
+        return
+    is_other = target != typed and not verl.is_hidden(target)
+    if is_other and target in verl.typed and verl.raw(typed) != verl.raw(target):
         job.outcomes[typed] = Outcome(Fate.NOTED, f"another name of {target}, whose value counts")
         return
     outcome = job.outcomes.get(typed) or _fate(verl, job, main, verl.raw(typed))

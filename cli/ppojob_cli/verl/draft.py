@@ -53,7 +53,9 @@ class Verl:
     def __init__(self, given: Mapping[str, Given], trainer: Trainer = MAIN_PPO) -> None:
         self.trainer = trainer
         self._as_typed = dict(given)
+        # A key that the trainer reads by another name hides the key of that name.
         self._given = {key: given[key] for key in given if key not in trainer.names}
+        self._given |= {trainer.names[key]: given[key] for key in given if key in trainer.names}
         self.typed = tuple(given)
         for key in self.typed:
             self._given.setdefault(self.main_name(key), given[key])
@@ -106,7 +108,12 @@ class Verl:
 
     def same(self, key: str) -> list[str]:
         """The keys as they were typed that stand for one."""
-        return [one for one in self.typed if self.main_name(one) == key]
+        return [one for one in self.typed if self.main_name(one) == key and not self.is_hidden(one)]
+
+    def is_hidden(self, key: str) -> bool:
+        """Whether this trainer was given another key that it reads in the place of one."""
+        names = self.trainer.names
+        return any(names.get(one) == key for one in self.typed)
 
 
 def is_count(value: object) -> bool:

@@ -54,6 +54,12 @@ def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     assert name != "pictures.sh" or (job.spec.rollout.engine, why_blind(job.spec)) == ("vllm", "")
 
 
+def test_generation_reads_its_own_keys_alone() -> None:
+    more = ("data.val_files=other.parquet", "actor_rollout_ref.rollout.val_kwargs.top_p=0.1")
+    told = run("generation.sh", "--plain", *more).stdout
+    assert told == run("generation.sh", "--plain").stdout
+
+
 def test_settings_of_the_command_line_count_last() -> None:
     result = run(
         "grpo.sh",
