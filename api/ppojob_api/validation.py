@@ -98,6 +98,7 @@ def warnings(job: PPOJob) -> list[Problem]:
         schedule.rounded_merges,
         schedule.after_the_end,
         schedule.ranks_without_work,
+        schedule.engines_without_prompts,
     )
     return [problem for find in told for problem in find(job)]
 

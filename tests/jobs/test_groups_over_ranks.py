@@ -17,11 +17,12 @@ ROLES = {
 
 
 def job() -> dict[str, object]:
-    """A prompt for each of the policy's ranks while rows are drawn, one for all in an update."""
+    """One of the policy's ranks has no prompt while rows are drawn; all share one in an update."""
     return {
         **tiny_jobs.PPO,
         "algorithm": {
             **tiny_jobs.PPO["algorithm"],
+            "promptsPerStep": 3,
             "samplesPerPrompt": 4,
             "miniBatchPrompts": 1,
             "shuffleMiniBatches": False,

@@ -125,6 +125,23 @@ def ranks_without_work(job: PPOJob) -> Iterator[Problem]:
             yield Problem(where, shown(rank), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
+def engines_without_prompts(job: PPOJob) -> Iterator[Problem]:
+    """Engines that draw nothing, since each draws whole groups and there are fewer than engines."""
+    spec, sampling = job.spec, job.spec.algorithm.dynamic_sampling
+    if spec.algorithm.given is not None or not spec.steps.trains:
+        return
+    role = build(job.metadata.name, spec).generating
+    engines = role.world_size // spec.rollout.parallelism.tensor
+    where, prompts = "spec.algorithm.promptsPerStep", spec.algorithm.prompts_per_step
+    if sampling is not None and sampling.prompts_per_round is not None:
+        prompts = sampling.prompts_per_round
+        where = "spec.algorithm.dynamicSampling.promptsPerRound"
+    if prompts < engines:
+        why = f"an engine draws all responses of a prompt, so {engines - prompts} of them draw none"
+        allowed = f"at least {engines}, or fewer ranks of roles.{role.role}"
+        yield Problem(where, shown(prompts), why, allowed, ReasonCode.OUT_OF_RANGE)
+
+
 def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
     """Steps of a good job with so many training prompts; each pass draws whole batches of them."""
     if not spec.steps.trains:

@@ -1,8 +1,7 @@
 """Pods of roles: ranks, cores, GPUs, and the prompts that ranks need."""
 
-from ppojob_api.rules.rule import either, present, rules, words
+from ppojob_api.rules.rule import either, present, rules
 from ppojob_api.shape import members
-from ppojob_api.v1alpha1.algorithm import GIVEN
 from ppojob_api.v1alpha1.roles import RolePods
 
 MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
@@ -29,24 +28,14 @@ def _in_own_pods(role: str) -> str:
     return f"has(self.roles.{role}) && self.roles.{role}.colocateWith == 'none'"
 
 
-# A batch that is too small would leave ranks idle. The batches: the field, the role that it is
-# dealt to, when, and whether an API server looks at it. First those that engines and reward models
-# get, who take whole groups. Those of training go to ranks that share rows as to one, a part of a
-# group where there are too few. Given answers are one sample a prompt, so a pair stays whole.
+# A batch that is too small would leave ranks idle in updates, also in parts of groups. The batches:
+# the field, the role that it is dealt to, when, and whether an API server looks at it. They go to
+# ranks that share rows as to one. Given answers are one sample a prompt, so a pair stays whole.
 _PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
-_ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
 _HAS_CRITIC_PART = present(_CRITIC_PART)
-_IS_GIVEN = f"self.algorithm.type in {words(GIVEN)}"
-_BATCHES = (
-    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS}) && !({_IS_GIVEN})", ""),
-    (_PROMPTS, "rewardModel", _in_own_pods("rewardModel"), ""),
-    (_PROMPTS, "rollout", f"has(self.roles.rollout) && has(self.{_PROMPTS})", ""),
-    (_ROUND, "actorRollout", present(_ROUND), " | here"),
-    (_ROUND, "rollout", f"has(self.roles.rollout) && {present(_ROUND)}", " | here"),
-)
 _TRAINED = (
-    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS}) && {_IS_GIVEN}", ""),
+    (_PROMPTS, "actorRollout", f"has(self.{_PROMPTS})", ""),
     *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED[:2]),
     (_PART, "actorRollout", f"has(self.{_PART})", ""),
     (
@@ -84,19 +73,6 @@ ROLE_RULES = (
         must: (self.$FIELD > 0) == (self.roles.actorRollout.gpusPerReplica > 0)
         """,
         each=({"ROLE": role, "WHEN": when} for role, when in _CHANNELS),
-    ),
-    *rules(
-        """
-        spec | $BATCH | OutOfRange$HERE
-            each rank of roles.$ROLE takes whole prompts; at least as many as its ranks
-            ${$RANKS}
-        when: $WHEN
-        must: self.$FIELD >= $RANKS
-        """,
-        each=(
-            {"BATCH": field, "ROLE": role, "RANKS": _ranks(role), "WHEN": when, "HERE": here}
-            for field, role, when, here in _BATCHES
-        ),
     ),
     *rules(
         """

@@ -207,6 +207,19 @@ def test_adapters_are_rounded_by_an_engine_in_bfloat16_and_not_by_the_trainer(fi
     assert problem.where == "spec.rollout.dtype"
 
 
+@pytest.mark.parametrize(("ranks", "tensor", "idle"), [(8, 1, 4), (4, 1, 0), (8, 2, 0), (16, 2, 4)])
+def test_engines_that_draw_nothing_are_told(files: Path, ranks: int, tensor: int, idle: int):
+    changes = ["spec.algorithm.promptsPerStep=4", "spec.algorithm.miniBatchPrompts=4"]
+    changes += [
+        f"spec.roles.actorRollout.ranksPerReplica={ranks}",
+        "spec.roles.actorRollout.cpu=16",
+    ]
+    changes += ["spec.rollout.engine=vllm", f"spec.rollout.parallelism.tensor={tensor}"]
+    told = warnings(load_job(files / "one.yaml", changes))
+    assert [one.where for one in told] == ["spec.algorithm.promptsPerStep"] * bool(idle)
+    assert not idle or f"so {idle} of them draw none" in str(told[0])
+
+
 def test_a_job_that_only_validates_has_no_updates_to_lose(files: Path) -> None:
     changes = ["spec.model.dtype=bfloat16", "spec.steps.validateOnly=true"]
     assert warnings(load_job(files / "one.yaml", changes)) == []

@@ -223,11 +223,13 @@ class ActorRolloutWorker:
 
     def _place_rows(self, request: PlaceRows) -> Nothing:
         index = batch_index(request.index)
+        rounds = {key[1]: rows for key, rows in self._rows.items() if key[0] == TRAIN}
+        if not rounds:  # there were fewer prompts than ranks
+            rounds = {0: self._own(TRAIN, MadeRows(0, [], index.samples, []), [])}
         if request.origins is None:
-            mine = self._rows[TRAIN, 0].experience
+            mine = rounds[0].experience
         else:
             own = [request.origins[position] for position in index.owned_by(self.rank)]
-            rounds = {key[1]: rows for key, rows in self._rows.items() if key[0] == TRAIN}
             mine = chosen_rows(rounds, own)
         self.stages.place(index, mine)
         return Nothing()
