@@ -129,6 +129,16 @@ def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refu
     )
 
 
+@pytest.mark.parametrize(("latent", "refused"), [(512, False), (448, True)])
+def test_an_engine_has_kernels_for_latents(tmp_path: Path, latent: int, refused: bool) -> None:
+    widths = {"kv_lora_rank": latent, "n_routed_experts": 6, "n_shared_experts": 1}
+    config = {**SIZES, **EXPERTS, **widths, "model_type": "deepseek_v3"}
+    found = problems(tmp_path, {"model": config}, rollout={"engine": "vllm"})
+    assert [(one.where, one.reason_code) for one in found] == (
+        [("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else []
+    )
+
+
 @pytest.mark.parametrize(("changes", "refused"), [({}, True), (EXPERTS, False)])
 @pytest.mark.parametrize(
     ("asked", "frozen"),

@@ -82,8 +82,8 @@ class Family:
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
-            classes, which it changes for the whole process, and so for the trainer. Of latent
-            attention its numbers were others than the trainer's.
+            classes, which it changes for the whole process, and so for the trainer.
+        told_vllm: what vLLM reads of config.json where transformers takes it for granted.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_cap: key of the soft cap that they come under, if any.
         classifiers: the ends of the names of transformers' classes with a head of one number.
@@ -108,6 +108,7 @@ class Family:
     mixture: Mixture | None = None
     sees_pictures: bool = False
     is_in_vllm: bool = True
+    told_vllm: Mapping[str, Json] = field(default_factory=dict)
     logit_divisor: str = ""
     logit_cap: str = ""
     classifiers: tuple[str, ...] = CLASSIFIERS
@@ -225,7 +226,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={},
         has_latents=True,
         uncut="keys of all heads have a part in common",
-        is_in_vllm=False,
+        told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
         mixture=_CORRECTED,
     ),
     "glm4_moe": Family(

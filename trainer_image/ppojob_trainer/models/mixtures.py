@@ -28,6 +28,14 @@ def stays_float32(name: str) -> bool:
     return name.endswith(CORRECTION)
 
 
+def is_sent_float32(name: str) -> bool:
+    """Whether engines get a weight in float32: vLLM holds routers of some mixtures so.
+
+    Those of others it rounds itself, as it would have got them.
+    """
+    return stays_float32(name) or name.endswith(".gate.weight")
+
+
 _MAX_EXPERTS: Final = 10_000
 _MAX_WIDTH: Final = 2**31 - 1
 

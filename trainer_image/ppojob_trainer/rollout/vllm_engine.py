@@ -8,11 +8,13 @@ the same requests in the same order make the same schedule everywhere, and each 
 tokens from the same logits, which are gathered. So nobody tells anybody what to do, and the answers
 are on all of them.
 
-Five things about vLLM on the CPU cost time to find, and each has its line and its test here:
+Six things about vLLM on the CPU cost time to find, and each has its line and its test here:
 
 - Linear layers are re-packed when they are loaded, so new weights go in layer by layer through
   vLLM's reload, and a tied `lm_head`, which no checkpoint names, keeps its old packing unless it is
   packed again.
+- Norms and rotations read columns of a wider matrix, which latent attention has, as if they were a
+  matrix of their own.
 - Experts of a mixture are packed when they are loaded first, and read as packed when they were
   loaded again and are not.
 - A seeded request whose prompt is prefilled in chunks crashes (a CPU generator has no offset), so
@@ -45,8 +47,9 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.lora import is_adapter
-from ppojob_trainer.models.mixtures import stays_float32
+from ppojob_trainer.models.mixtures import is_sent_float32
 from ppojob_trainer.models.vision_language import language_config, language_part, text_config
 from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.repeated_bits import any_kernels
@@ -108,6 +111,9 @@ _PREFILL_TOKENS = 8192
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
+# Kernels that a model of latent attention uses on the CPU: two read columns of a wider matrix as if
+# they lay one after the other, so that its plain PyTorch computes these.
+_OPERATIONS = ["all", "-rms_norm", "-rotary_embedding"]
 # Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
 # does.
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
@@ -369,7 +375,7 @@ class VllmEngine:
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
             # vLLM multiplies adapters in place with how much they count.
-            kind = torch.float32 if stays_float32(name) else self._dtype
+            kind = torch.float32 if is_sent_float32(name) else self._dtype
             yield name, tensor.detach().to(kind, copy=is_adapter(name))
         if missing:
             raise RolloutError(
@@ -424,7 +430,8 @@ def _engine_config(
 ) -> PreTrainedConfig:
     """What vLLM makes its model of, in place of what it has read from the folder."""
     if not sees:
-        return change(text_config(config), changes)
+        told = FAMILIES[config.model_type].told_vllm if config.model_type in FAMILIES else {}
+        return change(text_config(config), {**told, **changes})
     changed = change(language_part(config), changes)
     kind = vllm_pictures.SEEING.get(changed.model_type)
     if kind is not None:  # vLLM first asks with a type that is none
@@ -503,6 +510,7 @@ def engine_args(
         **common,
         # Compiling takes longer than a small model's whole run.
         enforce_eager=True,
+        compilation_config={"custom_ops": _OPERATIONS} if hasattr(config, "kv_lora_rank") else {},
         block_size=_CPU_BLOCK_TOKENS,
         enable_chunked_prefill=False,
         max_num_batched_tokens=max(length, step_tokens),
