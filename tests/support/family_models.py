@@ -14,6 +14,7 @@ from transformers import (
     GemmaForCausalLM,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
+    GptOssForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
@@ -40,6 +41,15 @@ from ppojob_trainer.models.vision_language import (
 WINDOW = 4
 NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
+OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
 CORRECTED = {
     "moe_intermediate_size": 16,
     "n_routed_experts": 6,
@@ -71,6 +81,16 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         },
     ),
     "glm4_moe": (Glm4MoeForCausalLM, {**CORRECTED, "use_qk_norm": True, "attention_bias": True}),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": OSS_ROPE,
+        },
+    ),
     "mistral": (MistralForCausalLM, {"sliding_window": WINDOW}),
     "phi3": (Phi3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "smollm3": (SmolLM3ForCausalLM, {"no_rope_layers": [0, 1, 0], "pad_token_id": 0}),

@@ -104,6 +104,10 @@ def make_model(
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             bias.normal_(std=0.3)  # large enough to choose other experts
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("_proj_bias", ".sinks")):
+                weight.normal_(std=0.3)
     return model
 
 

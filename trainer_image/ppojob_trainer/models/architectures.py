@@ -220,6 +220,8 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.weight", shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
+    if family.has_sinks:
+        yield "self_attn.sinks", (sizes.heads,)
     if (mixture := family.mixture) and layer >= sizes.plain_layers:
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)

@@ -42,6 +42,12 @@ class Mixture:
         shared_gate: the name of the layer that says how much it counts, if it has one.
         dense_first: key of how many layers, the first ones, have a plain block of the width
             `intermediate_size`.
+        router: the name in a block of what chooses experts.
+        is_stacked: whether files have one matrix of all experts for gates and inner layers,
+            `gate_up_proj` (e, h, 2 i), and one for the way back, `down_proj` (e, i, h).
+        is_clamped: whether routers and experts add biases, and experts say
+            `(up + 1) * gate * sigmoid(1.702 gate)` of gates up to 7 and inner layers from -7 to 7,
+            which lie by turns in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
         has_correction: whether routers weigh by sigmoids, and choose by them and a bias that no
             gradient trains (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
     """
@@ -53,6 +59,9 @@ class Mixture:
     shared_inner: tuple[str, ...] = ()
     shared_gate: str = ""
     dense_first: str = ""
+    router: str = "gate"
+    is_stacked: bool = False
+    is_clamped: bool = False
     has_correction: bool = False
 
 
@@ -77,6 +86,7 @@ class Family:
         head_norm_key: key that says whether they are; without one they are.
         has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
             arXiv:2405.04434, section 2.1).
+        has_sinks: whether each head has a key whose score is learnt and whose value is 0.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
@@ -104,6 +114,7 @@ class Family:
     head_norm: Literal["none", "each head", "all heads"] = "none"
     head_norm_key: str = ""
     has_latents: bool = False
+    has_sinks: bool = False
     uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
@@ -238,6 +249,24 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm_key="use_qk_norm",
         mixture=_CORRECTED,
         classifiers=(),
+    ),
+    "gpt_oss": Family(
+        "gpt-oss",
+        defaults={"head_dim": 64, "num_key_value_heads": 8, "attention_bias": True},
+        only={
+            "hidden_act": ("silu",),
+            "attention_bias": (True,),
+            "swiglu_alpha": (1.702,),
+            "swiglu_limit": (7.0,),
+            "rms_norm_eps": (1e-5,),
+        },
+        has_windows=True,
+        ropes=("yarn",),
+        has_sinks=True,
+        uncut="experts are of one matrix",
+        mixture=Mixture(
+            inner="intermediate_size", router="router", is_stacked=True, is_clamped=True
+        ),
     ),
     "mistral": Family(
         "Mistral",

@@ -238,6 +238,8 @@ def check_config(
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         why, allowed = "a quantised checkpoint cannot be trained", "the weights it was made from"
+        if method == "mxfp4":  # which are nowhere to be had of gpt-oss
+            allowed = "the same in bfloat16: Mxfp4Config(dequantize=True), lmsys/gpt-oss-20b-bf16"
         where = f"{path}:quantization_config"
         yield Problem(where, shown(method), why, allowed, ModelReason.QUANTISED)
     if family is None and not trust_remote_code:

@@ -75,6 +75,7 @@ from ppojob_trainer.rollout.protocol import (
     check_request,
     not_a_number,
 )
+from ppojob_trainer.rollout.vllm_experts import SINKS, by_expert, set_sinks
 
 # Read by vLLM while it is imported. The engine core runs in this process. Its warnings speak of
 # what is chosen here on purpose (eager mode, seeds, the CPU without Triton).
@@ -162,6 +163,7 @@ class VllmEngine:
         config = language_config(model_folder, trust_remote_code=trust_remote_code)
         self._vocab_size = int(config.vocab_size)
         self._names = checkpoint_names(config)
+        self._mixture = FAMILIES[config.model_type].mixture
         self._pictures = PictureForm.read(model_folder)
         self._lora = lora
         self._tells_experts = tells_experts
@@ -353,14 +355,18 @@ class VllmEngine:
         names = self._adapter_names | (frozenset() if has_adapters_alone else self._names)
         given = self._checked(chain([first], tensors), names)
         adapters: dict[str, Tensor] = {}
+        sinks: dict[str, Tensor] = {}
         if has_adapters_alone:
             adapters.update(given)
         else:
             if self._on_cpu:
                 self._engine.apply_model(_forget_packed_experts)
-            weights = _weights_of(given, adapters)
+            weights = by_expert(_weights_of(given, adapters, sinks), self._mixture)
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self._engine.apply_model(_repack_tied_heads)
+            ranks = parallel_state.get_tp_group()
+            told = {"sinks": sinks, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
+            self._engine.apply_model(partial(set_sinks, **told))
             self._has_weights = True
         if self._lora is not None:
             self._engine.apply_model(partial(_set_adapters, lora=self._lora, tensors=adapters))
@@ -552,12 +558,14 @@ def _sampling(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
 
 
 def _weights_of(
-    tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor]
+    tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], sinks: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights among tensors; adapters are put aside on the way."""
+    """The weights among tensors; adapters and sinks are put aside on the way."""
     for name, tensor in tensors:
         if is_adapter(name):
             adapters[name] = tensor
+        elif name.endswith(SINKS):
+            sinks[name] = tensor
         else:
             yield name, tensor
 
