@@ -14,6 +14,7 @@ from transformers import (
     GemmaForCausalLM,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
@@ -60,6 +61,14 @@ CORRECTED = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.7,
 }
+LATENT = {
+    "num_key_value_heads": None,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
@@ -68,17 +77,10 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2_moe": (Qwen2MoeForCausalLM, {**MIXTURE, "shared_expert_intermediate_size": 24}),
     "mixtral": (MixtralForCausalLM, {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "olmoe": (OlmoeForCausalLM, {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0}),
-    "deepseek_v3": (
-        DeepseekV3ForCausalLM,
-        {
-            **CORRECTED,
-            "num_key_value_heads": None,
-            "q_lora_rank": 12,
-            "kv_lora_rank": 20,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": 6,
-        },
+    "deepseek_v3": (DeepseekV3ForCausalLM, {**CORRECTED, **LATENT}),
+    "glm4_moe_lite": (
+        Glm4MoeLiteForCausalLM,
+        {**CORRECTED, **LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
     ),
     "glm4_moe": (Glm4MoeForCausalLM, {**CORRECTED, "use_qk_norm": True, "attention_bias": True}),
     "gpt_oss": (

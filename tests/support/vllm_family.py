@@ -53,6 +53,7 @@ YARN = {
     "mscale_all_dim": 0.7,
 }
 OPTIONS = {
+    "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "gpt_oss": {"head_dim": 2 * HALF},
     "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
     "qwen2_vl": {"rope_parameters": SECTIONS},
