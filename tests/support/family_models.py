@@ -36,6 +36,7 @@ from transformers import (
 from ppojob_trainer.models.vision_language import (
     Qwen2VLForCausalLM,
     Qwen3VLForCausalLM,
+    Qwen3VLMoeForCausalLM,
     Qwen25VLForCausalLM,
 )
 
@@ -123,4 +124,8 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen3_vl": (Qwen3VLForCausalLM, {"rope_parameters": INTERLEAVED, "head_dim": 8}),
+    "qwen3_vl_moe": (
+        Qwen3VLMoeForCausalLM,
+        {**MIXTURE, "moe_intermediate_size": 24, "rope_parameters": INTERLEAVED, "head_dim": 8},
+    ),
 }

@@ -59,6 +59,10 @@ OPTIONS = {
     "qwen2_vl": {"rope_parameters": SECTIONS},
     "qwen2_5_vl": {"rope_parameters": SECTIONS},
     "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}, "head_dim": 2 * HALF},
+    "qwen3_vl_moe": {
+        "rope_parameters": {**SECTIONS, "mrope_interleaved": True},
+        "head_dim": 2 * HALF,
+    },
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
     "gemma": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},

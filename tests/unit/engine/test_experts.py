@@ -4,7 +4,7 @@ import pytest
 import torch
 from family_models import FAMILY_MODELS
 from padded_reference import gradients, padded_logprobs, relative_difference
-from tiny_models import MIXTURE, TWO_LAYERS, save_model
+from tiny_models import MIXTURE, TWO_LAYERS, save_model, turned
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3MoeForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
@@ -29,6 +29,8 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
 def apart(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
     """What transformers has stacked, by the names that it writes into files."""
     converted = revert_weight_conversion(model, dict(stacked))
+    if model.config.model_type == "qwen3_vl_moe":
+        converted = turned(converted)
     return {name: tensor.contiguous() for name, tensor in converted.items()}
 
 

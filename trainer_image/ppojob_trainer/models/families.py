@@ -125,6 +125,14 @@ class Family:
     classifiers: tuple[str, ...] = CLASSIFIERS
 
 
+_QWEN3_VL: Final = Family(
+    "Qwen3-VL",
+    defaults={"head_dim": 128, "num_key_value_heads": 32},
+    ropes=(None, "default", "mrope"),
+    head_norm="each head",
+    sees_pictures=True,
+    classifiers=(),
+)
 _OLMO2: Final = Family(
     "OLMo 2",
     norms=(),
@@ -359,13 +367,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
-    "qwen3_vl": replace(
-        _QWEN2_VL,
-        models="Qwen3-VL",
-        defaults={"head_dim": 128, "num_key_value_heads": 32},
-        biases=_ATTENTION,
-        always_biased=(),
-        head_norm="each head",
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": replace(
+        _QWEN3_VL,
+        models="Qwen3-VL mixtures of experts",
+        defaults={"num_key_value_heads": 16},
+        only=_EXPERTS_EVERYWHERE,
+        uncut="experts are of one matrix",
+        mixture=Mixture(is_stacked=True),
     ),
 }
 """By `model_type` of config.json."""
