@@ -22,6 +22,7 @@ from ppojob_trainer.models.tensor_plans import (
     COLUMNS,
     IN_EACH_HEAD,
     ROWS,
+    STACKS,
     plan_of,
     styles_of,
 )
@@ -72,6 +73,9 @@ def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
     styles = styles_of(model)
     first, block = (f"model.layers.{layer}.{mixture.block}" for layer in range(2))
     assert styles.keys() == owners | {first, block}
+    if mixture.is_stacked:
+        assert styles[f"{block}.experts"] == STACKS
+        return
     gate = mixture.matrices[0]
     assert all(styles[f"{block}.experts.{n}.{gate}"] == ROWS for n in range(6))
 

@@ -287,7 +287,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         ropes=("yarn",),
         has_sinks=True,
-        uncut="experts are of one matrix",
         mixture=Mixture(
             inner="intermediate_size", router="router", is_stacked=True, is_clamped=True
         ),
@@ -373,7 +372,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Qwen3-VL mixtures of experts",
         defaults={"num_key_value_heads": 16},
         only=_EXPERTS_EVERYWHERE,
-        uncut="experts are of one matrix",
+        uncut="gate and up of experts are of one matrix",
         mixture=Mixture(is_stacked=True),
     ),
 }
