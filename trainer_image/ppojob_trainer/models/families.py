@@ -74,6 +74,7 @@ class Family:
         defaults: what transformers takes for keys that config.json does not have.
         only: the values of keys that are computed here; of an absent key the first is meant.
         has_windows: whether layers may see a window of the row alone, in transformers and in vLLM.
+        has_turns: whether every second layer has one, from the first on, as vLLM takes for granted.
         ropes: the types of rotary positions that are.
         has_ropes_by_layer: whether each kind of layer has rotary positions of its own.
         biases: linear layers of a block that have biases where config.json says true to a key.
@@ -103,6 +104,7 @@ class Family:
     defaults: Mapping[str, Json] = field(default_factory=dict)
     only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     has_windows: bool = False
+    has_turns: bool = False
     ropes: tuple[str | None, ...] = _FIXED_ROPES
     has_ropes_by_layer: bool = False
     biases: _Biases = field(default_factory=lambda: _ATTENTION)
@@ -285,6 +287,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "rms_norm_eps": (1e-5,),
         },
         has_windows=True,
+        has_turns=True,
         ropes=("yarn",),
         has_sinks=True,
         mixture=Mixture(
