@@ -83,8 +83,16 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros(make_rows, tmp_path):
         assert is_zero == (number not in chosen)
 
 
-def test_autocast_stays_close(make_rows, tmp_path):
-    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3_moe", {}),
+        ("gpt_oss", {"num_experts_per_tok": 6}),
+    ],  # so rounding sends none elsewhere
+)
+def test_autocast_stays_close(make_rows, tmp_path, family, changes):
+    kind, own = FAMILY_MODELS[family]
+    save_model(tmp_path, kind, **{**TWO_LAYERS, "vocab_size": VOCAB, **own, **changes})
     model, rows, found = load_model(tmp_path), make_rows(), []
     use_packed_attention(model)
     for is_cast in (False, True):
