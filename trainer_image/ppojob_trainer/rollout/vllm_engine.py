@@ -380,9 +380,10 @@ class VllmEngine:
             if name not in names and name != "lm_head.weight":
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
-            # vLLM multiplies adapters in place with how much they count.
+            # vLLM multiplies adapters in place with how much they count; sinks go in last.
             kind = torch.float32 if is_sent_float32(name) else self._dtype
-            yield name, tensor.detach().to(kind, copy=is_adapter(name))
+            is_kept = is_adapter(name) or name.endswith(SINKS)
+            yield name, tensor.detach().to(kind, copy=is_kept)
         if missing:
             raise RolloutError(
                 f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
@@ -512,11 +513,13 @@ def engine_args(
             gpu_memory_utilization=rollout.gpu_memory_share or _GPU_MEMORY_SHARE[shares_device],
             enforce_eager=rollout.enforce_eager,
         )
+    if hasattr(config, "kv_lora_rank"):
+        given = common.get("compilation_config", {})
+        common["compilation_config"] = {"custom_ops": _OPERATIONS, **given}
     return vllm.EngineArgs(
         **common,
         # Compiling takes longer than a small model's whole run.
         enforce_eager=True,
-        compilation_config={"custom_ops": _OPERATIONS} if hasattr(config, "kv_lora_rank") else {},
         block_size=_CPU_BLOCK_TOKENS,
         enable_chunked_prefill=False,
         max_num_batched_tokens=max(length, step_tokens),
