@@ -37,6 +37,7 @@ def dense(
     scale: float,
     window: int | None = None,
     cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """(1, H, T, D) and twice (1, K, T, D) to (1, T, H, D)."""
     heads, total = query.shape[1], query.shape[2]
@@ -53,5 +54,9 @@ def dense(
     scores = scale * query @ key.mT
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
-    out = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:  # a key more, whose value is 0
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
+        value = torch.cat([value, torch.zeros_like(value[:, :, :1])], 2)
+    out = scores.softmax(-1) @ value
     return out.transpose(1, 2)

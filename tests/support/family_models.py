@@ -14,6 +14,8 @@ from transformers import (
     GemmaForCausalLM,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteForCausalLM,
+    GptOssForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
@@ -34,12 +36,22 @@ from transformers import (
 from ppojob_trainer.models.vision_language import (
     Qwen2VLForCausalLM,
     Qwen3VLForCausalLM,
+    Qwen3VLMoeForCausalLM,
     Qwen25VLForCausalLM,
 )
 
 WINDOW = 4
 NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
+OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
 CORRECTED = {
     "moe_intermediate_size": 16,
     "n_routed_experts": 6,
@@ -50,6 +62,14 @@ CORRECTED = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.7,
 }
+LATENT = {
+    "num_key_value_heads": None,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
@@ -58,19 +78,22 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2_moe": (Qwen2MoeForCausalLM, {**MIXTURE, "shared_expert_intermediate_size": 24}),
     "mixtral": (MixtralForCausalLM, {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "olmoe": (OlmoeForCausalLM, {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0}),
-    "deepseek_v3": (
-        DeepseekV3ForCausalLM,
-        {
-            **CORRECTED,
-            "num_key_value_heads": None,
-            "q_lora_rank": 12,
-            "kv_lora_rank": 20,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": 6,
-        },
+    "deepseek_v3": (DeepseekV3ForCausalLM, {**CORRECTED, **LATENT}),
+    "glm4_moe_lite": (
+        Glm4MoeLiteForCausalLM,
+        {**CORRECTED, **LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
     ),
     "glm4_moe": (Glm4MoeForCausalLM, {**CORRECTED, "use_qk_norm": True, "attention_bias": True}),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": OSS_ROPE,
+        },
+    ),
     "mistral": (MistralForCausalLM, {"sliding_window": WINDOW}),
     "phi3": (Phi3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "smollm3": (SmolLM3ForCausalLM, {"no_rope_layers": [0, 1, 0], "pad_token_id": 0}),
@@ -101,4 +124,8 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen3_vl": (Qwen3VLForCausalLM, {"rope_parameters": INTERLEAVED, "head_dim": 8}),
+    "qwen3_vl_moe": (
+        Qwen3VLMoeForCausalLM,
+        {**MIXTURE, "moe_intermediate_size": 24, "rope_parameters": INTERLEAVED, "head_dim": 8},
+    ),
 }

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
+from torch import Tensor
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -26,6 +28,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 SIZES = {
@@ -104,6 +107,10 @@ def make_model(
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             bias.normal_(std=0.3)  # large enough to choose other experts
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("_proj_bias", ".sinks")):
+                weight.normal_(std=0.3)
     return model
 
 
@@ -116,16 +123,29 @@ def save_model(
 
 
 def write_model(folder: Path, model: PreTrainedModel) -> None:
-    """Save a model; transformers reads the sizes of Qwen3-VL in a section of config.json alone."""
+    """Save a model as the hub has such.
+
+    transformers reads the sizes of Qwen3-VL in a section of config.json alone, and writes stacks of
+    its experts with other axes than it was published with.
+    """
     model.save_pretrained(folder)
+    if "qwen3_vl_moe" in model.config.model_type:
+        weights = load_file(folder / "model.safetensors")
+        save_file(turned(weights), folder / "model.safetensors", {"format": "pt"})
     path = folder / "config.json"
     text = json.loads(path.read_text())
-    if text["model_type"] == "qwen3_vl" and "text_config" not in text:
-        whole = {name: text[name] for name in ("model_type", "architectures")}
+    if (name := text["model_type"]) in ("qwen3_vl", "qwen3_vl_moe") and "text_config" not in text:
+        whole = {key: text[key] for key in ("model_type", "architectures")}
         whole["tie_word_embeddings"] = model.config.tie_word_embeddings
-        path.write_text(
-            json.dumps(whole | {"text_config": {**text, "model_type": "qwen3_vl_text"}})
-        )
+        path.write_text(json.dumps(whole | {"text_config": {**text, "model_type": f"{name}_text"}}))
+
+
+def turned(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with the other axes of stacked experts."""
+    return {
+        name: tensor.mT.contiguous() if ".experts." in name else tensor
+        for name, tensor in weights.items()
+    }
 
 
 def save_seeing_model(
@@ -136,11 +156,13 @@ def save_seeing_model(
     """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
     sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
     sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
+    if model_class is Qwen3VLMoeForConditionalGeneration:
+        sizes |= {**MIXTURE, "moe_intermediate_size": 24}
     sizes |= changes
     tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         tower |= {"embed_dim": 16, "hidden_size": sizes["hidden_size"], "mlp_ratio": 2}
-    elif model_class is Qwen3VLForConditionalGeneration:
+    elif model_class in (Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration):
         sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
         tower |= {"hidden_size": 16, "intermediate_size": 24, "num_position_embeddings": 16}
         tower |= {"out_hidden_size": sizes["hidden_size"], "deepstack_visual_indexes": [0, 1]}
@@ -156,7 +178,7 @@ def save_seeing_model(
     )
     torch.manual_seed(0)
     model = model_class(config)
-    model.save_pretrained(folder)
+    write_model(folder, model)
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
     processor |= {"min_pixels": 4 * PATCH**2, "max_pixels": 64 * PATCH**2}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))

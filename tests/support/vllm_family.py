@@ -45,10 +45,25 @@ ROPE = {
     "long_factor": [2.0 + i for i in range(HALF)],
 }
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 OPTIONS = {
+    "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "gpt_oss": {"head_dim": 2 * HALF},
+    "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
     "qwen2_vl": {"rope_parameters": SECTIONS},
     "qwen2_5_vl": {"rope_parameters": SECTIONS},
     "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}, "head_dim": 2 * HALF},
+    "qwen3_vl_moe": {
+        "rope_parameters": {**SECTIONS, "mrope_interleaved": True},
+        "head_dim": 2 * HALF,
+    },
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
     "gemma": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},

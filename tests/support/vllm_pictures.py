@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from padded_reference import whole_logprobs
-from tiny_models import NAMES, PICTURE, WIDE_HEADS, picture, save_seeing_model
+from tiny_models import NAMES, PICTURE, WIDE_HEADS, picture, save_seeing_model, turned
 from transformers import (
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
@@ -32,6 +33,7 @@ FAMILIES = {
     "2": Qwen2VLForConditionalGeneration,
     "2.5": Qwen2_5_VLForConditionalGeneration,
     "3": Qwen3VLForConditionalGeneration,
+    "3 mixture": Qwen3VLMoeForConditionalGeneration,
 }
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -84,6 +86,8 @@ def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
     weights = {f"model.{name}": weight for name, weight in named}
     if not whole.config.tie_word_embeddings:
         weights["lm_head.weight"] = whole.lm_head.weight
+    if isinstance(whole, FAMILIES["3 mixture"]):
+        weights = turned(weights)
     engine.load_weights(version, weights.items())
 
 

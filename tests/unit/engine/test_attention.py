@@ -54,6 +54,18 @@ def test_equals_dense_attention_with_gradients(spans, tile_scores, window, cap):
     torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(
+    ("tile_scores", "spans"), [*product([100, 700, 2**21], [SPANS, LONG]), (1, SHORT)]
+)
+def test_sinks_take_a_part_of_each_query(spans, tile_scores, window):
+    sinks = torch.tensor([-40.0, -1.0, 0.0, 0.5, 3.0, 60.0], dtype=torch.float64)
+    tensors = [*inputs(spans), sinks.requires_grad_()]
+    ours = packed(spans, *tensors[:3], tile_scores=tile_scores, sliding_window=window, s_aux=sinks)
+    theirs = dense(spans, *tensors[:3], scale=SCALE, window=window, sinks=sinks)
+    torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
+
+
 def test_a_window_of_a_long_row_costs_its_own_length():
     """Blocks out of it are passed by."""
     counts = []

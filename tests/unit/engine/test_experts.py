@@ -4,7 +4,7 @@ import pytest
 import torch
 from family_models import FAMILY_MODELS
 from padded_reference import gradients, padded_logprobs, relative_difference
-from tiny_models import MIXTURE, TWO_LAYERS, save_model
+from tiny_models import MIXTURE, TWO_LAYERS, save_model, turned
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3MoeForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
@@ -29,6 +29,8 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
 def apart(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
     """What transformers has stacked, by the names that it writes into files."""
     converted = revert_weight_conversion(model, dict(stacked))
+    if model.config.model_type == "qwen3_vl_moe":
+        converted = turned(converted)
     return {name: tensor.contiguous() for name, tensor in converted.items()}
 
 
@@ -81,8 +83,16 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros(make_rows, tmp_path):
         assert is_zero == (number not in chosen)
 
 
-def test_autocast_stays_close(make_rows, tmp_path):
-    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3_moe", {}),
+        ("gpt_oss", {"num_experts_per_tok": 6}),
+    ],  # so rounding sends none elsewhere
+)
+def test_autocast_stays_close(make_rows, tmp_path, family, changes):
+    kind, own = FAMILY_MODELS[family]
+    save_model(tmp_path, kind, **{**TWO_LAYERS, "vocab_size": VOCAB, **own, **changes})
     model, rows, found = load_model(tmp_path), make_rows(), []
     use_packed_attention(model)
     for is_cast in (False, True):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from family_models import FAMILY_MODELS
 from golden_lines import read_lines
 from refused_jobs import edit
 from safetensors.numpy import load_file, save_file
@@ -44,6 +45,13 @@ def mixture(**changes: object) -> Spoil:
         edit(folder / "config.json", changes)
 
     return spoil
+
+
+def no_turns(folder: Path) -> None:
+    """gpt-oss, both of whose layers have a window."""
+    kind, options = FAMILY_MODELS["gpt_oss"]
+    save_policy(folder, 0.0, model_class=kind, **options)
+    edit(folder / "config.json", {"layer_types": ["sliding_attention", "sliding_attention"]})
 
 
 def write(name: str, content: bytes) -> Spoil:
@@ -148,6 +156,8 @@ CASES: dict[str, Spoil] = {
     "remote code": config(
         model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}
     ),
+    "windows by no turns": no_turns,
+    "quantised, gpt-oss": config(quantization_config={"quant_method": "mxfp4"}),
     "quantised": config(quantization_config={"quant_method": "awq", "bits": 4}),
     "integers for weights": tensors(**{NORM: np.ones(64, np.int8)}),
     "pointer file": write(WEIGHTS, POINTER),

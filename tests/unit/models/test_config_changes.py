@@ -138,7 +138,7 @@ def test_a_family_takes_what_is_changed_or_refuses_it_by_name(family: str, tmp_p
     model = spec(tmp_path / "model", ropeScaling=YARN, attentionDropout=0.25)
     overrides = config_changes(model.path, model)
     report = check_model_folder(Path(model.path), trust_remote_code=False, overrides=overrides)
-    seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
     is_refused = family in ("mixtral", "phi3", "olmo3", "gemma3_text", *seeing)
     refused = {"spec.model.ropeScaling.type"} if is_refused else set()
     assert {problem.where for problem in report.errors} == refused

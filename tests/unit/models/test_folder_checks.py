@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
-from tiny_models import make_model
+from tiny_models import make_model, write_model
 from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -81,7 +81,7 @@ def test_classifiers_are_those_that_transformers_has(family: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_what_transformers_saves_is_what_is_expected(name, is_tied, tmp_path):
     model = MODELS[name](tie_word_embeddings=is_tied)
-    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    write_model(tmp_path, model.to(torch.bfloat16))
     report = check_model_folder(tmp_path, trust_remote_code=False)
     assert (report.errors, report.warnings) == ([], [])
     biases = [b for name, b in model.named_buffers() if name.endswith("correction_bias")]

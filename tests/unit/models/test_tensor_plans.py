@@ -22,6 +22,7 @@ from ppojob_trainer.models.tensor_plans import (
     COLUMNS,
     IN_EACH_HEAD,
     ROWS,
+    STACKS,
     plan_of,
     styles_of,
 )
@@ -72,6 +73,9 @@ def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
     styles = styles_of(model)
     first, block = (f"model.layers.{layer}.{mixture.block}" for layer in range(2))
     assert styles.keys() == owners | {first, block}
+    if mixture.is_stacked:
+        assert styles[f"{block}.experts"] == STACKS
+        return
     gate = mixture.matrices[0]
     assert all(styles[f"{block}.experts.{n}.{gate}"] == ROWS for n in range(6))
 
@@ -124,6 +128,16 @@ def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, change
 def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refused: bool) -> None:
     configs = {"model": {"model_type": family, **SIZES}}
     found = problems(tmp_path, configs, rollout={"engine": engine})
+    assert [(one.where, one.reason_code) for one in found] == (
+        [("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else []
+    )
+
+
+@pytest.mark.parametrize(("latent", "refused"), [(512, False), (448, True)])
+def test_an_engine_has_kernels_for_latents(tmp_path: Path, latent: int, refused: bool) -> None:
+    widths = {"kv_lora_rank": latent, "n_routed_experts": 6, "n_shared_experts": 1}
+    config = {**SIZES, **EXPERTS, **widths, "model_type": "deepseek_v3"}
+    found = problems(tmp_path, {"model": config}, rollout={"engine": "vllm"})
     assert [(one.where, one.reason_code) for one in found] == (
         [("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else []
     )

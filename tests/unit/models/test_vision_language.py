@@ -14,6 +14,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from ppojob_api.v1alpha1.training import LoraSpec
@@ -30,6 +31,7 @@ FAMILIES = [
     Qwen2VLForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
 ]
 
 
@@ -40,7 +42,7 @@ def make_older(folder: Path) -> None:
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     text |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    if config["model_type"] == "qwen3_vl":
+    if config["model_type"].startswith("qwen3_vl"):
         rope["mrope_interleaved"] = True
         path.write_text(json.dumps({**config, "text_config": text}))
         return
@@ -71,7 +73,10 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
     assert named.keys() == stored
     ids = torch.randint(3, 50, (2, 12))
     with torch.no_grad():
-        assert torch.equal(model(input_ids=ids).logits, whole(input_ids=ids).logits)
+        said, expected = (one(input_ids=ids).logits for one in (model, whole))
+    # Products of experts have an order of their own.
+    limit = 1e-5 if model_class is Qwen3VLMoeForConditionalGeneration else 0.0
+    torch.testing.assert_close(said, expected, rtol=0, atol=limit)
     streamed = dict(stored_weights(tmp_path, torch.float32, torch.device("cpu")))
     assert list(streamed) == list(named)
 

@@ -2,11 +2,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from safetensors.torch import load_file, save_file
 from tiny_models import save_model
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.mixtures import CORRECTION
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.models.weight_stream import stored_weights
 
@@ -31,6 +33,17 @@ def test_tensors_that_the_model_does_not_have_stay_in_the_file(tmp_path: Path) -
     names = [name for name, _ in stored_weights(tmp_path, torch.float32, CPU)]
     changed(tmp_path, **{"lm_head.weight": torch.ones(3)})
     assert [name for name, _ in stored_weights(tmp_path, torch.float32, CPU)] == names
+
+
+def test_what_routers_compute_with_is_not_rounded(tmp_path: Path) -> None:
+    kind, options = FAMILY_MODELS["glm4_moe"]
+    model = save_model(tmp_path, kind, num_hidden_layers=2, **options)
+    streamed = dict(stored_weights(tmp_path, torch.bfloat16, CPU))
+    exact = {name for name, tensor in streamed.items() if tensor.dtype == torch.float32}
+    assert all(".mlp.gate." in name for name in exact)
+    assert {name.rpartition(".")[2] for name in exact} == {"weight", CORRECTION}
+    router = model.model.layers[1].mlp.gate.weight
+    assert torch.equal(streamed["model.layers.1.mlp.gate.weight"], router)
 
 
 @pytest.mark.parametrize(

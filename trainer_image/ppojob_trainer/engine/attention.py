@@ -6,7 +6,8 @@ again in the backward pass instead of being kept. What is held beside queries, k
 with the tokens of the rows; a short row counts with its prompt, shared or not, since a tile has a
 copy of its keys, and up to twice for padding. On a CPU tiles take less than half the time of the
 fused kernel of `scaled_dot_product_attention` in bfloat16 at the lengths of the demo. On a GPU
-`varlen_rows` does all of that, but for float32, dropout and capped scores, which its kernel lacks.
+`varlen_rows` does all of that, but for float32, dropout, capped scores and sinks, which its kernel
+lacks.
 
 Legend: T packed tokens, t of them in a rank's run, H query heads, K key heads, G = H / K, D head
 size; a tile has R rows of Q queries and S keys.
@@ -223,11 +224,12 @@ class _PackedAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        sinks: Tensor | None,
         plan: AttentionPlan,
         scoring: Scoring,
         share: float,
     ) -> Tensor:
-        """(T, H, D), (T, K, D), (T, K, D) to (T, H, D)."""
+        """(T, H, D), (T, K, D), (T, K, D), maybe (H,) to (T, H, D)."""
         ctx.plan, ctx.scoring = plan, scoring
         # Ranks that share heads draw the same seed, and drop other weights.
         ctx.dropout = share, draw_seed() + plan.stream if share > 0.0 else 0, query.device
@@ -237,41 +239,45 @@ class _PackedAttention(torch.autograd.Function):
         for tile in plan.tiles:
             rows, keys, values = _gather(tile, query_rows, key_rows, value_rows)
             scores = _scores(tile, rows, keys, scoring)
-            (weights,) = dropout(torch.softmax(scores, dim=-1))
+            (weights,) = dropout(_weights(tile, scores, sinks)[0])
             outputs.append(torch.bmm(weights, values).view(-1, query.shape[-1]))
         output = _in_order(outputs, plan, query)
-        read = QueryKeyValue(query, key, value)
+        read = QueryKeyValue(query, key, value, sinks)
         log_sums = attend_long_rows(plan.long_rows, read, output, scoring=scoring, dropout=dropout)
-        ctx.save_for_backward(query, key, value, output, log_sums)
+        ctx.save_for_backward(query, key, value, sinks, output, log_sums)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of query, key and value; probabilities are computed again, tile by tile."""
-        query, key, value, output, log_sums = ctx.saved_tensors
+        """Gradients of what was read; probabilities are computed again, tile by tile."""
+        query, key, value, sinks, output, log_sums = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
         scoring: Scoring = ctx.scoring
         dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
         grad_rows = _padded_rows(grads[0])
         query_grads, key_grads, value_grads = [], [], []
+        sink_grads = None if sinks is None else torch.zeros_like(sinks)
         size = query.shape[-1]
         for tile in plan.tiles:
             rows, keys, values = _gather(tile, query_rows, key_rows, value_rows)
             grad = grad_rows.index_select(0, tile.queries).view(rows.shape)
             scores = _scores(tile, rows, keys, scoring)
             slope = scoring.slope(scores)
-            weights = torch.softmax(scores, dim=-1)
+            weights, left = _weights(tile, scores, sinks)
             dropped, grad_weights = dropout(weights, torch.bmm(grad, values.mT))
             value_grads.append(torch.bmm(dropped.mT, grad).view(-1, size))
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            if left is not None and sink_grads is not None:
+                said = (weights * grad_weights).sum(-1, keepdim=True).to(left.dtype)
+                sink_grads.sub_(_by_head(tile, left * said).sum((0, 3)).flatten())
             if slope is not None:
                 grad_scores.mul_(slope)
             query_grads.append(scaled_bmm(grad_scores, keys, scoring.scale).view(-1, size))
             key_grads.append(scaled_bmm(grad_scores.mT, rows, scoring.scale).view(-1, size))
         total = differentiate_long_rows(
             plan.long_rows,
-            QueryKeyValue(query, key, value),
+            QueryKeyValue(query, key, value, sinks),
             output,
             log_sums,
             grads[0],
@@ -279,11 +285,12 @@ class _PackedAttention(torch.autograd.Function):
                 _in_order(query_grads, plan, query),
                 _sum_copies(key_grads, plan, key),
                 _sum_copies(value_grads, plan, value),
+                sink_grads,
             ),
             scoring=scoring,
             dropout=dropout,
         )
-        return total.query, total.key, total.value, None, None, None
+        return total.query, total.key, total.value, total.sinks, None, None, None
 
 
 def _padded_rows(x: Tensor) -> Tensor:
@@ -308,6 +315,22 @@ def _scores(tile: Tile, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
     scores = scoring.capped(scaled_bmm(query, key.mT, scoring.scale))
     scores.view(rows, key_heads * per_key, queries, keys).masked_fill_(tile.hidden, -torch.inf)
     return scores
+
+
+def _weights(tile: Tile, scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Of scores (R * K, G * Q, S) what each key weighs, and (R * K, G * Q, 1) what sinks do."""
+    weights = torch.softmax(scores, dim=-1)
+    if sinks is None:
+        return weights, None
+    log_sums = scores.to(sinks.dtype).logsumexp(-1, keepdim=True)
+    behind = _by_head(tile, log_sums) - sinks.view(1, *tile.shape[1:3], 1)
+    seen = behind.sigmoid().view_as(log_sums)
+    return weights.mul_(seen), (-behind).sigmoid().view_as(log_sums)
+
+
+def _by_head(tile: Tile, of_queries: Tensor) -> Tensor:
+    """(R * K, G * Q, 1) as (R, K, G, Q)."""
+    return of_queries.view(tile.shape[:4])
 
 
 def _in_order(parts: list[Tensor], plan: AttentionPlan, like: Tensor) -> Tensor:
@@ -335,14 +358,15 @@ def attend_packed(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Attention function in the form transformers calls it; there is no mask.
 
     Queries are (1, H, t, D), keys (1, K, t, D) and values (1, K, t, V <= D), positions applied, of
-    this rank's run of the tokens; plans are for all tokens and this rank's share of the heads. The
-    first two keywords are given to the model's forward, which hands them down. Returns
-    (1, t, H, V), and no weights.
+    this rank's run of the tokens, and `s_aux`, the sinks, (H,); plans are for all tokens and this
+    rank's share of the heads. The first two keywords are given to the model's forward, which hands
+    them down. Returns (1, t, H, V), and no weights.
     """
     width = value.shape[-1]
     if width < query.shape[-1]:  # of latent attention; what is added says 0
@@ -351,13 +375,17 @@ def attend_packed(
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         queries, keys, values = sequence_ranks.to_heads(*packed)
-        if has_kernel(queries) and dropout == 0.0 and softcap is None:
+        if has_kernel(queries) and dropout == 0.0 and softcap is None and s_aux is None:
             rows = attention_plans.rows
             output = attend_rows(queries, keys, values, rows, scale=scaling, window=sliding_window)
         else:
-            scoring = Scoring(scaling, softcap)
+            plan, scoring = attention_plans.of(sliding_window), Scoring(scaling, softcap)
+            sinks = s_aux
+            if sinks is not None:
+                exact = torch.promote_types(sinks.dtype, torch.float32)
+                sinks = sequence_ranks.own_heads(sinks).to(exact)
             output = _PackedAttention.apply(  # type: ignore[no-untyped-call]
-                queries, keys, values, attention_plans.of(sliding_window), scoring, dropout
+                queries, keys, values, sinks, plan, scoring, dropout
             )
         return sequence_ranks.to_tokens(output)[..., :width].unsqueeze(0), None
 

@@ -84,11 +84,16 @@ class LongRows:
 
 @dataclass(frozen=True, slots=True)
 class QueryKeyValue:
-    """What attention reads, or the gradients of it."""
+    """What attention reads, or the gradients of it.
+
+    A sink is a key of its head that all queries see: its score is a learnt number, and its value 0
+    (gpt-oss: arXiv:2508.10925, section 2.2).
+    """
 
     query: Tensor  # (T, H, D)
     key: Tensor  # (T, K, D)
     value: Tensor  # (T, K, D)
+    sinks: Tensor | None = None  # (H,)
 
     def by_key_head(self) -> tuple[Tensor, Tensor, Tensor]:
         """(K, G, T, D), (K, T, D), (K, T, D), the same memory."""
@@ -116,8 +121,13 @@ def attend_long_rows(
     log_sums = query.new_zeros(query.shape[:-1], dtype=_sum_type(query.dtype))
     for queries, blocks in _blocks(rows):
         left = query[:, :, queries].flatten(1, 2)
-        top = log_sums.new_full((*left.shape[:2], 1), -torch.inf)
-        total, mixed = torch.zeros_like(top), torch.zeros_like(left, dtype=top.dtype)
+        if read.sinks is None:
+            top = log_sums.new_full((*left.shape[:2], 1), -torch.inf)
+            total = torch.zeros_like(top)
+        else:  # the first key
+            top = _sink_scores(read.sinks, left, len(key)).to(log_sums.dtype).mul_(LOG2_E)
+            total = torch.ones_like(top)
+        mixed = torch.zeros_like(left, dtype=top.dtype)
         for keys, hide in blocks:
             scores = _scores(left, key[:, keys], hide, scoring)
             before, top = top, torch.maximum(top, scores.amax(-1, keepdim=True))
@@ -150,7 +160,8 @@ def differentiate_long_rows(
     if not rows.spans:
         return grads
     query, key, value = read.by_key_head()
-    sums = QueryKeyValue(grads.query, *(x.to(_sum_type(x.dtype)) for x in (grads.key, grads.value)))
+    of_keys, of_values = (x.to(_sum_type(x.dtype)) for x in (grads.key, grads.value))
+    sums = QueryKeyValue(grads.query, of_keys, of_values, grads.sinks)
     query_grad, key_grad, value_grad = sums.by_key_head()
     output, grad = _by_key_head(output, len(key)), _by_key_head(grad, len(key))
     for queries, blocks in _blocks(rows):
@@ -158,6 +169,10 @@ def differentiate_long_rows(
         log_sum = log_sums[:, :, queries].flatten(1)[:, :, None]
         # What the softmax takes off all gradients of a query's weights: sum of weight * gradient.
         common = (right.to(log_sum.dtype) * mixed).sum(-1, keepdim=True)
+        if read.sinks is not None and sums.sinks is not None:
+            scores = _sink_scores(read.sinks, left, len(key)).to(log_sum.dtype).mul_(LOG2_E)
+            weights = scores.sub_(log_sum).exp2_()
+            sums.sinks.sub_(weights.mul_(common).view(len(sums.sinks), -1).sum(-1))
         left_grad = torch.zeros_like(left, dtype=log_sum.dtype)
         for keys, hide in blocks:
             scores = _scores(left, key[:, keys], hide, scoring)
@@ -173,12 +188,19 @@ def differentiate_long_rows(
             left_grad += scaled_bmm(grad_scores, key[:, keys], scoring.scale)
             key_grad[:, keys] += scaled_bmm(grad_scores.mT, left, scoring.scale)
         query_grad[:, :, queries] = left_grad.view_as(query_grad[:, :, queries])
-    return QueryKeyValue(*(x.to(query.dtype) for x in (sums.query, sums.key, sums.value)))
+    found = [x.to(query.dtype) for x in (sums.query, sums.key, sums.value)]
+    return QueryKeyValue(found[0], found[1], found[2], sums.sinks)
 
 
 def scaled_bmm(left: Tensor, right: Tensor, scale: float) -> Tensor:
     """Batched matrix product times a number, in one pass."""
     return torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0.0, alpha=scale)
+
+
+def _sink_scores(sinks: Tensor, queries: Tensor, key_heads: int) -> Tensor:
+    """(H,) as scores of queries (K, G * Q, D): (K, G * Q, 1), memory of its own."""
+    count = queries.shape[1] * key_heads // len(sinks)
+    return sinks.repeat_interleave(count).view(key_heads, -1, 1)
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:

@@ -52,9 +52,16 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def matrices_of(model: nn.Module) -> set[nn.Parameter]:
-    """The trained matrices of the layers: neither embedding nor head, no norm and no bias."""
+    """The trained matrices of the layers: neither embedding nor head, no norm and no bias.
+
+    Nor experts that are of one tensor, whose matrices would be made orthogonal one by one.
+    """
     base: Any = getattr(model, "base_model", model)
-    return {one for one in base.layers.parameters() if one.ndim == 2 and one.requires_grad}
+    return {
+        one
+        for name, one in base.layers.named_parameters()
+        if one.ndim == 2 and one.requires_grad and not name.endswith("_bias")
+    }
 
 
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:

@@ -28,6 +28,9 @@ from ppojob_trainer.models.problems import ModelReason
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 
+VLLM_LATENT: Final = 576
+"""What a token's latents are for vLLM's kernels: DeepSeek-V3's 512 and 64."""
+
 _MAX_SIZE: Final = 2**31 - 1
 _LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _REQUIRED: Final = {
@@ -58,6 +61,11 @@ class Latents:
     plain: int
     rotary: int
     value: int
+
+    @property
+    def cached(self) -> int:
+        """Numbers that engines keep of a token."""
+        return self.key + self.rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +220,8 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.weight", shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
+    if family.has_sinks:
+        yield "self_attn.sinks", (sizes.heads,)
     if (mixture := family.mixture) and layer >= sizes.plain_layers:
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
@@ -326,14 +336,20 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
     if sizes is None or spec.algorithm.given:
         return
     if spec.rollout.engine == "vllm" and not FAMILIES[sizes.model_type].is_in_vllm:
-        why = "of its own, and would change transformers' for the trainer too"
-        if sizes.latents:
-            why = "whose log-probabilities were the trainer's when they were compared"
         yield Problem(
             "spec.rollout.engine",
             shown(spec.rollout.engine),
-            f"vLLM has no model of {sizes.model_type} {why}",
+            f"vLLM has no model of {sizes.model_type} of its own, and would change transformers' "
+            "for the trainer too",
             "huggingface",
+            ReasonCode.CONFLICT,
+        )
+    if spec.rollout.engine == "vllm" and sizes.latents and sizes.latents.cached != VLLM_LATENT:
+        yield Problem(
+            "spec.rollout.engine",
+            shown(spec.rollout.engine),
+            f"vLLM has no kernel for latents of {sizes.latents.cached} numbers a token",
+            f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
             ReasonCode.CONFLICT,
         )
     if spec.rollout.engine == "vllm" and sizes.experts and spec.adapters_of_engines is not None:

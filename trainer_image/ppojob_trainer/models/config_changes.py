@@ -16,7 +16,10 @@ from ppojob_trainer.models.families import FAMILIES
 _NEW, _OLD = "rope_parameters", "rope_scaling"
 _LENGTH: Final = "max_position_embeddings"
 _ORIGINAL: Final = "original_max_position_embeddings"
-_KEPT: Final[tuple[str, ...]] = ("rope_theta", "partial_rotary_factor")
+_KEPT: Final[tuple[str, ...]] = (
+    *("rope_theta", "partial_rotary_factor"),
+    *("beta_fast", "beta_slow", "truncate"),  # of yarn
+)
 """What transformers 5 keeps among the parameters of the positions, and no job changes."""
 
 _Config = TypeVar("_Config")
@@ -78,11 +81,12 @@ def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) ->
     changed = {**config, **changes}
     rope = changes.get(_NEW)
     if isinstance(rope, dict):
-        if isinstance(before := config.get(_NEW), dict):
-            changed[_NEW] = {name: before[name] for name in _KEPT if name in before} | rope
-            changed.pop(_OLD, None)
-        else:
-            changed[_OLD] = changed.pop(_NEW)
+        form = _NEW if isinstance(config.get(_NEW), dict) else _OLD
+        before = config.get(form)
+        kept = before if isinstance(before, dict) else {}
+        for key in (_NEW, _OLD):
+            changed.pop(key, None)
+        changed[form] = {name: kept[name] for name in _KEPT if name in kept} | rope
     return changed
 
 

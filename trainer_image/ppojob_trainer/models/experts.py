@@ -5,7 +5,7 @@ its own, so that loading, ranks, checkpoints, exports and engines know of nothin
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,38 @@ from transformers import PreTrainedModel
 from ppojob_trainer.models.families import FAMILIES, Mixture
 from ppojob_trainer.models.mixtures import CORRECTION
 from ppojob_trainer.models.routes import follow_routes
+
+_GAIN: Final = 1.702
+_LIMIT: Final = 7.0
+"""Of gpt-oss; other values are refused."""
+
+
+class ByExpert:
+    """Tokens in the order of the experts that they go to, each once for each of its experts."""
+
+    def __init__(self, chosen: Tensor, count: int) -> None:
+        """Of (t, k) int64, the numbers of each token's experts, of so many."""
+        self._shape = chosen.shape
+        self._order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=count)
+        self.ends = counts.cumsum(0, dtype=torch.int32)
+        self._chosen = chosen
+
+    @property
+    def experts(self) -> Tensor:
+        """(t * k,) int64, the expert of each row."""
+        return self._chosen.flatten()[self._order]
+
+    def rows(self, states: Tensor) -> Tensor:
+        """(t, h) of the tokens as (t * k, h)."""
+        return states.repeat_interleave(self._shape[1], dim=0)[self._order]
+
+    def summed(self, said: Tensor, weights: Tensor) -> Tensor:
+        """What experts say of each row, (t * k, h), by weights (t, k) added up: (t, h)."""
+        in_turn = torch.empty_like(self._order)
+        in_turn[self._order] = torch.arange(len(self._order), device=self._order.device)
+        weighted = said[in_turn].view(*self._shape, -1) * weights[..., None]
+        return weighted.sum(dim=1)
 
 
 class Matrix(nn.Module):
@@ -62,22 +94,58 @@ class Experts(nn.ModuleList):
             chosen: (t, k) int64, the numbers of each token's experts.
             weights: (t, k) how much each counts.
         """
-        tokens, count = chosen.shape
-        # Each token once for each of its experts, expert by expert.
-        order = chosen.flatten().argsort(stable=True)
-        ends = torch.bincount(chosen.flatten(), minlength=len(self)).cumsum(0, dtype=torch.int32)
-        rows = states.repeat_interleave(count, dim=0)[order]
+        by_expert = ByExpert(chosen, len(self))
+        rows = by_expert.rows(states)
 
         def product(rows: Tensor, name: str) -> Tensor:
             matrices = [getattr(expert, name)(rows) for expert in self]
-            return grouped_product(rows, ends, matrices)
+            return grouped_product(rows, by_expert.ends, matrices)
 
         gate, up, down = self._names
-        said = product(functional.silu(product(rows, gate)) * product(rows, up), down)
-        in_turn = torch.empty_like(order)
-        in_turn[order] = torch.arange(len(order), device=order.device)
-        weighted = said[in_turn].view(tokens, count, -1) * weights[..., None]
-        return weighted.sum(dim=1).to(states.dtype)
+        said = product(_gated(product(rows, gate), product(rows, up)), down)
+        return by_expert.summed(said, weights).to(states.dtype)
+
+
+class StackedExperts(nn.Module):
+    """The experts of a layer whose files have one matrix of all of them, under its name there."""
+
+    gate_up_proj: nn.Parameter  # (e, h, 2 i)
+    down_proj: nn.Parameter  # (e, i, h)
+
+    def __init__(self, stacked: Any, mixture: Mixture) -> None:
+        """Take the parameters of a module of transformers."""
+        super().__init__()
+        for name, parameter in stacked.named_parameters(recurse=False):
+            matrix = parameter.detach()
+            if matrix.ndim == 3 and not mixture.is_clamped:  # of which transformers has others
+                matrix = matrix.mT.contiguous()
+            setattr(self, name, nn.Parameter(matrix))
+        self._is_clamped = mixture.is_clamped
+
+    def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """As `Experts`."""
+        by_expert = ByExpert(chosen, len(self.down_proj))
+        rows = by_expert.rows(states)
+
+        def product(rows: Tensor, name: str) -> Tensor:
+            matrix, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
+            found = stacked_product(rows, by_expert.ends, matrix)
+            if bias is not None:
+                found = found + bias.to(found.dtype).index_select(0, by_expert.experts)
+            return found
+
+        inner = product(rows, "gate_up_proj")
+        said = _clamped(inner) if self._is_clamped else _gated(*inner.chunk(2, dim=-1))
+        return by_expert.summed(product(said, "down_proj"), weights).to(states.dtype)
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate) * up
+
+
+def _clamped(inner: Tensor) -> Tensor:
+    gate, up = inner[..., ::2].clamp(max=_LIMIT), inner[..., 1::2].clamp(-_LIMIT, _LIMIT)
+    return (up + 1.0) * (gate * torch.sigmoid(_GAIN * gate))
 
 
 def split_experts(model: PreTrainedModel) -> None:
@@ -90,10 +158,16 @@ def split_experts(model: PreTrainedModel) -> None:
         return
     base: Any = model.base_model
     for number, layer in enumerate(base.layers):
-        follow_routes(layer, number, model.config.num_experts_per_tok)
+        router = getattr(layer.mlp, mixture.router, None)
+        follow_routes(layer, router, number, model.config.num_experts_per_tok)
         if hasattr(layer.mlp, "experts"):
-            layer.mlp.experts = Experts(layer.mlp.experts, mixture.matrices)
-            _keep_correction(layer.mlp.gate)
+            stacked = layer.mlp.experts
+            layer.mlp.experts = (
+                StackedExperts(stacked, mixture)
+                if mixture.is_stacked
+                else Experts(stacked, mixture.matrices)
+            )
+            _keep_correction(getattr(layer.mlp, mixture.router))
             _rename(layer, mixture.block)
 
 
@@ -134,9 +208,11 @@ def freeze_routers(model: PreTrainedModel) -> None:
     """Let the routers of a mixture stay as they are, and what weighs its shared expert."""
     mixture = mixture_of(model)
     assert mixture is not None, "other models are refused"
-    ends = tuple(f".{mixture.block}.{one}.weight" for one in ("gate", mixture.shared_gate) if one)
+    routers = tuple(
+        f".{mixture.block}.{one}." for one in (mixture.router, mixture.shared_gate) if one
+    )
     for name, weight in model.named_parameters():
-        if name.endswith(ends):
+        if any(router in name for router in routers):
             weight.requires_grad_(False)
 
 
@@ -150,6 +226,37 @@ def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tenso
     """
     product: Tensor = _GroupedProduct.apply(rows, ends, *matrices)  # type: ignore[no-untyped-call]
     return product
+
+
+def stacked_product(rows: Tensor, ends: Tensor, stack: Tensor) -> Tensor:
+    """As `grouped_product`, of a stack (e, in, out), in the type that products are computed in."""
+    device = rows.device.type
+    is_cast = torch.is_autocast_enabled(device)
+    kind = torch.get_autocast_dtype(device) if is_cast else stack.dtype
+    product: Tensor = _StackedProduct.apply(rows, ends, stack, kind)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _StackedProduct(torch.autograd.Function):
+    """The stack in another type, too, lives no longer than a product."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ends: Tensor, stack: Tensor, kind: torch.dtype) -> Tensor:
+        rows = rows.to(kind)
+        ctx.save_for_backward(rows, ends, stack)
+        return functional.grouped_mm(rows, stack.to(kind), offs=ends)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, ends, stack = ctx.saved_tensors
+        needs_rows, _, needs_stack, _ = ctx.needs_input_grad
+        grad = grads[0].contiguous()
+        of_rows = of_stack = None
+        if needs_rows:
+            of_rows = functional.grouped_mm(grad, stack.to(rows.dtype).mT, offs=ends)
+        if needs_stack:
+            of_stack = functional.grouped_mm(rows.mT, grad, offs=ends).to(stack.dtype)
+        return of_rows, None, of_stack, None
 
 
 class _GroupedProduct(torch.autograd.Function):

@@ -42,6 +42,12 @@ class Mixture:
         shared_gate: the name of the layer that says how much it counts, if it has one.
         dense_first: key of how many layers, the first ones, have a plain block of the width
             `intermediate_size`.
+        router: the name in a block of what chooses experts.
+        is_stacked: whether files have one matrix of all experts for gates and inner layers,
+            `gate_up_proj` (e, h, 2 i), and one for the way back, `down_proj` (e, i, h).
+        is_clamped: whether routers and experts add biases, and experts say
+            `(up + 1) * gate * sigmoid(1.702 gate)` of gates up to 7 and inner layers from -7 to 7,
+            which lie by turns in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
         has_correction: whether routers weigh by sigmoids, and choose by them and a bias that no
             gradient trains (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
     """
@@ -53,6 +59,9 @@ class Mixture:
     shared_inner: tuple[str, ...] = ()
     shared_gate: str = ""
     dense_first: str = ""
+    router: str = "gate"
+    is_stacked: bool = False
+    is_clamped: bool = False
     has_correction: bool = False
 
 
@@ -65,6 +74,7 @@ class Family:
         defaults: what transformers takes for keys that config.json does not have.
         only: the values of keys that are computed here; of an absent key the first is meant.
         has_windows: whether layers may see a window of the row alone, in transformers and in vLLM.
+        has_turns: whether every second layer has one, from the first on, as vLLM takes for granted.
         ropes: the types of rotary positions that are.
         has_ropes_by_layer: whether each kind of layer has rotary positions of its own.
         biases: linear layers of a block that have biases where config.json says true to a key.
@@ -77,13 +87,14 @@ class Family:
         head_norm_key: key that says whether they are; without one they are.
         has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
             arXiv:2405.04434, section 2.1).
+        has_sinks: whether each head has a key whose score is learnt and whose value is 0.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
-            classes, which it changes for the whole process, and so for the trainer. Of latent
-            attention its numbers were others than the trainer's.
+            classes, which it changes for the whole process, and so for the trainer.
+        told_vllm: what vLLM reads of config.json where transformers takes it for granted.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_cap: key of the soft cap that they come under, if any.
         classifiers: the ends of the names of transformers' classes with a head of one number.
@@ -93,6 +104,7 @@ class Family:
     defaults: Mapping[str, Json] = field(default_factory=dict)
     only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     has_windows: bool = False
+    has_turns: bool = False
     ropes: tuple[str | None, ...] = _FIXED_ROPES
     has_ropes_by_layer: bool = False
     biases: _Biases = field(default_factory=lambda: _ATTENTION)
@@ -104,15 +116,25 @@ class Family:
     head_norm: Literal["none", "each head", "all heads"] = "none"
     head_norm_key: str = ""
     has_latents: bool = False
+    has_sinks: bool = False
     uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
     is_in_vllm: bool = True
+    told_vllm: Mapping[str, Json] = field(default_factory=dict)
     logit_divisor: str = ""
     logit_cap: str = ""
     classifiers: tuple[str, ...] = CLASSIFIERS
 
 
+_QWEN3_VL: Final = Family(
+    "Qwen3-VL",
+    defaults={"head_dim": 128, "num_key_value_heads": 32},
+    ropes=(None, "default", "mrope"),
+    head_norm="each head",
+    sees_pictures=True,
+    classifiers=(),
+)
 _OLMO2: Final = Family(
     "OLMo 2",
     norms=(),
@@ -142,6 +164,29 @@ _CORRECTED: Final = Mixture(
     shared_inner=("moe_intermediate_size", "n_shared_experts"),
     dense_first="first_k_dense_replace",
     has_correction=True,
+)
+_DEEPSEEK3: Final = Family(
+    "DeepSeek-V3, Moonlight",
+    defaults={
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
+    only={
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "topk_method": (None, "noaux_tc"),
+        "scoring_func": (None, "sigmoid"),
+        "rope_interleave": (True,),
+    },
+    biases={},
+    has_latents=True,
+    uncut="keys of all heads have a part in common",
+    told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    mixture=_CORRECTED,
 )
 _QWEN2_VL: Final = Family(
     "Qwen2-VL",
@@ -206,27 +251,20 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mixture=Mixture(inner="intermediate_size"),
         classifiers=(),
     ),
-    "deepseek_v3": Family(
-        "DeepSeek-V3, Moonlight",
+    "deepseek_v3": _DEEPSEEK3,
+    "glm4_moe_lite": replace(
+        _DEEPSEEK3,
+        models="GLM-4.7-Flash",
         defaults={
-            "first_k_dense_replace": 3,
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
+            **_DEEPSEEK3.defaults,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
         },
-        only={
-            "hidden_act": ("silu",),
-            "attention_bias": (False,),
-            "topk_method": (None, "noaux_tc"),
-            "scoring_func": (None, "sigmoid"),
-        },
-        biases={},
-        has_latents=True,
-        uncut="keys of all heads have a part in common",
-        is_in_vllm=False,
-        mixture=_CORRECTED,
+        only={**_DEEPSEEK3.only, "first_k_dense_replace": (None, 1)},
+        told_vllm={"first_k_dense_replace": 1},
+        classifiers=(),
     ),
     "glm4_moe": Family(
         "GLM-4.5, 4.6",
@@ -237,6 +275,24 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm_key="use_qk_norm",
         mixture=_CORRECTED,
         classifiers=(),
+    ),
+    "gpt_oss": Family(
+        "gpt-oss",
+        defaults={"head_dim": 64, "num_key_value_heads": 8, "attention_bias": True},
+        only={
+            "hidden_act": ("silu",),
+            "attention_bias": (True,),
+            "swiglu_alpha": (1.702,),
+            "swiglu_limit": (7.0,),
+            "rms_norm_eps": (1e-5,),
+        },
+        has_windows=True,
+        has_turns=True,
+        ropes=("yarn",),
+        has_sinks=True,
+        mixture=Mixture(
+            inner="intermediate_size", router="router", is_stacked=True, is_clamped=True
+        ),
     ),
     "mistral": Family(
         "Mistral",
@@ -313,13 +369,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
-    "qwen3_vl": replace(
-        _QWEN2_VL,
-        models="Qwen3-VL",
-        defaults={"head_dim": 128, "num_key_value_heads": 32},
-        biases=_ATTENTION,
-        always_biased=(),
-        head_norm="each head",
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": replace(
+        _QWEN3_VL,
+        models="Qwen3-VL mixtures of experts",
+        defaults={"num_key_value_heads": 16},
+        only=_EXPERTS_EVERYWHERE,
+        uncut="gate and up of experts are of one matrix",
+        mixture=Mixture(is_stacked=True),
     ),
 }
 """By `model_type` of config.json."""

@@ -43,6 +43,7 @@ _BY_ROWS: Final = ("dynamic", *_BY_LENGTH)
 """Those whose angles hang on the longest row of a pass."""
 _PHI3_POSITIONS: Final = 4096
 _ROPE_SECTIONS: Final = ("rope_scaling", "rope_parameters")
+_TURNS: Final = ["sliding_attention", "full_attention"]
 _IGNORED: Final = (HEAD, "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
@@ -238,6 +239,8 @@ def check_config(
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         why, allowed = "a quantised checkpoint cannot be trained", "the weights it was made from"
+        if method == "mxfp4":  # which are nowhere to be had of gpt-oss
+            allowed = "the same in bfloat16: Mxfp4Config(dequantize=True), lmsys/gpt-oss-20b-bf16"
         where = f"{path}:quantization_config"
         yield Problem(where, shown(method), why, allowed, ModelReason.QUANTISED)
     if family is None and not trust_remote_code:
@@ -308,6 +311,14 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
     if not family.has_windows and _has_windows(config):
         got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
         yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
+    kinds = config.get("layer_types")
+    if (
+        family.has_turns
+        and isinstance(kinds, list)
+        and kinds != (_TURNS * len(kinds))[: len(kinds)]
+    ):
+        why, allowed = "vLLM takes turns for granted", f"{' and '.join(_TURNS)} by turns"
+        yield _unsupported(f"{path}:layer_types", shown(kinds), why, allowed)
     for section, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name not in family.ropes:

@@ -52,8 +52,11 @@ _NOTHING: Final[Mapping[str, Json]] = {}
 _KEYS: Final = {f"^{re.escape(theirs)}": own for theirs, own in WHOLE_NAMES.items()}
 _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".bias",
+    "_bias",
+    ".sinks",
     ".o_proj.weight",
     ".down_proj.weight",
+    ".experts.down_proj",
     ".w2.weight",
     CORRECTION,
     "score.weight",

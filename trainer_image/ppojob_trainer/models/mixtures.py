@@ -28,6 +28,14 @@ def stays_float32(name: str) -> bool:
     return name.endswith(CORRECTION)
 
 
+def is_sent_float32(name: str) -> bool:
+    """Whether engines get a weight in float32: vLLM holds routers of some mixtures so.
+
+    Those of others it rounds itself, as it would have got them.
+    """
+    return stays_float32(name) or name.endswith(".gate.weight")
+
+
 _MAX_EXPERTS: Final = 10_000
 _MAX_WIDTH: Final = 2**31 - 1
 
@@ -54,9 +62,20 @@ def expert_tensors(
     mixture: Mixture, experts: int, *, hidden: int, inner: int
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names in a layer, and shapes, of the tensors of a mixture: the router's and each expert's."""
-    yield f"{mixture.block}.gate.weight", (experts, hidden)
+    router = f"{mixture.block}.{mixture.router}"
+    yield f"{router}.weight", (experts, hidden)
+    if mixture.is_clamped:
+        yield f"{router}.bias", (experts,)
+    if mixture.is_stacked:
+        at = f"{mixture.block}.experts"
+        yield f"{at}.gate_up_proj", (experts, hidden, 2 * inner)
+        yield f"{at}.down_proj", (experts, inner, hidden)
+        if mixture.is_clamped:
+            yield f"{at}.gate_up_proj_bias", (experts, 2 * inner)
+            yield f"{at}.down_proj_bias", (experts, hidden)
+        return
     if mixture.has_correction:
-        yield f"{mixture.block}.gate.{CORRECTION}", (experts,)
+        yield f"{router}.{CORRECTION}", (experts,)
     for expert in range(experts):
         shapes = (inner, hidden), (inner, hidden), (hidden, inner)
         for matrix, shape in zip(mixture.matrices, shapes, strict=True):

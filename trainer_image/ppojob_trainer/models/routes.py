@@ -78,6 +78,8 @@ def _worth(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
             worth = worth / (worth.sum(dim=-1, keepdim=True) + 1e-20)
         scaled: Tensor = worth * router.routed_scaling_factor
         return scaled
+    if hasattr(router, "bias"):  # gpt-oss's: the same but for the last digit
+        return logits.gather(-1, chosen).softmax(dim=-1)
     worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
     if getattr(router, "norm_topk_prob", True):  # Mixtral's always does
         worth = worth / worth.sum(dim=-1, keepdim=True)
@@ -106,13 +108,12 @@ def _told_as(config: Any) -> type[np.integer[Any]]:
     return np.uint8 if experts <= 256 else np.int16
 
 
-def follow_routes(layer: nn.Module, number: int, count: int) -> None:
+def follow_routes(layer: nn.Module, router: nn.Module | None, number: int, count: int) -> None:
     """Let the router of a layer go by the `routes` that the layer is called with, if any.
 
     They come with each call, for a layer may be computed again behind another pass. A token has
     `count` experts; a layer without any takes the routes too.
     """
-    router = getattr(layer.mlp, "gate", None)
     of_call: list[Routes | None] = [None]
 
     def take(_layer: nn.Module, args: Any, options: dict[str, Any]) -> None:

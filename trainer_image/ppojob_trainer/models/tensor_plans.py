@@ -14,6 +14,7 @@ from ppojob_trainer.models.lora import A, B
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeRows,
     Columns,
+    Stacks,
     Style,
     Summands,
     TensorLayer,
@@ -31,8 +32,19 @@ IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
 COLUMNS_ALONE: Final = Style(TensorLayer, {"weight": "columns", A: "columns", B: "summands"})
 """Of matrices whose outputs are summed by a module around them."""
 SUMMANDS: Final = Style(Summands)
-WEIGHS_SUMMANDS: Final = Style(TensorLayer, {"weight": "summands", A: "summands", B: "summands"})
+WEIGHS_SUMMANDS: Final = Style(
+    TensorLayer, {"weight": "summands", "bias": "summands", A: "summands", B: "summands"}
+)
 """Whole on every rank, which has a summand of what it weighs."""
+
+STACKS: Final = Style(
+    Stacks,
+    {
+        **{"gate_up_proj": "depths", "gate_up_proj_bias": "columns"},
+        **{"down_proj": "columns", "down_proj_bias": "summands"},
+    },
+)
+"""Of which gates and inner layers lie by turns."""
 
 _PLAN: Final = {
     "model.embed_tokens": VOCABULARY,
@@ -63,6 +75,8 @@ def plan_of(family: Family) -> dict[str, Style]:
         plan |= _FEED_FORWARD | {"model.layers.*.mlp.down_proj": COLUMNS_ALONE}
     plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
     plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
+    if family.has_sinks:
+        plan["model.layers.*.self_attn"] = Style(TensorLayer, {"sinks": "rows"})
     return plan if family.head_norm == "none" else plan | _HEAD_NORMS
 
 
@@ -70,7 +84,9 @@ def _mixture(mixture: Mixture) -> dict[str, Style]:
     """The styles of a block, which is summed over the ranks once, with all of its experts."""
     block = f"model.layers.*.{mixture.block}"
     cuts = ROWS, ROWS, COLUMNS_ALONE
-    plan = {block: SUMMANDS, f"{block}.gate": WEIGHS_SUMMANDS}
+    plan = {block: SUMMANDS, f"{block}.{mixture.router}": WEIGHS_SUMMANDS}
+    if mixture.is_stacked:
+        return plan | {f"{block}.experts": STACKS}
     plan |= {
         f"{block}.experts.*.{name}": cut for name, cut in zip(mixture.matrices, cuts, strict=True)
     }

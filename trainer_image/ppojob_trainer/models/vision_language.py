@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
@@ -30,6 +31,11 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     Qwen3VLPreTrainedModel,
     Qwen3VLTextConfig,
     Qwen3VLTextModel,
+)
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
+    Qwen3VLMoePreTrainedModel,
+    Qwen3VLMoeTextConfig,
+    Qwen3VLMoeTextModel,
 )
 
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
@@ -55,6 +61,14 @@ class Qwen3VLLanguageConfig(Qwen3VLTextConfig):  # type: ignore[misc]
     """
 
     model_type = "qwen3_vl"
+    picture_layers: int = 0
+    tie_word_embeddings: bool = False
+
+
+class Qwen3VLMoeLanguageConfig(Qwen3VLMoeTextConfig):  # type: ignore[misc]
+    """As `Qwen3VLLanguageConfig`."""
+
+    model_type = "qwen3_vl_moe"
     picture_layers: int = 0
     tie_word_embeddings: bool = False
 
@@ -102,9 +116,18 @@ class Qwen3VLForCausalLM(_LanguageModel, Qwen3VLPreTrainedModel):  # type: ignor
     text_config = Qwen3Config
 
 
+class Qwen3VLMoeForCausalLM(_LanguageModel, Qwen3VLMoePreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen3-VL's mixtures of experts."""
+
+    config_class = Qwen3VLMoeLanguageConfig
+    decoder = Qwen3VLMoeTextModel
+    text_config = Qwen3MoeConfig
+
+
+_TOLD_BEHIND_LAYERS: Final = (Qwen3VLForCausalLM, Qwen3VLMoeForCausalLM)
 _MODELS: Final = {
     model.config_class.model_type: model
-    for model in (Qwen2VLForCausalLM, Qwen25VLForCausalLM, Qwen3VLForCausalLM)
+    for model in (Qwen2VLForCausalLM, Qwen25VLForCausalLM, *_TOLD_BEHIND_LAYERS)
 }
 for _model in _MODELS.values():
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
@@ -146,7 +169,7 @@ def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
     values: dict[str, Any] = getattr(config, TEXT_SECTION).to_dict()
     for name in ("model_type", "architectures", "_name_or_path"):
         values.pop(name, None)
-    if config.model_type == Qwen3VLLanguageConfig.model_type:
+    if _MODELS[config.model_type] in _TOLD_BEHIND_LAYERS:
         values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
         # What transformers computes in any case, and vLLM where it is told.
         values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}

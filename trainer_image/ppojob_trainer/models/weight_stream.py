@@ -13,7 +13,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.load import refuse_config
-from ppojob_trainer.models.mixtures import stays_float32
+from ppojob_trainer.models.mixtures import is_sent_float32
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.weight_files import read_weights
 
@@ -54,4 +54,4 @@ def stored_weights(
                 f"{POLICY.where}: got values that are NaN or infinite in {name} of {folder}: "
                 "nothing can be computed with them; the weights as they were trained"
             )
-        yield name, tensor.to(device, torch.float32 if stays_float32(name) else dtype)
+        yield name, tensor.to(device, torch.float32 if is_sent_float32(name) else dtype)

@@ -59,6 +59,10 @@ class SequenceRanks:
         arrived = _exchange(sent, self.group).flatten(0, 1)
         return torch.split(arrived, [share.shape[2] for share in shares], dim=1)
 
+    def own_heads(self, values: Tensor) -> Tensor:
+        """Those of this rank's query heads, of values of all of them: (H,) to (H / S,)."""
+        return values.chunk(self.size)[self.number]
+
     def to_tokens(self, output: Tensor) -> Tensor:
         """(T, H / S, D) to (t, H, D), the way back."""
         if self.size == 1:

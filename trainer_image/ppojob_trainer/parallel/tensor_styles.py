@@ -31,13 +31,18 @@ from torch.nn import functional
 
 from ppojob_trainer.parallel.boxes import box_of
 
-Cut = Literal["rows", "columns", "summands"]
-"""What a rank has of a parameter: some rows or columns, or all of it and a summand of its gradient.
+Cut = Literal["rows", "columns", "depths", "summands"]
+"""What a rank has of a parameter: some of its first, second or third dimension, or all of it and a
+summand of its gradient.
 
 A parameter that is not cut is whole on every rank, and so is its gradient there.
 """
 
-_PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {"rows": Shard(0), "columns": Shard(1)}
+_PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {
+    "rows": Shard(0),
+    "columns": Shard(1),
+    "depths": Shard(2),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +59,19 @@ class TensorLayer(nn.Module):
     style: Style
     ranks: DeviceMesh  # the tensor ranks
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """As the layer's own class, of this rank's parts of its weights."""
-        return self._compute(input)
+        return self._compute(*inputs, **options)
 
-    def _compute(self, input: Tensor, *, absent: str = "") -> Tensor:  # noqa: A002
+    def _compute(self, *inputs: Any, absent: str = "", **options: Any) -> Any:
         """Let parts stand in for parameters, as torch's `functional_call` does, and compute."""
         held = dict(self._parameters)
         for name in held:
             self._parameters[name] = None if name == absent else self._part(name)
         try:
-            output: Tensor = super().forward(input)
+            return super().forward(*inputs, **options)
         finally:
             self._parameters.update(held)
-        return output
 
     def _part(self, name: str) -> Any:
         """This rank's part of a parameter; None where the layer has none of that name."""
@@ -100,11 +104,21 @@ class Columns(TensorLayer):
 class Summands(TensorLayer):
     """A module whose own layers leave each rank a summand of what it says."""
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """All ranks give it the same."""
-        summand = super(TensorLayer, self).forward(*inputs)
-        output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
-        return output
+    def forward(self, *inputs: Tensor) -> Any:
+        """All ranks give it the same. What else it says is whole."""
+        said = super(TensorLayer, self).forward(*inputs)
+        summand, *others = said if isinstance(said, tuple) else (said,)
+        output = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        return (output, *others) if others else output
+
+
+class Stacks(TensorLayer):
+    """Experts of one tensor each way, of whose inner features a rank has some."""
+
+    def _part(self, name: str) -> Any:
+        """The bias behind the sum over ranks is in it once."""
+        part = super()._part(name)
+        return part / self.ranks.size() if name == "down_proj_bias" else part
 
 
 class Vocabulary(TensorLayer):

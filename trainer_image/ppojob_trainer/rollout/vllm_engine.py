@@ -8,11 +8,13 @@ the same requests in the same order make the same schedule everywhere, and each 
 tokens from the same logits, which are gathered. So nobody tells anybody what to do, and the answers
 are on all of them.
 
-Five things about vLLM on the CPU cost time to find, and each has its line and its test here:
+Six things about vLLM on the CPU cost time to find, and each has its line and its test here:
 
 - Linear layers are re-packed when they are loaded, so new weights go in layer by layer through
   vLLM's reload, and a tied `lm_head`, which no checkpoint names, keeps its old packing unless it is
   packed again.
+- Norms and rotations read columns of a wider matrix, which latent attention has, as if they were a
+  matrix of their own.
 - Experts of a mixture are packed when they are loaded first, and read as packed when they were
   loaded again and are not.
 - A seeded request whose prompt is prefilled in chunks crashes (a CPU generator has no offset), so
@@ -45,8 +47,9 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.config_changes import change
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.lora import is_adapter
-from ppojob_trainer.models.mixtures import stays_float32
+from ppojob_trainer.models.mixtures import is_sent_float32
 from ppojob_trainer.models.vision_language import language_config, language_part, text_config
 from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.repeated_bits import any_kernels
@@ -72,6 +75,7 @@ from ppojob_trainer.rollout.protocol import (
     check_request,
     not_a_number,
 )
+from ppojob_trainer.rollout.vllm_experts import SINKS, by_expert, set_sinks
 
 # Read by vLLM while it is imported. The engine core runs in this process. Its warnings speak of
 # what is chosen here on purpose (eager mode, seeds, the CPU without Triton).
@@ -108,6 +112,9 @@ _PREFILL_TOKENS = 8192
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
+# Kernels that a model of latent attention uses on the CPU: two read columns of a wider matrix as if
+# they lay one after the other, so that its plain PyTorch computes these.
+_OPERATIONS = ["all", "-rms_norm", "-rotary_embedding"]
 # Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
 # does.
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
@@ -156,6 +163,7 @@ class VllmEngine:
         config = language_config(model_folder, trust_remote_code=trust_remote_code)
         self._vocab_size = int(config.vocab_size)
         self._names = checkpoint_names(config)
+        self._mixture = FAMILIES[config.model_type].mixture
         self._pictures = PictureForm.read(model_folder)
         self._lora = lora
         self._tells_experts = tells_experts
@@ -347,14 +355,18 @@ class VllmEngine:
         names = self._adapter_names | (frozenset() if has_adapters_alone else self._names)
         given = self._checked(chain([first], tensors), names)
         adapters: dict[str, Tensor] = {}
+        sinks: dict[str, Tensor] = {}
         if has_adapters_alone:
             adapters.update(given)
         else:
             if self._on_cpu:
                 self._engine.apply_model(_forget_packed_experts)
-            weights = _weights_of(given, adapters)
+            weights = by_expert(_weights_of(given, adapters, sinks), self._mixture)
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self._engine.apply_model(_repack_tied_heads)
+            ranks = parallel_state.get_tp_group()
+            told = {"sinks": sinks, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
+            self._engine.apply_model(partial(set_sinks, **told))
             self._has_weights = True
         if self._lora is not None:
             self._engine.apply_model(partial(_set_adapters, lora=self._lora, tensors=adapters))
@@ -368,9 +380,10 @@ class VllmEngine:
             if name not in names and name != "lm_head.weight":
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
-            # vLLM multiplies adapters in place with how much they count.
-            kind = torch.float32 if stays_float32(name) else self._dtype
-            yield name, tensor.detach().to(kind, copy=is_adapter(name))
+            # vLLM multiplies adapters in place with how much they count; sinks go in last.
+            kind = torch.float32 if is_sent_float32(name) else self._dtype
+            is_kept = is_adapter(name) or name.endswith(SINKS)
+            yield name, tensor.detach().to(kind, copy=is_kept)
         if missing:
             raise RolloutError(
                 f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
@@ -424,7 +437,8 @@ def _engine_config(
 ) -> PreTrainedConfig:
     """What vLLM makes its model of, in place of what it has read from the folder."""
     if not sees:
-        return change(text_config(config), changes)
+        told = FAMILIES[config.model_type].told_vllm if config.model_type in FAMILIES else {}
+        return change(text_config(config), {**told, **changes})
     changed = change(language_part(config), changes)
     kind = vllm_pictures.SEEING.get(changed.model_type)
     if kind is not None:  # vLLM first asks with a type that is none
@@ -499,6 +513,9 @@ def engine_args(
             gpu_memory_utilization=rollout.gpu_memory_share or _GPU_MEMORY_SHARE[shares_device],
             enforce_eager=rollout.enforce_eager,
         )
+    if hasattr(config, "kv_lora_rank"):
+        given = common.get("compilation_config", {})
+        common["compilation_config"] = {"custom_ops": _OPERATIONS, **given}
     return vllm.EngineArgs(
         **common,
         # Compiling takes longer than a small model's whole run.
@@ -544,12 +561,14 @@ def _sampling(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
 
 
 def _weights_of(
-    tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor]
+    tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], sinks: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights among tensors; adapters are put aside on the way."""
+    """The weights among tensors; adapters and sinks are put aside on the way."""
     for name, tensor in tensors:
         if is_adapter(name):
             adapters[name] = tensor
+        elif name.endswith(SINKS):
+            sinks[name] = tensor
         else:
             yield name, tensor
 

@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_input
@@ -20,6 +20,7 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeModel
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -93,17 +94,12 @@ class SeeingQwen2(Qwen2ForCausalLM, _Seeing):  # type: ignore[misc]
     embed_input_ids = SupportsMultiModal.embed_input_ids
 
 
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": 0,
-        "positions": -1,
-        "intermediate_tensors": 0,
-        "inputs_embeds": 0,
-        "behind_layers": 0,
-    }
-)
-class _ToldQwen3(Qwen3Model):  # type: ignore[misc]
-    """Qwen3 with something more behind its first layers."""
+class _Told:
+    """A decoder with something more behind its first layers."""
+
+    embed_input_ids: Any
+    layers: Any
+    norm: Any
 
     def forward(
         self,
@@ -123,20 +119,42 @@ class _ToldQwen3(Qwen3Model):  # type: ignore[misc]
         return self.norm(states, residual)[0]
 
 
-@_seeing
-class SeeingQwen3(Qwen3ForCausalLM, _Seeing):  # type: ignore[misc]
-    """The language model of Qwen3-VL, with the tower that the trainer has.
+_compiled = support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": 0,
+        "positions": -1,
+        "intermediate_tensors": 0,
+        "inputs_embeds": 0,
+        "behind_layers": 0,
+    }
+)
+
+
+@_compiled
+class _ToldQwen3(_Told, Qwen3Model):  # type: ignore[misc]
+    """Qwen3 so."""
+
+
+@_compiled
+class _ToldQwen3Moe(_Told, Qwen3MoeModel):  # type: ignore[misc]
+    """Its mixtures of experts."""
+
+
+class _SeeingDeep(_Seeing):
+    """What the language models of Qwen3-VL have, whose towers say more behind layers.
 
     vLLM's own needs torchvision when it is imported. As there, what the tower says for behind the
     layers comes along with the embeddings, and waits for the pass in one place of fixed address,
     which graphs of GPUs read.
     """
 
+    decoder: ClassVar[Any]
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         """As `Qwen3ForCausalLM`, whose model is another."""
-        super(Qwen3ForCausalLM, self).__init__()
+        nn.Module.__init__(self)
         self.config = config = vllm_config.model_config.hf_config
-        self.model = _ToldQwen3(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
+        self.model = self.decoder(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
         if config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
@@ -184,7 +202,26 @@ class SeeingQwen3(Qwen3ForCausalLM, _Seeing):  # type: ignore[misc]
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds, told)
 
 
-SEEING = {"qwen2_vl": SeeingQwen2, "qwen2_5_vl": SeeingQwen2, "qwen3_vl": SeeingQwen3}
+@_seeing
+class SeeingQwen3(_SeeingDeep, Qwen3ForCausalLM):  # type: ignore[misc]
+    """The language model of Qwen3-VL, with the tower that the trainer has."""
+
+    decoder = _ToldQwen3
+
+
+@_seeing
+class SeeingQwen3Moe(_SeeingDeep, Qwen3MoeForCausalLM):  # type: ignore[misc]
+    """That of its mixtures of experts."""
+
+    decoder = _ToldQwen3Moe
+
+
+SEEING = {
+    "qwen2_vl": SeeingQwen2,
+    "qwen2_5_vl": SeeingQwen2,
+    "qwen3_vl": SeeingQwen3,
+    "qwen3_vl_moe": SeeingQwen3Moe,
+}
 for _kind in SEEING.values():
     ModelRegistry.register_model(_kind.__name__, _kind)
 

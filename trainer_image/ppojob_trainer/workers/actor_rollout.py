@@ -20,7 +20,7 @@ from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
-from ppojob_trainer.models.mixtures import stays_float32
+from ppojob_trainer.models.mixtures import is_sent_float32
 from ppojob_trainer.models.state_dict import (
     every_adapter,
     every_tensor,
@@ -146,7 +146,7 @@ class ActorRolloutWorker:
         link, owners = channels.link(request.role), channels.owners(request.role)
         # As engines round them, with no more bytes on the way than they take.
         rounded = (
-            (name, tensor if stays_float32(name) else tensor.to(dtype))
+            (name, tensor if is_sent_float32(name) else tensor.to(dtype))
             for name, tensor in self.weights()
         )
         send_tensors(link, range(owners + self.rank, link.size, owners), rounded)
