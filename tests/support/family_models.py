@@ -4,7 +4,7 @@ Sizes are those of whoever makes it. What a family can have and its defaults hav
 are shorter than the rows of tests.
 """
 
-from tiny_models import INTERLEAVED, MIXTURE, SECTIONS
+from tiny_models import DELTA_NETWORKS, INTERLEAVED, MIXTURE, PARTLY_ROTATED, SECTIONS
 from transformers import (
     DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
@@ -25,8 +25,10 @@ from transformers import (
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    Qwen3NextForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
 )
@@ -35,6 +37,7 @@ from ppojob_trainer.models.vision_language import (
     Qwen2VLForCausalLM,
     Qwen3VLForCausalLM,
     Qwen25VLForCausalLM,
+    Qwen35ForCausalLM,
 )
 
 WINDOW = 4
@@ -101,4 +104,10 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen3_vl": (Qwen3VLForCausalLM, {"rope_parameters": INTERLEAVED, "head_dim": 8}),
+    "qwen3_5_text": (Qwen3_5ForCausalLM, DELTA_NETWORKS),
+    "qwen3_5": (Qwen35ForCausalLM, {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}),
+    "qwen3_next": (
+        Qwen3NextForCausalLM,
+        {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},
+    ),
 }

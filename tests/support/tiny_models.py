@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
 )
@@ -57,6 +58,19 @@ SECTIONS = {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2
 """Of a head of eight: how many of its angles tell of time, height and width of a picture."""
 INTERLEAVED = {**SECTIONS, "mrope_interleaved": True}
 """The same of Qwen3-VL: those of height and width lie between those of time."""
+DELTA_NETWORKS = {
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "initializer_range": 0.15,  # what states say is normalised
+    "head_dim": 16,
+    "pad_token_id": 0,
+}
+"""Of layers that are gated delta networks, but for each second one."""
+PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
+"""The same sections of Qwen3.5, of a half of each head of sixteen."""
 WIDE_HEADS = {
     "hidden_size": 64,
     "num_attention_heads": 2,
@@ -116,15 +130,17 @@ def save_model(
 
 
 def write_model(folder: Path, model: PreTrainedModel) -> None:
-    """Save a model; transformers reads the sizes of Qwen3-VL in a section of config.json alone."""
+    """Save a model; transformers reads the sizes of these in a section of config.json alone."""
     model.save_pretrained(folder)
     path = folder / "config.json"
     text = json.loads(path.read_text())
-    if text["model_type"] == "qwen3_vl" and "text_config" not in text:
+    if text["model_type"] in {"qwen3_vl", "qwen3_5"} and "text_config" not in text:
         whole = {name: text[name] for name in ("model_type", "architectures")}
         whole["tie_word_embeddings"] = model.config.tie_word_embeddings
         path.write_text(
-            json.dumps(whole | {"text_config": {**text, "model_type": "qwen3_vl_text"}})
+            json.dumps(
+                whole | {"text_config": {**text, "model_type": f"{text['model_type']}_text"}}
+            )
         )
 
 
@@ -136,14 +152,18 @@ def save_seeing_model(
     """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
     sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
     sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
+    if model_class is Qwen3_5ForConditionalGeneration:
+        sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
     sizes |= changes
     tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         tower |= {"embed_dim": 16, "hidden_size": sizes["hidden_size"], "mlp_ratio": 2}
-    elif model_class is Qwen3VLForConditionalGeneration:
-        sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+    elif model_class in {Qwen3VLForConditionalGeneration, Qwen3_5ForConditionalGeneration}:
         tower |= {"hidden_size": 16, "intermediate_size": 24, "num_position_embeddings": 16}
-        tower |= {"out_hidden_size": sizes["hidden_size"], "deepstack_visual_indexes": [0, 1]}
+        tower |= {"out_hidden_size": sizes["hidden_size"]}
+        if model_class is Qwen3VLForConditionalGeneration:
+            sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+            tower |= {"deepstack_visual_indexes": [0, 1]}
         tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
     else:
         tower |= {"hidden_size": 16, "intermediate_size": 24, "window_size": 4 * PATCH}

@@ -30,6 +30,13 @@ HEAD: Final = "lm_head.weight"
 
 _MAX_SIZE: Final = 2**31 - 1
 _LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_STATES: Final = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
 _REQUIRED: Final = {
     "vocab_size": _MAX_SIZE,
     "hidden_size": _MAX_SIZE,
@@ -61,6 +68,27 @@ class Latents:
 
 
 @dataclass(frozen=True, slots=True)
+class States:
+    """Sizes of gated delta networks.
+
+    Attributes:
+        layers: those that have one in place of attention.
+        key_heads: of queries and of keys.
+        heads: of values, of which each has a state.
+        key: of a head's queries and keys.
+        value: of a head's values.
+        taps: inputs of the convolution at a token.
+    """
+
+    layers: frozenset[int]
+    key_heads: int
+    heads: int
+    key: int
+    value: int
+    taps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """What config.json says of a model's sizes.
 
@@ -77,6 +105,7 @@ class Sizes:
         plain: width within their blocks; 0 where there are none.
         has_head_norms: whether queries and keys are normalised.
         latents: of a model whose queries, keys and values are made of latent vectors.
+        states: of a model with layers that keep states.
     """
 
     model_type: str
@@ -95,6 +124,7 @@ class Sizes:
     plain: int = 0
     has_head_norms: bool = False
     latents: Latents | None = None
+    states: States | None = None
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
@@ -104,8 +134,9 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     problems = []
     config = {**family.defaults, **config}
     required: dict[str, int] = {}
-    latent = dict.fromkeys(_LATENT, _MAX_SIZE) if family.has_latents else {}
-    for key, most in (_REQUIRED | required_sizes(config) | latent).items():
+    own = _LATENT if family.has_latents else _STATES if family.has_states else ()
+    needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, _MAX_SIZE)
+    for key, most in needed.items():
         value = _count(config.get(key))
         if value is None or value > most:
             got = ABSENT if config.get(key) is None else shown(config[key])
@@ -127,6 +158,10 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         of_queries = _count(config.get("q_lora_rank")) or 0
         latents = Latents(of_queries, *(required[key] for key in _LATENT))
         key_heads, head_size = heads, latents.plain + latents.rotary
+    states = None
+    if family.has_states:
+        layers = _layers_with_states(config, required["num_hidden_layers"])
+        states = States(layers, *(required[key] for key in _STATES))
     biased = {
         name for key, names in family.biases.items() if config.get(key) is True for name in names
     }
@@ -148,7 +183,16 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         has_head_norms=family.head_norm != "none"
         and (not family.head_norm_key or config.get(family.head_norm_key) is True),
         latents=latents,
+        states=states,
     )
+
+
+def _layers_with_states(config: Mapping[str, Json], layers: int) -> frozenset[int]:
+    """As config.json names them; where it does not, all but each so many-th, as transformers."""
+    kinds, interval = config.get("layer_types"), _count(config["full_attention_interval"]) or 1
+    if isinstance(kinds, list):
+        return frozenset(n for n, kind in enumerate(kinds) if kind == "linear_attention")
+    return frozenset(n for n in range(layers) if (n + 1) % interval)
 
 
 def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
@@ -169,7 +213,7 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
     family = FAMILIES[sizes.model_type]
     attention: dict[str, Shape] = {
-        "self_attn.q_proj": (query, hidden),
+        "self_attn.q_proj": (2 * query if family.has_gates else query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
     }
@@ -178,6 +222,8 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     attention["self_attn.o_proj"] = (hidden, query)
     if sizes.latents:
         attention = _latent_attention(sizes.latents, hidden, sizes.heads)
+    if sizes.states and layer in sizes.states.layers:
+        attention = _delta_network(sizes.states, hidden, is_fused="in_proj_qkvz" in family.fused)
     if family.mixture and layer >= sizes.plain_layers:
         return attention | shared_layers(family.mixture, hidden, sizes.shared)
     inner = sizes.plain if family.mixture else sizes.inner
@@ -200,6 +246,17 @@ def _latent_attention(latents: Latents, hidden: int, heads: int) -> dict[str, Sh
     return found | {"self_attn.o_proj": (hidden, heads * latents.value)}
 
 
+def _delta_network(states: States, hidden: int, *, is_fused: bool) -> dict[str, Shape]:
+    key, value = states.key_heads * states.key, states.heads * states.value
+    parts = {"qkv": 2 * key + value, "z": value, "b": states.heads, "a": states.heads}
+    if is_fused:
+        parts = {"qkvz": 2 * (key + value), "ba": 2 * states.heads}
+    found: dict[str, Shape] = {
+        f"linear_attn.in_proj_{name}": (rows, hidden) for name, rows in parts.items()
+    }
+    return found | {"linear_attn.out_proj": (hidden, value)}
+
+
 def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
     for norm in (*family.norms, *family.late_norms):
@@ -215,7 +272,12 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     if (mixture := family.mixture) and layer >= sizes.plain_layers:
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
-    if sizes.has_head_norms:
+    if (states := sizes.states) and layer in states.layers:
+        channels = 2 * states.key_heads * states.key + states.heads * states.value
+        yield "linear_attn.conv1d.weight", (channels, 1, states.taps)
+        yield "linear_attn.norm.weight", (states.value,)
+        yield from ((f"linear_attn.{name}", (states.heads,)) for name in ("A_log", "dt_bias"))
+    elif sizes.has_head_norms:
         each = family.head_norm == "each head"
         yield "self_attn.q_norm.weight", (sizes.head_size * (1 if each else sizes.heads),)
         yield "self_attn.k_norm.weight", (sizes.head_size * (1 if each else sizes.key_heads),)
@@ -268,11 +330,14 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             )
         else:
             heads //= layout.tensor
+        if sizes.states:
+            heads = gcd(heads, sizes.states.key_heads)
         if heads % layout.sequence:
+            of_states = " and those of its linear attention" if sizes.states else ""
             yield Problem(
                 f"spec.roles.{host}.parallelism.sequence",
                 shown(layout.sequence),
-                f"the query heads of {folder} are dealt to so many ranks",
+                f"the query heads of {folder}{of_states} are dealt to so many ranks",
                 f"a divisor of {heads}",
                 ReasonCode.OUT_OF_RANGE,
             )
@@ -327,6 +392,8 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     if spec.rollout.engine == "vllm" and not FAMILIES[sizes.model_type].is_in_vllm:
         why = "of its own, and would change transformers' for the trainer too"
+        if sizes.states:
+            why = "that has been run beside this trainer"
         if sizes.latents:
             why = "whose log-probabilities were the trainer's when they were compared"
         yield Problem(

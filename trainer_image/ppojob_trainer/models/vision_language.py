@@ -26,6 +26,11 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
     Qwen2VLTextConfig,
     Qwen2VLTextModel,
 )
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5PreTrainedModel,
+    Qwen3_5TextConfig,
+    Qwen3_5TextModel,
+)
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     Qwen3VLPreTrainedModel,
     Qwen3VLTextConfig,
@@ -57,6 +62,12 @@ class Qwen3VLLanguageConfig(Qwen3VLTextConfig):  # type: ignore[misc]
     model_type = "qwen3_vl"
     picture_layers: int = 0
     tie_word_embeddings: bool = False
+
+
+class Qwen35LanguageConfig(Qwen3_5TextConfig):  # type: ignore[misc]
+    """As `Qwen2VLLanguageConfig`."""
+
+    model_type = "qwen3_5"
 
 
 class _LanguageModel:
@@ -102,9 +113,17 @@ class Qwen3VLForCausalLM(_LanguageModel, Qwen3VLPreTrainedModel):  # type: ignor
     text_config = Qwen3Config
 
 
+class Qwen35ForCausalLM(_LanguageModel, Qwen3_5PreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen3.5."""
+
+    config_class = Qwen35LanguageConfig
+    decoder = Qwen3_5TextModel
+    text_config = Qwen3_5TextConfig
+
+
 _MODELS: Final = {
     model.config_class.model_type: model
-    for model in (Qwen2VLForCausalLM, Qwen25VLForCausalLM, Qwen3VLForCausalLM)
+    for model in (Qwen2VLForCausalLM, Qwen25VLForCausalLM, Qwen3VLForCausalLM, Qwen35ForCausalLM)
 }
 for _model in _MODELS.values():
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)

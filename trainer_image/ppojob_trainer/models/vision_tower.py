@@ -13,6 +13,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from ppojob_trainer.data.pictures import PictureForm, opened, unpacked
@@ -25,6 +26,7 @@ _TOWERS: Final = {
     "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
     "qwen2_5_vl": Qwen2_5_VisionTransformerPretrainedModel,
     "qwen3_vl": Qwen3VLVisionModel,
+    "qwen3_5": Qwen3_5VisionModel,
 }
 
 
