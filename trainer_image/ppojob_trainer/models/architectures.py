@@ -392,8 +392,6 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     if spec.rollout.engine == "vllm" and not FAMILIES[sizes.model_type].is_in_vllm:
         why = "of its own, and would change transformers' for the trainer too"
-        if sizes.states:
-            why = "that has been run beside this trainer"
         if sizes.latents:
             why = "whose log-probabilities were the trainer's when they were compared"
         yield Problem(
@@ -403,17 +401,35 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             "huggingface",
             ReasonCode.CONFLICT,
         )
-    if spec.rollout.engine == "vllm" and sizes.experts and spec.adapters_of_engines is not None:
+    own_kind = "of a mixture of experts" if sizes.experts else "of linear attention"
+    has_own_kind = sizes.experts or sizes.states
+    if spec.rollout.engine == "vllm" and has_own_kind and spec.adapters_of_engines is not None:
         yield Problem(
             "spec.rollout.adapters",
             shown(spec.rollout.adapters),
-            "adapters beside the weights of a mixture of experts in vLLM: not in this version",
+            f"adapters beside the weights {own_kind} in vLLM: not in this version",
             "merged, or engine: huggingface",
             ReasonCode.NOT_IN_THIS_VERSION,
+        )
+    is_on_cpu = (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0
+    if (
+        spec.rollout.engine == "vllm"
+        and sizes.states
+        and is_on_cpu
+        and spec.rollout.dtype != "bfloat16"
+    ):
+        yield Problem(
+            "spec.rollout.dtype",
+            shown(spec.rollout.dtype),
+            f"vLLM computes linear attention of {sizes.model_type} in one type on processors",
+            "bfloat16, or engine: huggingface",
+            ReasonCode.CONFLICT,
         )
     if tensor == 1:
         return
     most, keys = gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain), sizes.key_heads
+    if sizes.states:
+        most = gcd(most, sizes.states.key_heads)
     fitting = [n for n in range(1, most + 1) if most % n == 0 and not (keys % n and n % keys)]
     if tensor not in fitting:
         yield Problem(

@@ -96,8 +96,7 @@ class Family:
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
             classes, which it changes for the whole process, and so for the trainer. Of latent
-            attention its numbers were others than the trainer's. Gated delta networks it computes
-            in bfloat16 alone on processors, and those of Qwen3.5 want torchvision.
+            attention its numbers were others than the trainer's.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_cap: key of the soft cap that they come under, if any.
         classifiers: the ends of the names of transformers' classes with a head of one number.
@@ -186,7 +185,6 @@ _QWEN3_5: Final = Family(
     has_gates=True,
     has_states=True,
     uncut="layers of linear attention are whole",
-    is_in_vllm=False,
     classifiers=(TEXTS,),
 )
 FAMILIES: Final[Mapping[str, Family]] = {

@@ -33,6 +33,7 @@ from vllm.multimodal.processing import BaseProcessingInfo
 from ppojob_trainer.data.pictures import PictureForm, unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
+from ppojob_trainer.rollout.vllm_hybrids import DenseQwen3Next
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
@@ -184,8 +185,20 @@ class SeeingQwen3(Qwen3ForCausalLM, _Seeing):  # type: ignore[misc]
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds, told)
 
 
-SEEING = {"qwen2_vl": SeeingQwen2, "qwen2_5_vl": SeeingQwen2, "qwen3_vl": SeeingQwen3}
-for _kind in SEEING.values():
+@_seeing
+class SeeingQwen35(DenseQwen3Next, _Seeing):
+    """The language model of Qwen3.5, with the tower that the trainer has."""
+
+    embed_input_ids = SupportsMultiModal.embed_input_ids
+
+
+SEEING = {
+    "qwen2_vl": SeeingQwen2,
+    "qwen2_5_vl": SeeingQwen2,
+    "qwen3_vl": SeeingQwen3,
+    "qwen3_5": SeeingQwen35,
+}
+for _kind in (*SEEING.values(), DenseQwen3Next):
     ModelRegistry.register_model(_kind.__name__, _kind)
 
 
