@@ -2,7 +2,7 @@
 
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`seeing`, `seeing_3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY
+`hybrid` (linear attention in its first layer), `seeing`, `seeing_3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY
 FOLDER`.
 """
 
@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
@@ -284,6 +285,10 @@ def make(kind: str, first: str, second: str) -> None:
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
+    elif kind == "hybrid":
+        sizes = {**DELTA_NETWORKS, "head_dim": 32, "linear_key_head_dim": 64}
+        sizes |= {"linear_value_head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+        save_policy(Path(first), float(second), model_class=Qwen3_5ForCausalLM, **sizes)
     elif kind.startswith("seeing"):
         changes = {**WIDE_HEADS, "attention_dropout": float(second), "tie_word_embeddings": True}
         save_seeing_model(Path(first), SEEING[kind], **changes)
