@@ -2,8 +2,8 @@
 
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`hybrid` (linear attention in its first layer), `seeing`, `seeing_3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY
-FOLDER`.
+`hybrid` (linear attention in its first layer), `seeing`, `seeing_3`, `talker` or `searcher`, or
+`classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import io
