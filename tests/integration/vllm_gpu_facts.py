@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import vllm_facts as facts
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
-from vllm_family import largest_difference
+from vllm_family import difference
 
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.rollout.protocol import generate
@@ -97,7 +97,7 @@ def tasks(folder: Path, device: str) -> dict[str, Callable[[], Any]]:
     if device == "cuda":
         named["asleep"] = partial(asleep, folder)
     for family in (name for name, family in FAMILIES.items() if family.is_in_vllm):
-        named[family] = partial(largest_difference, family, folder / family, device)
+        named[family] = partial(difference, family, folder / family, device)
     return named
 
 

@@ -4,7 +4,7 @@ Sizes are those of whoever makes it. What a family can have and its defaults hav
 are shorter than the rows of tests.
 """
 
-from tiny_models import INTERLEAVED, MIXTURE, SECTIONS
+from tiny_models import DELTA_NETWORKS, INTERLEAVED, MIXTURE, PARTLY_ROTATED, SECTIONS
 from transformers import (
     DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
@@ -27,8 +27,10 @@ from transformers import (
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    Qwen3NextForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
 )
@@ -38,6 +40,7 @@ from ppojob_trainer.models.vision_language import (
     Qwen3VLForCausalLM,
     Qwen3VLMoeForCausalLM,
     Qwen25VLForCausalLM,
+    Qwen35ForCausalLM,
 )
 
 WINDOW = 4
@@ -127,5 +130,11 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen3_vl_moe": (
         Qwen3VLMoeForCausalLM,
         {**MIXTURE, "moe_intermediate_size": 24, "rope_parameters": INTERLEAVED, "head_dim": 8},
+    ),
+    "qwen3_5_text": (Qwen3_5ForCausalLM, DELTA_NETWORKS),
+    "qwen3_5": (Qwen35ForCausalLM, {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}),
+    "qwen3_next": (
+        Qwen3NextForCausalLM,
+        {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},
     ),
 }

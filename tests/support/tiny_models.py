@@ -2,8 +2,8 @@
 
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`seeing`, `seeing_3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY
-FOLDER`.
+`hybrid` (linear attention in its first layer), `seeing`, `seeing_3`, `talker` or `searcher`, or
+`classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import io
@@ -26,6 +26,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
@@ -60,6 +62,19 @@ SECTIONS = {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2
 """Of a head of eight: how many of its angles tell of time, height and width of a picture."""
 INTERLEAVED = {**SECTIONS, "mrope_interleaved": True}
 """The same of Qwen3-VL: those of height and width lie between those of time."""
+DELTA_NETWORKS = {
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "initializer_range": 0.15,  # what states say is normalised
+    "head_dim": 16,
+    "pad_token_id": 0,
+}
+"""Of layers that are gated delta networks, but for each second one."""
+PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
+"""The same sections of Qwen3.5, of a half of each head of sixteen."""
 WIDE_HEADS = {
     "hidden_size": 64,
     "num_attention_heads": 2,
@@ -125,8 +140,8 @@ def save_model(
 def write_model(folder: Path, model: PreTrainedModel) -> None:
     """Save a model as the hub has such.
 
-    transformers reads the sizes of Qwen3-VL in a section of config.json alone, and writes stacks of
-    its experts with other axes than it was published with.
+    transformers reads the sizes of these in a section of config.json alone, and writes stacks of
+    experts of Qwen3-VL with other axes than it was published with.
     """
     model.save_pretrained(folder)
     if "qwen3_vl_moe" in model.config.model_type:
@@ -134,7 +149,8 @@ def write_model(folder: Path, model: PreTrainedModel) -> None:
         save_file(turned(weights), folder / "model.safetensors", {"format": "pt"})
     path = folder / "config.json"
     text = json.loads(path.read_text())
-    if (name := text["model_type"]) in ("qwen3_vl", "qwen3_vl_moe") and "text_config" not in text:
+    name = text["model_type"]
+    if name in {"qwen3_vl", "qwen3_vl_moe", "qwen3_5"} and "text_config" not in text:
         whole = {key: text[key] for key in ("model_type", "architectures")}
         whole["tie_word_embeddings"] = model.config.tie_word_embeddings
         path.write_text(json.dumps(whole | {"text_config": {**text, "model_type": f"{name}_text"}}))
@@ -158,14 +174,22 @@ def save_seeing_model(
     sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
     if model_class is Qwen3VLMoeForConditionalGeneration:
         sizes |= {**MIXTURE, "moe_intermediate_size": 24}
+    if model_class is Qwen3_5ForConditionalGeneration:
+        sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
     sizes |= changes
     tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         tower |= {"embed_dim": 16, "hidden_size": sizes["hidden_size"], "mlp_ratio": 2}
-    elif model_class in (Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration):
-        sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+    elif model_class in {
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLMoeForConditionalGeneration,
+        Qwen3_5ForConditionalGeneration,
+    }:
         tower |= {"hidden_size": 16, "intermediate_size": 24, "num_position_embeddings": 16}
-        tower |= {"out_hidden_size": sizes["hidden_size"], "deepstack_visual_indexes": [0, 1]}
+        tower |= {"out_hidden_size": sizes["hidden_size"]}
+        if model_class is not Qwen3_5ForConditionalGeneration:
+            sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+            tower |= {"deepstack_visual_indexes": [0, 1]}
         tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
     else:
         tower |= {"hidden_size": 16, "intermediate_size": 24, "window_size": 4 * PATCH}
@@ -286,6 +310,10 @@ def make(kind: str, first: str, second: str) -> None:
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
+    elif kind == "hybrid":
+        sizes = {**DELTA_NETWORKS, "head_dim": 32, "linear_key_head_dim": 64}
+        sizes |= {"linear_value_head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+        save_policy(Path(first), float(second), model_class=Qwen3_5ForCausalLM, **sizes)
     elif kind.startswith("seeing"):
         changes = {**WIDE_HEADS, "attention_dropout": float(second), "tie_word_embeddings": True}
         save_seeing_model(Path(first), SEEING[kind], **changes)

@@ -11,6 +11,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
 )
@@ -33,6 +34,7 @@ FAMILIES = [
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
 ]
 PICTURES = [
     packed([picture("red", (40, 20)), picture("blue")]),

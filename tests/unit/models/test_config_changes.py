@@ -15,6 +15,7 @@ from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
 from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
@@ -138,8 +139,8 @@ def test_a_family_takes_what_is_changed_or_refuses_it_by_name(family: str, tmp_p
     model = spec(tmp_path / "model", ropeScaling=YARN, attentionDropout=0.25)
     overrides = config_changes(model.path, model)
     report = check_model_folder(Path(model.path), trust_remote_code=False, overrides=overrides)
-    seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-    is_refused = family in ("mixtral", "phi3", "olmo3", "gemma3_text", *seeing)
+    is_seeing = FAMILIES[family].sees_pictures
+    is_refused = is_seeing or family in ("mixtral", "phi3", "olmo3", "gemma3_text")
     refused = {"spec.model.ropeScaling.type"} if is_refused else set()
     assert {problem.where for problem in report.errors} == refused
     if is_refused:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 from family_models import FAMILY_MODELS
-from tiny_models import MIXTURE, SIZES, make_model
+from tiny_models import DELTA_NETWORKS, MIXTURE, SIZES, make_model
 from transformers import (
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
@@ -173,6 +173,37 @@ def test_vllm_has_no_adapters_beside_experts(tmp_path: Path, engine: str, refuse
     found = problems(tmp_path, {"model": {**SIZES, **EXPERTS}}, model=model, rollout=rollout)
     refusal = ("spec.rollout.adapters", ReasonCode.NOT_IN_THIS_VERSION)
     assert [(one.where, one.reason_code) for one in found] == ([refusal] if refused else [])
+
+
+HYBRID = {"model_type": "qwen3_5_text", **SIZES, **DELTA_NETWORKS}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "refused"),
+    [
+        ({"engine": "huggingface"}, {}),
+        ({"engine": "vllm", "dtype": "bfloat16"}, {}),
+        ({"engine": "vllm"}, {"spec.rollout.dtype": ReasonCode.CONFLICT}),
+        (
+            {"engine": "vllm", "dtype": "bfloat16", "adapters": "beside"},
+            {"spec.rollout.adapters": ReasonCode.NOT_IN_THIS_VERSION},
+        ),
+    ],
+)
+def test_what_vllm_does_of_linear_attention(tmp_path: Path, rollout, refused) -> None:
+    model = {"path": str(tmp_path / "model"), "lora": {"rank": 2}}
+    found = problems(tmp_path, {"model": HYBRID}, model=model, rollout=rollout)
+    assert {one.where: one.reason_code for one in found} == refused
+
+
+@pytest.mark.parametrize(("ranks", "refused"), [(2, False), (4, True)])
+def test_ranks_share_the_heads_of_linear_attention(tmp_path: Path, ranks, refused) -> None:
+    """Of these the model has two, and four of attention."""
+    pods = {"ranksPerReplica": 4, "parallelism": {"sequence": ranks}}
+    configs = {"model": {**HYBRID, "num_attention_heads": 4}}
+    found = out_of_range(problems(tmp_path, configs, roles={"actorRollout": pods}))
+    where = "spec.roles.actorRollout.parallelism.sequence"
+    assert found == ({where: "a divisor of 2"} if refused else {})
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.linear_attention import ChunkPlan, plan_chunks, use_packed_states
 from ppojob_trainer.engine.long_rows import (
     Dropout,
     LongRows,
@@ -146,6 +147,7 @@ class AttentionPlans:
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
         self._made: dict[int | None, AttentionPlan] = {}
+        self._chunks: dict[int, ChunkPlan] = {}
 
     def of(self, window: int | None) -> AttentionPlan:
         """The plan of a window; one that no row is longer than is none."""
@@ -154,6 +156,12 @@ class AttentionPlans:
         if window not in self._made:
             self._made[window] = self._make(window=window).to(self._device)
         return self._made[window]
+
+    def chunks(self, before: int) -> ChunkPlan:
+        """The chunks of linear attention whose convolution sees so many tokens before one."""
+        if before not in self._chunks:
+            self._chunks[before] = plan_chunks(self._spans, before).to(self._device)
+        return self._chunks[before]
 
     @cached_property
     def rows(self) -> VarlenRows:
@@ -395,3 +403,4 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     AttentionInterface.register(PACKED_ATTENTION, attend_packed)
     AttentionMaskInterface.register(PACKED_ATTENTION, lambda *_, **__: None)  # it is in the plan
     model.set_attn_implementation(PACKED_ATTENTION)
+    use_packed_states(model)

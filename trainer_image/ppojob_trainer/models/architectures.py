@@ -33,6 +33,13 @@ VLLM_LATENT: Final = 576
 
 _MAX_SIZE: Final = 2**31 - 1
 _LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_STATES: Final = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
 _REQUIRED: Final = {
     "vocab_size": _MAX_SIZE,
     "hidden_size": _MAX_SIZE,
@@ -69,6 +76,27 @@ class Latents:
 
 
 @dataclass(frozen=True, slots=True)
+class States:
+    """Sizes of gated delta networks.
+
+    Attributes:
+        layers: those that have one in place of attention.
+        key_heads: of queries and of keys.
+        heads: of values, of which each has a state.
+        key: of a head's queries and keys.
+        value: of a head's values.
+        taps: inputs of the convolution at a token.
+    """
+
+    layers: frozenset[int]
+    key_heads: int
+    heads: int
+    key: int
+    value: int
+    taps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """What config.json says of a model's sizes.
 
@@ -85,6 +113,7 @@ class Sizes:
         plain: width within their blocks; 0 where there are none.
         has_head_norms: whether queries and keys are normalised.
         latents: of a model whose queries, keys and values are made of latent vectors.
+        states: of a model with layers that keep states.
     """
 
     model_type: str
@@ -103,6 +132,7 @@ class Sizes:
     plain: int = 0
     has_head_norms: bool = False
     latents: Latents | None = None
+    states: States | None = None
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
@@ -112,8 +142,9 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     problems = []
     config = {**family.defaults, **config}
     required: dict[str, int] = {}
-    latent = dict.fromkeys(_LATENT, _MAX_SIZE) if family.has_latents else {}
-    for key, most in (_REQUIRED | required_sizes(config) | latent).items():
+    own = _LATENT if family.has_latents else _STATES if family.has_states else ()
+    needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, _MAX_SIZE)
+    for key, most in needed.items():
         value = _count(config.get(key))
         if value is None or value > most:
             got = ABSENT if config.get(key) is None else shown(config[key])
@@ -135,6 +166,10 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         of_queries = _count(config.get("q_lora_rank")) or 0
         latents = Latents(of_queries, *(required[key] for key in _LATENT))
         key_heads, head_size = heads, latents.plain + latents.rotary
+    states = None
+    if family.has_states:
+        layers = _layers_with_states(config, required["num_hidden_layers"])
+        states = States(layers, *(required[key] for key in _STATES))
     biased = {
         name for key, names in family.biases.items() if config.get(key) is True for name in names
     }
@@ -156,7 +191,16 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         has_head_norms=family.head_norm != "none"
         and (not family.head_norm_key or config.get(family.head_norm_key) is True),
         latents=latents,
+        states=states,
     )
+
+
+def _layers_with_states(config: Mapping[str, Json], layers: int) -> frozenset[int]:
+    """As config.json names them; where it does not, all but each so many-th, as transformers."""
+    kinds, interval = config.get("layer_types"), _count(config["full_attention_interval"]) or 1
+    if isinstance(kinds, list):
+        return frozenset(n for n, kind in enumerate(kinds) if kind == "linear_attention")
+    return frozenset(n for n in range(layers) if (n + 1) % interval)
 
 
 def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
@@ -177,7 +221,7 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
     family = FAMILIES[sizes.model_type]
     attention: dict[str, Shape] = {
-        "self_attn.q_proj": (query, hidden),
+        "self_attn.q_proj": (2 * query if family.has_gates else query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
     }
@@ -186,6 +230,8 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     attention["self_attn.o_proj"] = (hidden, query)
     if sizes.latents:
         attention = _latent_attention(sizes.latents, hidden, sizes.heads)
+    if sizes.states and layer in sizes.states.layers:
+        attention = _delta_network(sizes.states, hidden, is_fused="in_proj_qkvz" in family.fused)
     if family.mixture and layer >= sizes.plain_layers:
         return attention | shared_layers(family.mixture, hidden, sizes.shared)
     inner = sizes.plain if family.mixture else sizes.inner
@@ -208,6 +254,17 @@ def _latent_attention(latents: Latents, hidden: int, heads: int) -> dict[str, Sh
     return found | {"self_attn.o_proj": (hidden, heads * latents.value)}
 
 
+def _delta_network(states: States, hidden: int, *, is_fused: bool) -> dict[str, Shape]:
+    key, value = states.key_heads * states.key, states.heads * states.value
+    parts = {"qkv": 2 * key + value, "z": value, "b": states.heads, "a": states.heads}
+    if is_fused:
+        parts = {"qkvz": 2 * (key + value), "ba": 2 * states.heads}
+    found: dict[str, Shape] = {
+        f"linear_attn.in_proj_{name}": (rows, hidden) for name, rows in parts.items()
+    }
+    return found | {"linear_attn.out_proj": (hidden, value)}
+
+
 def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
     for norm in (*family.norms, *family.late_norms):
@@ -225,7 +282,12 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     if (mixture := family.mixture) and layer >= sizes.plain_layers:
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
-    if sizes.has_head_norms:
+    if (states := sizes.states) and layer in states.layers:
+        channels = 2 * states.key_heads * states.key + states.heads * states.value
+        yield "linear_attn.conv1d.weight", (channels, 1, states.taps)
+        yield "linear_attn.norm.weight", (states.value,)
+        yield from ((f"linear_attn.{name}", (states.heads,)) for name in ("A_log", "dt_bias"))
+    elif sizes.has_head_norms:
         each = family.head_norm == "each head"
         yield "self_attn.q_norm.weight", (sizes.head_size * (1 if each else sizes.heads),)
         yield "self_attn.k_norm.weight", (sizes.head_size * (1 if each else sizes.key_heads),)
@@ -278,11 +340,14 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             )
         else:
             heads //= layout.tensor
+        if sizes.states:
+            heads = gcd(heads, sizes.states.key_heads)
         if heads % layout.sequence:
+            of_states = " and those of its linear attention" if sizes.states else ""
             yield Problem(
                 f"spec.roles.{host}.parallelism.sequence",
                 shown(layout.sequence),
-                f"the query heads of {folder} are dealt to so many ranks",
+                f"the query heads of {folder}{of_states} are dealt to so many ranks",
                 f"a divisor of {heads}",
                 ReasonCode.OUT_OF_RANGE,
             )
@@ -352,17 +417,35 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
             ReasonCode.CONFLICT,
         )
-    if spec.rollout.engine == "vllm" and sizes.experts and spec.adapters_of_engines is not None:
+    own_kind = "of a mixture of experts" if sizes.experts else "of linear attention"
+    has_own_kind = sizes.experts or sizes.states
+    if spec.rollout.engine == "vllm" and has_own_kind and spec.adapters_of_engines is not None:
         yield Problem(
             "spec.rollout.adapters",
             shown(spec.rollout.adapters),
-            "adapters beside the weights of a mixture of experts in vLLM: not in this version",
+            f"adapters beside the weights {own_kind} in vLLM: not in this version",
             "merged, or engine: huggingface",
             ReasonCode.NOT_IN_THIS_VERSION,
+        )
+    is_on_cpu = (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0
+    if (
+        spec.rollout.engine == "vllm"
+        and sizes.states
+        and is_on_cpu
+        and spec.rollout.dtype != "bfloat16"
+    ):
+        yield Problem(
+            "spec.rollout.dtype",
+            shown(spec.rollout.dtype),
+            f"vLLM computes linear attention of {sizes.model_type} in one type on processors",
+            "bfloat16, or engine: huggingface",
+            ReasonCode.CONFLICT,
         )
     if tensor == 1:
         return
     most, keys = gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain), sizes.key_heads
+    if sizes.states:
+        most = gcd(most, sizes.states.key_heads)
     fitting = [n for n in range(1, most + 1) if most % n == 0 and not (keys % n and n % keys)]
     if tensor not in fitting:
         yield Problem(

@@ -24,6 +24,14 @@ _EXPERTS_EVERYWHERE: Final[Mapping[str, tuple[Json, ...]]] = {
     "decoder_sparse_step": (1,),
 }
 _FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
+_DELTA_NETWORKS: Final[Mapping[str, Json]] = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
 TOKENS: Final = "ForTokenClassification"
 TEXTS: Final = "ForSequenceClassification"
 CLASSIFIERS: Final = (TOKENS, TEXTS)
@@ -79,7 +87,8 @@ class Family:
         has_ropes_by_layer: whether each kind of layer has rotary positions of its own.
         biases: linear layers of a block that have biases where config.json says true to a key.
         always_biased: those that have one in any case.
-        fused: linear layers that are of one matrix: query, key and value, or gate and up.
+        fused: linear layers that are of one matrix: query, key and value, or gate and up; all
+            that a gated delta network is made of, in two matrices.
         norms: of a block, of what goes into its matrices.
         late_norms: of what comes out of them.
         centred_norms: whether norms multiply by 1 + weight.
@@ -88,6 +97,10 @@ class Family:
         has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
             arXiv:2405.04434, section 2.1).
         has_sinks: whether each head has a key whose score is learnt and whose value is 0.
+        has_gates: whether queries come with a gate of what attention says, as wide as they are
+            (arXiv:2505.06708).
+        has_states: whether the layers that config.json says are gated delta networks (arXiv:
+            2412.06464), which keep a state of fixed size in place of keys and values.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
@@ -109,7 +122,7 @@ class Family:
     has_ropes_by_layer: bool = False
     biases: _Biases = field(default_factory=lambda: _ATTENTION)
     always_biased: tuple[str, ...] = ()
-    fused: tuple[Literal["qkv_proj", "gate_up_proj"], ...] = ()
+    fused: tuple[Literal["qkv_proj", "gate_up_proj", "in_proj_qkvz"], ...] = ()
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     late_norms: tuple[str, ...] = ()
     centred_norms: bool = False
@@ -117,6 +130,8 @@ class Family:
     head_norm_key: str = ""
     has_latents: bool = False
     has_sinks: bool = False
+    has_gates: bool = False
+    has_states: bool = False
     uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
@@ -159,6 +174,11 @@ _GEMMA2: Final = replace(
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     logit_cap="final_logit_softcapping",
 )
+_WITH_SHARED: Final = Mixture(
+    shared="shared_expert",
+    shared_inner=("shared_expert_intermediate_size",),
+    shared_gate="shared_expert_gate",
+)
 _CORRECTED: Final = Mixture(
     shared="shared_experts",
     shared_inner=("moe_intermediate_size", "n_shared_experts"),
@@ -197,6 +217,21 @@ _QWEN2_VL: Final = Family(
     sees_pictures=True,
     classifiers=(),
 )
+_QWEN3_5: Final = Family(
+    "Qwen3.5 (text)",
+    defaults={"head_dim": 256, "num_key_value_heads": 4, **_DELTA_NETWORKS},
+    only={
+        "hidden_act": ("silu",),
+        "attn_output_gate": (None, True),
+        "output_gate_type": (None, "silu", "swish"),
+    },
+    centred_norms=True,
+    head_norm="each head",
+    has_gates=True,
+    has_states=True,
+    uncut="layers of linear attention are whole",
+    classifiers=(TEXTS,),
+)
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**_ATTENTION, **_FEED_FORWARD}),
     "qwen2": Family(
@@ -223,11 +258,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
         biases={},
         always_biased=_QUERIES,
-        mixture=Mixture(
-            shared="shared_expert",
-            shared_inner=("shared_expert_intermediate_size",),
-            shared_gate="shared_expert_gate",
-        ),
+        mixture=_WITH_SHARED,
     ),
     "mixtral": Family(
         "Mixtral",
@@ -377,6 +408,23 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only=_EXPERTS_EVERYWHERE,
         uncut="gate and up of experts are of one matrix",
         mixture=Mixture(is_stacked=True),
+    ),
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5": replace(
+        _QWEN3_5,
+        models="Qwen3.5",
+        ropes=(None, "default", "mrope"),
+        sees_pictures=True,
+        classifiers=(),
+    ),
+    "qwen3_next": replace(
+        _QWEN3_5,
+        models="Qwen3-Next",
+        defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
+        only={**_QWEN3_5.only, **_EXPERTS_EVERYWHERE},
+        fused=("in_proj_qkvz",),
+        mixture=_WITH_SHARED,
+        classifiers=CLASSIFIERS,
     ),
 }
 """By `model_type` of config.json."""

@@ -19,6 +19,8 @@ from ppojob_trainer.models.architectures import HEAD, count_adapters, sizes_of
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.weight_files import read_weights
 
+_FURTHER: Final = "mtp."
+"""Of Qwen3.5 and Qwen3-Next what the names of layers that predict further tokens begin with."""
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 GIB: Final = 2**30
 MEMORY_INFO: Final = Path("/proc/meminfo")
@@ -52,7 +54,7 @@ def _count_of(folder: str) -> int:
     def counts(name: str) -> bool:
         layer = _LAYER.match(name)
         is_beyond = layer is not None and int(layer[1]) >= layers
-        return name != HEAD and not name.startswith(TOWER) and not is_beyond
+        return name != HEAD and not name.startswith((TOWER, _FURTHER)) and not is_beyond
 
     tensors = read_weights(Path(folder)).tensors.items()
     return sum(tensor.size for name, tensor in tensors if counts(name))

@@ -23,9 +23,10 @@ CORRECTION: Final = "e_score_correction_bias"
 def stays_float32(name: str) -> bool:
     """Whether a weight is kept and sent in float32, in whatever type the others are.
 
-    Routers choose by it: rounded it would send tokens to other experts.
+    Routers choose by the one: rounded it would send tokens to other experts. A gated delta network
+    decays by an exponential of the other, which vLLM keeps so.
     """
-    return name.endswith(CORRECTION)
+    return name.endswith((CORRECTION, ".A_log"))
 
 
 def is_sent_float32(name: str) -> bool:

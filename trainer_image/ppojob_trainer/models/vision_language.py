@@ -27,6 +27,11 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
     Qwen2VLTextConfig,
     Qwen2VLTextModel,
 )
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5PreTrainedModel,
+    Qwen3_5TextConfig,
+    Qwen3_5TextModel,
+)
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     Qwen3VLPreTrainedModel,
     Qwen3VLTextConfig,
@@ -71,6 +76,12 @@ class Qwen3VLMoeLanguageConfig(Qwen3VLMoeTextConfig):  # type: ignore[misc]
     model_type = "qwen3_vl_moe"
     picture_layers: int = 0
     tie_word_embeddings: bool = False
+
+
+class Qwen35LanguageConfig(Qwen3_5TextConfig):  # type: ignore[misc]
+    """As `Qwen2VLLanguageConfig`."""
+
+    model_type = "qwen3_5"
 
 
 class _LanguageModel:
@@ -124,10 +135,23 @@ class Qwen3VLMoeForCausalLM(_LanguageModel, Qwen3VLMoePreTrainedModel):  # type:
     text_config = Qwen3MoeConfig
 
 
+class Qwen35ForCausalLM(_LanguageModel, Qwen3_5PreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen3.5."""
+
+    config_class = Qwen35LanguageConfig
+    decoder = Qwen3_5TextModel
+    text_config = Qwen3_5TextConfig
+
+
 _TOLD_BEHIND_LAYERS: Final = (Qwen3VLForCausalLM, Qwen3VLMoeForCausalLM)
 _MODELS: Final = {
     model.config_class.model_type: model
-    for model in (Qwen2VLForCausalLM, Qwen25VLForCausalLM, *_TOLD_BEHIND_LAYERS)
+    for model in (
+        Qwen2VLForCausalLM,
+        Qwen25VLForCausalLM,
+        *_TOLD_BEHIND_LAYERS,
+        Qwen35ForCausalLM,
+    )
 }
 for _model in _MODELS.values():
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)

@@ -51,10 +51,16 @@ class SequenceRanks:
         """
         if self.size == 1:
             return query, key, value
-        tokens, key_heads, head_size = key.shape
-        copies = lcm(key_heads, self.size) // key_heads
+        copies = lcm(key.shape[1], self.size) // key.shape[1]
         whole = (query, *(x.repeat_interleave(copies, dim=1) for x in (key, value)))
-        shares = [x.reshape(tokens, self.size, -1, head_size) for x in whole]
+        dealt, size = self.dealt(*(x.flatten(1) for x in whole)), query.shape[-1]
+        return tuple(x.reshape(len(x), -1, size) for x in dealt)
+
+    def dealt(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """(t, n) each to (T, n / S), this rank's run of each n, which S divides; of one type."""
+        if self.size == 1:
+            return parts
+        shares = [part.reshape(len(part), self.size, -1) for part in parts]
         sent = torch.cat(shares, dim=2).transpose(0, 1)
         arrived = _exchange(sent, self.group).flatten(0, 1)
         return torch.split(arrived, [share.shape[2] for share in shares], dim=1)

@@ -46,9 +46,10 @@ def _sizes(config: PretrainedConfig) -> Sizes:
 
 
 def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
-    """Return what one token takes in a rank's cache: keys and values of all layers and its heads.
+    """Return what one token takes in a rank's cache: keys and values of its heads, of all layers.
 
-    Ranks that share an engine share the heads, and each has one at the least.
+    Layers that keep states have none. Ranks that share an engine share the heads, and each has one
+    at the least.
     """
     latent = getattr(config, "kv_lora_rank", None)
     if latent is not None:  # which all heads share
@@ -58,4 +59,19 @@ def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, rank
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     heads = max(1, num_kv_heads // ranks)
-    return int(2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize)
+    states = _sizes(config).states
+    layers = config.num_hidden_layers - (len(states.layers) if states else 0)
+    return int(2 * layers * heads * head_dim * dtype.itemsize)
+
+
+def state_bytes(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
+    """Return what a row takes in a rank's cache beside its tokens, where layers keep states.
+
+    Attention's layers count as well: their last block is as large as a state.
+    """
+    if (states := _sizes(config).states) is None:
+        return 0
+    channels = 2 * states.key_heads * states.key + states.heads * states.value
+    inputs = channels * (states.taps - 1) * dtype.itemsize
+    layer = inputs + states.heads * states.key * states.value * torch.float32.itemsize
+    return int(config.num_hidden_layers) * layer // ranks

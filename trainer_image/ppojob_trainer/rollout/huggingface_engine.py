@@ -220,7 +220,7 @@ class HuggingFaceEngine:
         for row, key in zip(rows, keys, strict=True) if experts else ():
             row.experts.append(experts[place[key]][longest - len(key[0]) :])
         spread = torch.tensor([place[key] for key in keys], device=self._home)
-        output.past_key_values.batch_select_indices(spread)
+        output.past_key_values.reorder_cache(spread)
         return _Batch(
             rows,
             output.past_key_values,
@@ -309,7 +309,7 @@ class HuggingFaceEngine:
             live = [n for n, row in enumerate(batch.rows) if row.finish_reason is None]
             if 0 < len(live) < len(batch.rows):
                 index = torch.tensor(live, device=self._home)
-                batch.cache.batch_select_indices(index)
+                batch.cache.reorder_cache(index)
                 batch.attention_mask = batch.attention_mask[index]
                 batch.ahead = batch.ahead[index]
             batch.rows = [batch.rows[n] for n in live]

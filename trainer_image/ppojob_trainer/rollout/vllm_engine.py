@@ -57,6 +57,7 @@ from ppojob_trainer.rollout.checkpoint_names import (
     adapter_names,
     checkpoint_names,
     key_value_bytes_per_token,
+    state_bytes,
 )
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.process_state import (
@@ -101,6 +102,7 @@ with process_state_kept(own_environment="VLLM_"), garbage_kept():
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     from ppojob_trainer.rollout import vllm_pictures
+    from ppojob_trainer.rollout.vllm_hybrids import DenseQwen3Next
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,8 @@ _OPERATIONS = ["all", "-rms_norm", "-rotary_embedding"]
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
 # What vLLM has room for; smaller adapters are filled up with zeros.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# Types of models that vLLM is given as Qwen3-Next without experts.
+_DENSE_HYBRIDS = ("qwen3_5", "qwen3_5_text")
 # The one set of adapters, which is in memory before the first request names it.
 _ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
 
@@ -436,11 +440,14 @@ def _engine_config(
     config: PreTrainedConfig, changes: Mapping[str, Json], sees: bool
 ) -> PreTrainedConfig:
     """What vLLM makes its model of, in place of what it has read from the folder."""
-    if not sees:
-        told = FAMILIES[config.model_type].told_vllm if config.model_type in FAMILIES else {}
-        return change(text_config(config), {**told, **changes})
-    changed = change(language_part(config), changes)
-    kind = vllm_pictures.SEEING.get(changed.model_type)
+    told: Mapping[str, Json] = {}
+    if not sees and config.model_type in FAMILIES:
+        told = FAMILIES[config.model_type].told_vllm
+    changed = change(language_part(config) if sees else text_config(config), {**told, **changes})
+    kind = vllm_pictures.SEEING.get(changed.model_type) if sees else None
+    if changed.model_type in _DENSE_HYBRIDS:
+        changed.mlp_only_layers = list(range(changed.num_hidden_layers))
+        kind = kind or DenseQwen3Next
     if kind is not None:  # vLLM first asks with a type that is none
         changed.architectures = [kind.__name__]
     return changed
@@ -497,6 +504,9 @@ def engine_args(
         "skip_mm_profiling": True,
         **rollout.engine_arguments,
     }
+    if has_states := hasattr(config, "linear_num_value_heads"):
+        # Prefixes are kept only of prompts that are cut into chunks. States are the trainer's.
+        common |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
     if tensor > 1:
         # Ranks that have a batch in flight each might not have the same one. A rank sees its own
         # GPU alone, so they cannot reach into each other's memory.
@@ -520,7 +530,8 @@ def engine_args(
         **common,
         # Compiling takes longer than a small model's whole run.
         enforce_eager=True,
-        block_size=_CPU_BLOCK_TOKENS,
+        # Where there are states, as many tokens as take their place.
+        block_size=None if has_states else _CPU_BLOCK_TOKENS,
         enable_chunked_prefill=False,
         max_num_batched_tokens=max(length, step_tokens),
         kv_cache_memory_bytes=kv_cache_bytes or _cpu_cache_bytes(rollout, length, config),
@@ -532,6 +543,7 @@ def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: PreTrainedConfig
     blocks = -(-length // _CPU_BLOCK_TOKENS)
     dtype, tensor = DTYPES[rollout.dtype], rollout.parallelism.tensor
     per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, dtype, tensor)
+    per_row += state_bytes(config, dtype, tensor)
     # vLLM keeps one block for itself.
     rows = rollout.max_sequences + 1
     return max(min(rows * per_row, _CPU_KV_CACHE_BYTES), 2 * per_row)

@@ -34,6 +34,7 @@ from vllm.multimodal.processing import BaseProcessingInfo
 from ppojob_trainer.data.pictures import PictureForm, unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
+from ppojob_trainer.rollout.vllm_hybrids import DenseQwen3Next
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
@@ -216,13 +217,21 @@ class SeeingQwen3Moe(_SeeingDeep, Qwen3MoeForCausalLM):  # type: ignore[misc]
     decoder = _ToldQwen3Moe
 
 
+@_seeing
+class SeeingQwen35(DenseQwen3Next, _Seeing):
+    """The language model of Qwen3.5, with the tower that the trainer has."""
+
+    embed_input_ids = SupportsMultiModal.embed_input_ids
+
+
 SEEING = {
     "qwen2_vl": SeeingQwen2,
     "qwen2_5_vl": SeeingQwen2,
     "qwen3_vl": SeeingQwen3,
     "qwen3_vl_moe": SeeingQwen3Moe,
+    "qwen3_5": SeeingQwen35,
 }
-for _kind in SEEING.values():
+for _kind in (*SEEING.values(), DenseQwen3Next):
     ModelRegistry.register_model(_kind.__name__, _kind)
 
 

@@ -81,6 +81,7 @@ def _greedy(costs: Sequence[int], parts: int) -> list[_Share]:
 def linear_cost(sizes: Sizes) -> int:
     """The cost `a` of a token in the weight matrices of a model.
 
+    Beside it stands attention, of the layers that have it: what linear attention costs is small.
     The output layer counts for every token, though prompt tokens do not pass through it.
     """
     blocks = sum(
@@ -89,7 +90,8 @@ def linear_cost(sizes: Sizes) -> int:
         if len(shape) == 2 and name != EMBEDDING
     )
     weights = blocks + sizes.vocabulary * sizes.hidden
-    return weights // (2 * sizes.layers * sizes.heads * sizes.head_size)
+    attending = sizes.layers - len(sizes.states.layers if sizes.states else ())
+    return weights // (2 * max(1, attending) * sizes.heads * sizes.head_size)
 
 
 def group_cost(

@@ -1,0 +1,270 @@
+"""Linear attention over packed rows: gated delta networks (Yang et al. 2024, arXiv:2412.06464).
+
+Such a layer keeps a state S of each head, and each token of a row changes it and reads it::
+
+    S <- exp(g) S;   S <- S + k (w (v - S^T k))^T;   o = S^T q
+
+Queries, keys and values come out of a short convolution over the row. Spans are cut into chunks,
+within which all is a few matrix products (section 3.3 there; Yang et al. 2024, arXiv:2406.06484).
+Chunks are computed in waves: those of a wave begin with states that the wave before has left. So a
+prompt is computed once, and each of its responses goes on from its last state and its last tokens.
+All of it is computed again in the backward pass, at least in float32: what is held beside its input
+is one layer's at a time.
+
+Legend: T packed tokens, t of them in a rank's run, K key heads, H value heads, G = H / K, D key
+size, V value size, N chunks of C tokens, B inputs of the convolution at a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
+
+CHUNK: Final = 64
+"""Tokens of a chunk; of a shorter one the rest is padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """The chunks of packed rows, wave after wave."""
+
+    # (N, B - 1 + C) int64 into T, tokens of each chunk behind those before it in its row; T stands
+    # for padding
+    tokens: Tensor
+    slots: Tensor  # (T,) int64, where each token lies in the N * C
+    waves: tuple[int, ...]  # how many chunks each has
+    parents: tuple[Tensor, ...]  # of each wave but the first int64, from which chunk of the wave
+    # before each of its chunks goes on
+
+    def to(self, device: torch.device) -> ChunkPlan:
+        """The same on a device."""
+        parents = tuple(parent.to(device) for parent in self.parents)
+        return ChunkPlan(self.tokens.to(device), self.slots.to(device), self.waves, parents)
+
+
+class HasChunks(Protocol):
+    """Plans of a packed sequence."""
+
+    def chunks(self, before: int) -> ChunkPlan:
+        """That of `plan_chunks`."""
+
+
+def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> ChunkPlan:
+    """Cut spans, which cover the packed tokens in order, into chunks.
+
+    A token's convolution sees so many tokens `before` it.
+    """
+    waves: list[list[tuple[Span, int, int]]] = []  # span, first token in it, parent
+    ends: dict[int, tuple[int, int]] = {}  # by the start of a span: wave and place of its last one
+    for span in spans:
+        wave, place = ends[span.prefix_start] if span.prefix_length else (-1, 0)
+        for first in range(0, span.length, chunk):
+            wave += 1
+            if wave == len(waves):
+                waves.append([])
+            waves[wave].append((span, first, place))
+            place = len(waves[wave]) - 1
+        ends[span.start] = wave, place
+    numbers = [
+        (span.start, span.length, span.prefix_start, span.prefix_length, first)
+        for chunks in waves
+        for span, first, _ in chunks
+    ]
+    start, length, prefix_start, prefix, first_ = torch.tensor(numbers)[:, :, None].unbind(1)
+    total = int(sum(span.length for span in spans))
+    own = first_ + torch.arange(-before, chunk)  # place in the span; below 0 in its prefix
+    in_prefix = torch.where(prefix + own >= 0, prefix_start + prefix + own, total)
+    tokens = torch.where(own < 0, in_prefix, torch.where(own < length, start + own, total))
+    slots = torch.empty(total + 1, dtype=torch.int64)
+    slots[tokens[:, before:].flatten()] = torch.arange(len(numbers) * chunk)
+    return ChunkPlan(
+        tokens,
+        slots[:-1],
+        tuple(map(len, waves)),
+        tuple(torch.tensor([parent for *_, parent in chunks]) for chunks in waves[1:]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """Heads of a rank: K, H, D and V of the legend."""
+
+    key_heads: int
+    value_heads: int
+    key: int
+    value: int
+
+
+def mix_rows(
+    mixed: Tensor, filters: Tensor, decay: Tensor, weight: Tensor, sizes: HeadSizes, plan: ChunkPlan
+) -> Tensor:
+    """What the tokens of all rows read of the states of their rows.
+
+    Args:
+        mixed: (T, 2 K D + H V) queries, keys and values in front of their convolution.
+        filters: (2 K D + H V, B) of the convolution.
+        decay: (T, H) g, at most 0.
+        weight: (T, H) w, from 0 to 1.
+        sizes: of the heads.
+        plan: of the rows.
+
+    Returns:
+        (T, H, V), at least float32.
+    """
+    kind = torch.promote_types(mixed.dtype, torch.float32)
+    before, chunks = filters.shape[1] - 1, len(plan.tokens)
+    length = plan.tokens.shape[1] - before
+
+    def of_chunks(x: Tensor, tokens: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, 0, 1))
+        rows = padded.index_select(0, tokens.flatten()).to(kind)
+        return rows.view(chunks, -1, x.shape[1])
+
+    def by_head(x: Tensor, heads: int) -> Tensor:
+        return x.reshape(chunks, length, heads, -1).transpose(1, 2)
+
+    inputs, own = of_chunks(mixed, plan.tokens), plan.tokens[:, before:]
+    first, *taps = filters.to(kind).unbind(1)
+    seen = inputs[:, :length] * first
+    for n, tap in enumerate(taps, 1):
+        seen = seen + inputs[:, n : n + length] * tap
+    width = sizes.key_heads * sizes.key
+    widths = [width, width, sizes.value_heads * sizes.value]
+    query, key, value = torch.split(F.silu(seen), widths, dim=-1)
+    # Padding has no weight and no decay, and leaves states as they are.
+    output = _read_states(
+        _unit(by_head(query, sizes.key_heads)) * sizes.key**-0.5,
+        _unit(by_head(key, sizes.key_heads)),
+        by_head(value, sizes.value_heads),
+        of_chunks(decay, own).transpose(1, 2),
+        of_chunks(weight, own).transpose(1, 2),
+        plan,
+    )
+    return output.transpose(1, 2).flatten(0, 1).index_select(0, plan.slots)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Vectors of length one; the summand is that of the models' own code."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _read_states(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, weight: Tensor, plan: ChunkPlan
+) -> Tensor:
+    """(N, K, C, D) twice, (N, H, C, V) and (N, H, C) twice to (N, H, C, V).
+
+    What a chunk's tokens write, u = w (v - S^T k), hangs on what those before them in it write, and
+    on the state B in front of it: `u = own - reach B`, of which one triangular system says both.
+    """
+    groups = value.shape[1] // key.shape[1]
+    past = decay.cumsum(-1)
+    later = past.new_ones(past.shape[-1:] * 2, dtype=torch.bool).triu(1)
+    # Masked in front of the exponential: those of later tokens could be too large for a number.
+    fade = (past[..., :, None] - past[..., None, :]).masked_fill(later, -torch.inf).exp()
+    query, key, meets, reads = (
+        x.repeat_interleave(groups, dim=1) for x in (query, key, key @ key.mT, query @ key.mT)
+    )
+    since = past.exp()[..., None]
+    given = weight[..., None] * torch.cat([value, since * key], dim=-1)
+    written = torch.linalg.solve_triangular(
+        weight[..., None] * fade * meets, given, upper=False, unitriangular=True
+    )
+    own, reach = written.split([value.shape[-1], key.shape[-1]], dim=-1)
+    left = (past[..., -1:] - past).exp()[..., None]
+    of_waves = zip(
+        *(
+            x.split(plan.waves)
+            for x in (own, reach, since * query, fade * reads, left * key, since[..., -1:, :])
+        ),
+        strict=True,
+    )
+    outputs: list[Tensor] = []
+    state = value.new_zeros(plan.waves[0], value.shape[1], key.shape[-1], value.shape[-1])
+    for number, (own_, reach_, query_, reads_, key_, since_) in enumerate(of_waves):
+        if number:
+            state = state.index_select(0, plan.parents[number - 1])
+        new = own_ - reach_ @ state
+        outputs.append(query_ @ state + reads_ @ new)
+        state = since_ * state + key_.mT @ new
+    return torch.cat(outputs)
+
+
+def compute_packed(
+    net: Any,
+    hidden_states: Tensor,
+    *,
+    attention_plans: HasChunks | None = None,
+    sequence_ranks: SequenceRanks = ALONE,
+    **options: Any,
+) -> Tensor:
+    """The forward pass of a gated delta network of transformers, `net`, over packed rows.
+
+    States are (1, t, h) of this rank's run; plans are for all tokens, and each rank computes its
+    share of the heads. The keywords are those of `attend_packed`; without plans the pass is that of
+    transformers.
+    """
+    if attention_plans is None:
+        padded: Tensor = type(net).forward(net, hidden_states, **options)
+        return padded
+    ranks, states = sequence_ranks, hidden_states[0]
+    parts, gate, by, at = _projected(net, states)
+    wide = torch.promote_types(states.dtype, torch.float32)
+    rate = F.softplus(at.to(wide) + net.dt_bias.to(wide))
+    decay, weight = -net.A_log.to(wide).exp() * rate, by.to(wide).sigmoid()
+    sizes = HeadSizes(
+        net.num_k_heads // ranks.size, net.num_v_heads // ranks.size, net.head_k_dim, net.head_v_dim
+    )
+    widths = [net.key_dim, net.key_dim, net.value_dim]
+    filters = [
+        part.chunk(ranks.size)[ranks.number] for part in net.conv1d.weight[:, 0].split(widths)
+    ]
+    with torch.autocast(states.device.type, enabled=False):
+        mixed = torch.cat(ranks.dealt(*parts), dim=-1)
+        read: Tensor = checkpoint(
+            mix_rows,
+            mixed,
+            torch.cat(filters),
+            *ranks.dealt(decay, weight),
+            sizes,
+            attention_plans.chunks(net.conv_kernel_size - 1),
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        read = ranks.to_tokens(read.to(mixed.dtype))
+    normed = net.norm(read.flatten(0, 1), gate.reshape(-1, net.head_v_dim))
+    output: Tensor = net.out_proj(normed.view(1, len(states), -1))
+    return output
+
+
+def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Queries, keys, values, gates, all (t, heads * size), and what w and g are made of, (t, H).
+
+    Qwen3-Next has all of them in two matrices, key head by key head.
+    """
+    if hasattr(net, "in_proj_qkvz"):
+        projected = net.in_proj_qkvz(states[None]), net.in_proj_ba(states[None])
+        *parts, gate, by, at = (x[0] for x in net.fix_query_key_value_ordering(*projected))
+        return [part.flatten(1) for part in parts], gate, by, at
+    widths = [net.key_dim, net.key_dim, net.value_dim]
+    parts = list(net.in_proj_qkv(states).split(widths, dim=-1))
+    return parts, net.in_proj_z(states), net.in_proj_b(states), net.in_proj_a(states)
+
+
+def use_packed_states(model: PreTrainedModel) -> None:
+    """Let the layers of a model that keep a state go by `compute_packed`, if it has such."""
+    base: Any = model.base_model
+    for layer in base.layers:
+        net: nn.Module | None = getattr(layer, "linear_attn", None)
+        if net is not None:
+            net.forward = partial(compute_packed, net)

@@ -1,0 +1,76 @@
+"""Qwen3.5 in vLLM: Qwen3-Next without experts, whose matrices have their rows in another order.
+
+vLLM's own class wants torchvision when it is imported, and has the same modules. Imported by
+vllm_pictures alone.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM, Qwen3NextModel
+
+_JOINED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": 0,
+        "positions": -1,  # of pictures in three rows
+        "intermediate_tensors": 0,
+        "inputs_embeds": 0,
+    }
+)
+class _Model(Qwen3NextModel):  # type: ignore[misc]
+    """Qwen3-Next's, whose tokens may have three positions."""
+
+
+class DenseQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
+    """The language model of Qwen3.5; its configuration lists all layers in `mlp_only_layers`."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        """As `Qwen3NextForCausalLM`, which has experts and no tied head."""
+        nn.Module.__init__(self)
+        self.config = config = vllm_config.model_config.hf_text_config
+        self.model = _Model(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
+        if config.tie_word_embeddings:
+            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Take weights under the names of Qwen3.5."""
+        loaded: set[str] = super().load_weights(_joined(weights, self.config))
+        return loaded
+
+
+def _joined(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[str, Tensor]]:
+    """Weights with two matrices of each delta network in place of four.
+
+    Rows of these stand key head by key head: its query, its key, its values and their gates; and
+    what weights and decays of its values are made of.
+    """
+    waiting: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        layer, _, part = name.removesuffix(".weight").rpartition(".")
+        pair = next((pair for pair in _JOINED.items() if part in pair[1]), None)
+        if pair is None:
+            yield name, tensor
+            continue
+        waiting[name] = tensor
+        joined, names = pair
+        needed = [f"{layer}.{one}.weight" for one in names]
+        if all(one in waiting for one in needed):
+            first, second = (waiting.pop(one) for one in needed)
+            parts = [first, second]
+            if joined == "qkvz":
+                keys = config.linear_num_key_heads * config.linear_key_head_dim
+                parts = [*torch.split(first, [keys, keys, len(second)]), second]
+            by_head = [one.view(config.linear_num_key_heads, -1, one.shape[1]) for one in parts]
+            yield f"{layer}.in_proj_{joined}.weight", torch.cat(by_head, dim=1).flatten(0, 1)
