@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api import shape
-from ppojob_cli.verl import keys, page
+from ppojob_cli.verl import keys, page, trainers
 from ppojob_cli.verl.commented_yaml import commented
 from ppojob_cli.verl.conversions import CONVERSIONS, convert
 from ppojob_cli.verl.draft import Draft, Fate
@@ -578,6 +578,16 @@ FATES = [
     ("actor_rollout_ref.actor.router_replay.mode=R3", Fate.WRITTEN),
     ("actor_rollout_ref.actor.megatron.router_replay.mode=R2", Fate.WRITTEN),
     ("actor_rollout_ref.rollout.enable_rollout_routing_replay=true", Fate.UNNEEDED),
+@pytest.mark.parametrize(("filters", "prompts"), [("false", 96), ("true", 64)])
+def test_main_dapo_trains_on_what_it_fetches_unless_it_filters(filters: str, prompts: int) -> None:
+    keys = ["data.gen_batch_size=96", f"algorithm.filter_groups.enable={filters}"]
+    settings = of_overrides((text, "") for text in [*BASE, *keys])
+    settings.trainer = trainers.DAPO
+    job = convert(settings)
+    assert job.fields["spec.algorithm.promptsPerStep"].value == prompts
+    assert job.outcomes["data.gen_batch_size"].fate == Fate.WRITTEN
+
+
     ("distillation.distillation_loss.topk=3", Fate.UNNEEDED),
     ("distillation.teacher_model.inference.name=vllm", Fate.UNNEEDED),
     ("distillation.teacher_key=a", Fate.IDLE),
