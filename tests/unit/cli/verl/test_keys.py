@@ -179,6 +179,14 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
             "spec.optimizer.warmupStartRatio": 0.1,
         },
     ),
+    (
+        f"{ACTOR}.engine.tp=2 {ACTOR}.engine.pp=4",
+        {
+            "spec.roles.actorRollout.parallelism.tensor": 2,
+            "spec.roles.actorRollout.parallelism.pipeline": 4,
+        },
+    ),
+    ("engine.pp_size=4", {"spec.roles.actorRollout.parallelism.pipeline": 4}),
     ("engine.model_dtype=bf16", {"spec.model.dtype": "bfloat16"}),
     ("engine.model_dtype=bf16 optim.master_weights=true", {"spec.model.dtype": None}),
     (f"{OPTIM}.betas='[0.8,0.95]'", {"spec.optimizer.betas": [0.8, 0.95]}),
