@@ -206,6 +206,14 @@ critic.optim.optimizer | spec.critic.optimizer.type
 override_optimizer_config | not yet | other settings of optimizers
 override_optimizer_config.momentum | spec.optimizer.momentum | with type: muon or sgd
 critic.override_optimizer_config.momentum | spec.critic.optimizer.momentum
+exp_avg_dtype exp_avg_sq_dtype | not yet | moments are float32
+main_grads_dtype master_weight_dtype | not yet | gradients and weights are float32
+master_weights store_param_remainders | not needed | what is trained is float32
+use_precision_aware_optimizer | not needed | how Megatron stores it
+use_checkpoint_opt_param_scheduler | not needed | a checkpoint always holds everything
+wd_incr_style weight_decay_incr_style | not yet | a weight decay that grows
+optim.eps | spec.optimizer.epsilon
+init_lr_ratio | spec.optimizer.warmupStartRatio
 optimizer_impl zero_indexed_step | not needed | spec.optimizer.type says which
 lr_scheduler_type lr_decay_style warmup_style | spec.optimizer.schedule
 min_lr_ratio min_lr_factor | spec.optimizer.minLearningRateRatio

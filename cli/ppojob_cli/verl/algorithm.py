@@ -79,10 +79,16 @@ def estimator(verl: Verl, job: Draft) -> None:
 
 
 def router_losses(verl: Verl, job: Draft) -> None:
-    """Losses of a mixture's routers: verl's balance loss is off unless its type is given too."""
+    """A mixture's routers: their losses, of which verl's of balance wants its type, and biases."""
     megatron = f"{_ACTOR}.megatron.override_transformer_config"
     balance, z = f"{megatron}.moe_aux_loss_coeff", f"{megatron}.moe_z_loss_coeff"
     kind = f"{megatron}.moe_router_load_balancing_type"
+    router = f"{megatron}.moe_router"
+    bias, rate = f"{router}_enable_expert_bias", f"{router}_bias_update_rate"
+    if verl[bias] and verl[rate]:
+        job.leave_out("a bias of routers stays as it is", bias, rate)
+    else:
+        job.keep(bias, rate)
     if verl[z]:
         job.copy(z)
         job.note("a mean over the tokens of a micro-batch there, over those of each row here", z)

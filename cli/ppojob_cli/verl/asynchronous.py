@@ -4,18 +4,25 @@ import math
 from typing import Final
 
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import FULLY_ASYNC, ONE_STEP_OFF
+from ppojob_cli.verl.trainers import DAPO, FULLY_ASYNC, ONE_STEP_OFF
 
 _TRAINING: Final = "async_training"
 _PROMPTS: Final = "data.train_batch_size"
+_FETCHED: Final = "data.gen_batch_size"
 _PART: Final = "actor_rollout_ref.actor.ppo_mini_batch_size"
 DRAWN: Final = "rollout.total_rollout_steps"
+
+
+def _fetch(verl: Verl) -> str:
+    """The key of the prompts of a step: main_dapo trains on all it fetches, unless it filters."""
+    is_all = verl.trainer is DAPO and not verl["algorithm.filter_groups.enable"]
+    return _FETCHED if is_all and verl.is_given(_FETCHED) else _PROMPTS
 
 
 def fetched_prompts(verl: Verl) -> int:
     """Prompts of one of verl's training steps."""
     if verl.trainer is not FULLY_ASYNC:
-        return int(verl[_PROMPTS])
+        return int(verl[_fetch(verl)])
     return int(verl[_PART] * verl[f"{_TRAINING}.require_batches"])
 
 
@@ -29,7 +36,7 @@ def step_prompts(verl: Verl) -> int:
 def prompts(verl: Verl, job: Draft) -> None:
     """Prompts of a step: of fully_async_main those between two synchronizations of the weights."""
     if verl.trainer is not FULLY_ASYNC:
-        job.copy(_PROMPTS)
+        job.set("spec.algorithm.promptsPerStep", fetched_prompts(verl), _fetch(verl))
         return
     factors = [f"{_TRAINING}.{one}" for one in ("trigger_parameter_sync_step", "require_batches")]
     job.set("spec.algorithm.promptsPerStep", step_prompts(verl), *factors)

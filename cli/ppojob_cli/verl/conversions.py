@@ -73,6 +73,8 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         optimizers.schedule,
         optimizers.least_rate,
         optimizers.gradient_clip,
+        optimizers.betas,
+        optimizers.weights_type,
         optimizers.optimizer_kind,
         algorithm.same_as_policy,
         algorithm.critic,

@@ -16,7 +16,7 @@ from ppojob_cli.verl import keys as table
 from ppojob_cli.verl import unread
 from ppojob_cli.verl.keys import Key
 from ppojob_cli.verl.settings import Given
-from ppojob_cli.verl.trainers import MAIN_PPO, Trainer
+from ppojob_cli.verl.trainers import MAIN_PPO, Trainer, engine_of, optimizer_defaults
 
 OFF: Final[tuple[object, ...]] = (None, False, 0, "", "disabled", "sync", [], "register")
 """Values that switch a key off."""
@@ -52,6 +52,8 @@ class Verl:
 
     def __init__(self, given: Mapping[str, Given], trainer: Trainer = MAIN_PPO) -> None:
         self.trainer = trainer
+        self.engine = engine_of({key: one.value for key, one in given.items()})
+        self._defaults = {**trainer.defaults, **optimizer_defaults(self.engine)}
         self._as_typed = dict(given)
         # A key that the trainer reads by another name hides the key of that name.
         self._given = {key: given[key] for key in given if key not in trainer.names}
@@ -63,7 +65,7 @@ class Verl:
     def __getitem__(self, key: str) -> Any:
         """The value; what was not read is as the script has it, or verl's default."""
         row = table.find(key)
-        default = self.trainer.defaults.get(key, None if row is None else row.default)
+        default = self._defaults.get(key, None if row is None else row.default)
         value = self._given[key].value if key in self._given else None
         if value is None or self.is_unlike(key):
             return _at_home(default)

@@ -4,7 +4,8 @@ from typing import Final
 
 from ppojob_cli.verl.asynchronous import fetched_prompts
 from ppojob_cli.verl.draft import Draft, Verl, is_count
-from ppojob_cli.verl.trainers import FORKS
+from ppojob_cli.verl.settings import value_of
+from ppojob_cli.verl.trainers import FORKS, SFT
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MOMENTUM: Final = "optim.override_optimizer_config.momentum"
@@ -23,6 +24,8 @@ def warmup(verl: Verl, job: Draft) -> None:
             job.set(f"{section}.warmupSteps", int(verl[ratio] * last) * updates, ratio)
         else:
             job.copy(ratio, f"{section}.warmupRatio")
+        if verl[share := f"{at}.init_lr_ratio"]:
+            job.set(f"{section}.warmupStartRatio", verl[share], share)
         _as_shares(verl, job, at, f"{section}.warmupStartRatio", ("lr_warmup_init", "lr_start"))
 
 
@@ -89,6 +92,7 @@ def _updates(verl: Verl, model: str) -> int:
 def _models(verl: Verl) -> list[tuple[str, str]]:
     """Each model that is trained, with the section of its optimizer."""
     has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
+    has_critic = has_critic and verl.trainer is not SFT
     critic = [("critic", "spec.critic.optimizer")] if has_critic else []
     return [(_ACTOR, "spec.optimizer"), *critic]
 
@@ -104,6 +108,24 @@ def gradient_clip(verl: Verl, job: Draft) -> None:
             job.note("verl's main reads optim.clip_grad alone, and clips at 1", name)
 
 
+def betas(verl: Verl, job: Draft) -> None:
+    """The decays of AdamW's moments, which come as text from a shell's quotes within quotes."""
+    key, path = f"{_ACTOR}.optim.betas", "spec.optimizer.betas"
+    given = verl[key]
+    job.set(path, value_of(given) if isinstance(given, str) else given, key)
+    if verl.engine == "megatron" and path in job.fields:
+        job.note("verl hands them to no optimizer of Megatron's, which has 0.9 and 0.999", key)
+
+
+def weights_type(verl: Verl, job: Draft) -> None:
+    """The type of the weights, of which a fused optimizer may keep copies in float32."""
+    key = f"{_ACTOR}.fsdp_config.model_dtype"
+    if verl[f"{_ACTOR}.optim.master_weights"]:
+        job.note("in float32, as optim.master_weights keeps them", key)
+    else:
+        job.copy(key)
+
+
 def optimizer_kind(verl: Verl, job: Draft) -> None:
     """The optimizer, under the names that verl's trainers have for it, and its momentum."""
     for at, section in _models(verl):
@@ -116,5 +138,5 @@ def optimizer_kind(verl: Verl, job: Draft) -> None:
             # PyTorch's own default, which verl has for the one, is that of Muon for the other.
             if kind == "sgd" or verl.is_given(momentum):
                 job.set(f"{section}.momentum", verl[momentum] or 0.0, momentum)
-        elif kind not in {"adamw", "adam"}:
+        elif kind not in {"adamw", "adam", "fusedadam"}:
             job.leave_out("adamw, muon and sgd alone", key)

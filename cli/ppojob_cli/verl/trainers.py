@@ -96,6 +96,39 @@ _ONLY_SEARCH_R1: Final = frozenset({"max_turns", "do_search", "retriever.url", "
 _TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT, GENERATION, SEARCH_R1_FORMAT)
 
 
+_OPTIM: Final = "actor_rollout_ref.actor.optim"
+_OPTIMIZERS: Final[Mapping[str, Mapping[str, JsonValue]]] = {
+    "automodel": {
+        f"{_OPTIM}.init_lr_ratio": 0.1,
+        f"{_OPTIM}.lr": 1e-5,
+        f"{_OPTIM}.lr_scheduler_type": "cosine",
+        f"{_OPTIM}.min_lr_ratio": 0.01,
+    },
+    "veomni": {
+        f"{_OPTIM}.lr_scheduler_type": "cosine",
+        "critic.optim.lr_scheduler_type": "cosine",
+    },
+}
+"""Defaults of the optimizers of engines, where they are not those of FSDP's."""
+_CHOICES: Final = frozenset({"model_engine", "optim", "actor"})
+"""Groups of Hydra's whose choice brings an optimizer's defaults."""
+
+
+def engine_of(given: Mapping[str, JsonValue]) -> str:
+    """The engine that trains, as the choices among settings name it; else FSDP, as verl has it."""
+    chosen = [
+        value.removesuffix("_actor")
+        for key, value in given.items()
+        if key.partition("@")[0] in _CHOICES and isinstance(value, str)
+    ]
+    return chosen[-1] if chosen else "fsdp"
+
+
+def optimizer_defaults(engine: str) -> Mapping[str, JsonValue]:
+    """The defaults that are an engine's own."""
+    return _OPTIMIZERS.get(engine, {})
+
+
 def of_module(module: str) -> Trainer | None:
     """The trainer of a module, if it is one of those that are read."""
     return next((one for one in _TRAINERS if re.fullmatch(one.modules, module)), None)

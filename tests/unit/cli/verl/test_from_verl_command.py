@@ -54,6 +54,14 @@ def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     assert name != "pictures.sh" or (job.spec.rollout.engine, why_blind(job.spec)) == ("vllm", "")
 
 
+def test_positional_parameters_are_given_by_number() -> None:
+    result = run("automodel.sh", "--env", "1=8", "--env", "2=checkpoints")
+    assert result.exit_code == 0, result.stderr
+    job = manifest.read_bytes(result.stdout.encode(), "automodel.sh").value
+    assert isinstance(validation.validate(job), PPOJob)
+    assert "gpusPerReplica: 8  # trainer.n_gpus_per_node" in result.stdout
+
+
 def test_generation_reads_its_own_keys_alone() -> None:
     more = ("data.val_files=other.parquet", "actor_rollout_ref.rollout.val_kwargs.top_p=0.1")
     told = run("generation.sh", "--plain", *more).stdout

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api import shape
-from ppojob_cli.verl import keys, page
+from ppojob_cli.verl import keys, page, trainers
 from ppojob_cli.verl.commented_yaml import commented
 from ppojob_cli.verl.conversions import CONVERSIONS, convert
 from ppojob_cli.verl.draft import Draft, Fate
@@ -160,6 +160,36 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{OPTIM}.lr_decay_style=WSD {OPTIM}.lr_wsd_decay_steps=2",
         {"spec.optimizer.schedule": None, "spec.optimizer.stableRatio": None},
     ),
+    # The optimizers of other engines, and what those have by default.
+    ("model_engine=veomni", {"spec.optimizer.schedule": "cosine"}),
+    (
+        "model_engine=veomni algorithm.adv_estimator=gae",
+        {"spec.critic.optimizer.schedule": "cosine"},
+    ),
+    (
+        f"actor@actor_rollout_ref.actor=veomni_actor {OPTIM}.lr_scheduler_type=constant",
+        {"spec.optimizer.schedule": None},
+    ),
+    (
+        "optim=automodel optim.lr_warmup_steps=1",
+        {
+            "spec.optimizer.learningRate": 1e-5,
+            "spec.optimizer.schedule": "cosine",
+            "spec.optimizer.minLearningRateRatio": 0.01,
+            "spec.optimizer.warmupStartRatio": 0.1,
+        },
+    ),
+    (
+        f"{ACTOR}.engine.tp=2 {ACTOR}.engine.pp=4",
+        {
+            "spec.roles.actorRollout.parallelism.tensor": 2,
+            "spec.roles.actorRollout.parallelism.pipeline": 4,
+        },
+    ),
+    ("engine.pp_size=4", {"spec.roles.actorRollout.parallelism.pipeline": 4}),
+    ("engine.model_dtype=bf16", {"spec.model.dtype": "bfloat16"}),
+    ("engine.model_dtype=bf16 optim.master_weights=true", {"spec.model.dtype": None}),
+    (f"{OPTIM}.betas='[0.8,0.95]'", {"spec.optimizer.betas": [0.8, 0.95]}),
     (
         f"{OPTIM}.optimizer=SGD critic.optim.optimizer=Muon algorithm.adv_estimator=gae",
         {
@@ -556,6 +586,16 @@ def test_the_model_of_the_older_sft_trainer() -> None:
     assert converted(given).fields["spec.model.path"].value == "models/older"
 
 
+@pytest.mark.parametrize(("filters", "prompts"), [("false", 96), ("true", 64)])
+def test_main_dapo_trains_on_what_it_fetches_unless_it_filters(filters: str, prompts: int) -> None:
+    keys = ["data.gen_batch_size=96", f"algorithm.filter_groups.enable={filters}"]
+    settings = of_overrides((text, "") for text in [*BASE, *keys])
+    settings.trainer = trainers.DAPO
+    job = convert(settings)
+    assert job.fields["spec.algorithm.promptsPerStep"].value == prompts
+    assert job.outcomes["data.gen_batch_size"].fate == Fate.WRITTEN
+
+
 FATES = [
     ("trainer.balance_batch=false", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.WRITTEN),
@@ -572,6 +612,7 @@ FATES = [
     ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze_moe_router=true", Fate.WRITTEN),
+    (f"{MEGATRON}.moe_router_enable_expert_bias=true", Fate.LOST),
     (f"{MEGATRON}.moe_z_loss_coeff=0.001", Fate.NOTED),
     (f"{MEGATRON}.moe_aux_loss_coeff=0.01", Fate.LEFT_OUT),
     (f"{MEGATRON}.moe_router_load_balancing_type=none", Fate.SAME),
@@ -585,6 +626,10 @@ FATES = [
     ("distillation.distillation_loss.log_prob_min_clamp=-10.0", Fate.UNNEEDED),
     ("distillation.distillation_loss.use_policy_gradient=true", Fate.IDLE),
     ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", Fate.LOST),
+    ("optim.exp_avg_dtype=bf16", Fate.LOST),
+    ("optim.exp_avg_dtype=fp32", Fate.SAME),
+    (f"+{OPTIM}.override_optimizer_config.decoupled_weight_decay=true", Fate.SAME),
+    (f"+{OPTIM}.override_optimizer_config.decoupled_weight_decay=false", Fate.LOST),
     ("data.image_key=images", Fate.NOTED),
     ("data.image_key=photos", Fate.LOST),
     ("data.enable_thinking_key=thinks", Fate.LOST),
@@ -647,6 +692,23 @@ def test_held_out_prompts_beside_a_teacher_are_kept_or_told(scorer: list[str], f
 def test_what_becomes_of_a_key(override: str, fate: Fate) -> None:
     job = converted([*BASE, override])
     assert job.outcomes[override.partition("=")[0].strip("+")].fate == fate
+
+
+@pytest.mark.parametrize(
+    ("key", "beside", "fate"),
+    [
+        (
+            f"{MEGATRON}.moe_router_enable_expert_bias=true",
+            f"{MEGATRON}.moe_router_bias_update_rate=0",
+            Fate.SAME,
+        ),
+        (f"{OPTIM}.betas=[0.9,0.95]", "model_engine=megatron", Fate.NOTED),
+        (f"{OPTIM}.betas=[0.9,0.95]", "model_engine=dp", Fate.WRITTEN),
+    ],
+)
+def test_what_becomes_of_a_key_beside_another(key: str, beside: str, fate: Fate) -> None:
+    job = converted([*BASE, key, beside])
+    assert job.outcomes[key.partition("=")[0]].fate == fate
 
 
 def test_two_names_of_a_first_rate_are_one() -> None:
