@@ -56,6 +56,7 @@ YARN = {
     "mscale_all_dim": 0.7,
 }
 INTERLEAVED = {**SECTIONS, "mrope_interleaved": True, "mrope_section": [2, 3, 3]}
+PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
 STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 OPTIONS = {
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
@@ -75,8 +76,8 @@ OPTIONS = {
     "glm4": {"head_dim": 2 * HALF},
     "glm4_moe": {"head_dim": 2 * HALF},
     "ernie4_5": {"head_dim": 2 * HALF},
-    "qwen3_5_text": {**STATES, "tie_word_embeddings": True},
-    "qwen3_5": {**STATES, "rope_parameters": {**INTERLEAVED, "partial_rotary_factor": 0.5}},
+    "qwen3_5_text": {**STATES, "rope_parameters": PARTLY_ROTATED, "tie_word_embeddings": True},
+    "qwen3_5": {**STATES, "rope_parameters": PARTLY_ROTATED},
     "qwen3_next": STATES,
 }
 

@@ -14,6 +14,7 @@ from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_pac
 from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.engine.layout import PackedRows, pack_rows
+from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
@@ -152,9 +153,9 @@ class ForwardEngine:
         A forward or backward pass of a cut model needs all ranks.
         """
         plan = plan_micro_batches(
-            experience.prompt_lengths.tolist(),
+            padded_lengths(self.model, experience.prompt_lengths.tolist()),
             experience.row_groups[rows].tolist(),
-            experience.lengths[rows].tolist(),
+            padded_lengths(self.model, experience.lengths[rows].tolist()),
             budget=self._training.micro_batch_tokens * self._sequence.size,
             share_prompts=self._training.share_prompts,
             whole_groups=whole_groups,

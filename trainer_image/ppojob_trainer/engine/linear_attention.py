@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 CHUNK: Final = 64
@@ -259,6 +260,12 @@ def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
     widths = [net.key_dim, net.key_dim, net.value_dim]
     parts = list(net.in_proj_qkv(states).split(widths, dim=-1))
     return parts, net.in_proj_z(states), net.in_proj_b(states), net.in_proj_a(states)
+
+
+def padded_lengths(model: PreTrainedModel, lengths: Sequence[int]) -> list[int]:
+    """Tokens of spans as a model computes them: in whole chunks, where layers keep a state."""
+    multiple = CHUNK if FAMILIES[model.config.model_type].has_states else 1
+    return [-(-length // multiple) * multiple for length in lengths]
 
 
 def use_packed_states(model: PreTrainedModel) -> None:

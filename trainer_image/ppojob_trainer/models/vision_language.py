@@ -179,14 +179,15 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     That is Qwen2 or 3: the three positions of a token of text are one.
     """
     if (model := _MODELS.get(config.model_type)) is None:
-        return config
-    kind, values = model.text_config, _language_values(config)
-    values["rope_parameters"] = {
-        name: value
-        for name, value in values["rope_parameters"].items()
-        if not name.startswith("mrope")
-    }
-    return kind(**values, architectures=[kind.__name__.replace("Config", "ForCausalLM")])
+        text = config
+    else:
+        kind, values = model.text_config, _language_values(config)
+        names = [kind.__name__.replace("Config", "ForCausalLM")]
+        text = kind(**values, architectures=names)
+    if ropes := getattr(text, "rope_parameters", None):
+        kept = {name: one for name, one in ropes.items() if not name.startswith("mrope")}
+        text.rope_parameters = kept
+    return text
 
 
 def _language_values(config: PreTrainedConfig) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _FIXED: Final = frozenset(
         *("max_logprobs", "disable_log_stats", "use_tqdm_on_load", "enable_sleep_mode"),
         *("block_size", "enable_chunked_prefill", "worker_cls", "worker_extension_cls"),
         *("mm_processor_cache_gb", "skip_mm_profiling", "limit_mm_per_prompt"),
-        *("language_model_only", "mm_encoder_only"),
+        *("language_model_only", "mm_encoder_only", "mamba_ssm_cache_dtype"),
     }
 )
 """What it says whatever the job is."""
