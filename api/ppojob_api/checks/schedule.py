@@ -128,7 +128,8 @@ def ranks_without_work(job: PPOJob) -> Iterator[Problem]:
 def engines_without_prompts(job: PPOJob) -> Iterator[Problem]:
     """Engines that draw nothing, since each draws whole groups and there are fewer than engines."""
     spec, sampling = job.spec, job.spec.algorithm.dynamic_sampling
-    if spec.algorithm.given is not None or not spec.steps.trains:
+    draws = spec.algorithm.given is None and spec.rollout.replay is None and spec.steps.trains
+    if not draws:
         return
     role = build(job.metadata.name, spec).generating
     engines = role.world_size // spec.rollout.parallelism.tensor

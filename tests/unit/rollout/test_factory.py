@@ -1,10 +1,35 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from family_models import FAMILY_MODELS
+from tiny_models import TWO_LAYERS, make_model, write_model
+
+from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.rollout.factory import build_engine
 
 
 @pytest.mark.processes
 def test_the_fallback_engine_loads_no_vllm() -> None:
     code = "import sys, ppojob_trainer.rollout.factory as f; assert 'vllm' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize("family", FAMILY_MODELS)
+def test_the_fallback_engine_is_built_of_a_folder_of_each_family(
+    family: str, tmp_path: Path
+) -> None:
+    kind, options = FAMILY_MODELS[family]
+    write_model(tmp_path, make_model(kind, **{**TWO_LAYERS, "pad_token_id": 0, **options}))
+    engine = build_engine(
+        RolloutSpec(engine="huggingface", dtype="float32", max_model_tokens=64, max_sequences=4),
+        tmp_path,
+        device="cpu",
+        trust_remote_code=False,
+        shares_device=True,
+        overrides={},
+        lora=None,
+        tells_experts=False,
+    )
+    engine.close()

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from queue_link import QueueLink, Queues, all_at_once
 
-from ppojob_trainer.controller.batch import shares
+from ppojob_trainer.controller.batch import spread
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.rollout import HandOver, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
@@ -35,9 +35,9 @@ def made(purpose: str, first: int, last: int) -> MadeRows:
 @pytest.mark.parametrize("owners", [1, 2, 4])
 @pytest.mark.parametrize("prompts", [2, 12])
 def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> None:
-    runs = shares(prompts, makers)
+    runs = spread(prompts, makers)
     names = [BatchName(0, 1, purpose) for purpose in SAMPLES]
-    request = HandOver("", names, runs, shares(prompts, owners))
+    request = HandOver("", names, runs, spread(prompts, owners))
 
     def take(link: QueueLink) -> list[MadeRows]:
         return take_rows(link, request, link.member, makers_from=owners)
@@ -45,13 +45,16 @@ def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> No
     def give(mine: list[MadeRows], link: QueueLink) -> None:
         give_rows(link, request, mine)
 
-    givers = [
-        partial(give, [made(p, *runs[maker]) for p in SAMPLES] if maker < len(runs) else [])
-        for maker in range(makers)
-    ]
+    givers = [partial(give, [made(p, *run) for p in SAMPLES]) for run in runs]
     arrived = all_at_once(Queues(owners + makers), *[take] * owners, *givers)[:owners]
-    expected = [[made(purpose, *run) for purpose in SAMPLES] for run in request.owners]
-    assert arrived == expected + [[]] * (owners - len(expected))
+    for run, of_owner in zip(request.owners, arrived, strict=True):
+        for purpose, rows in zip(SAMPLES, of_owner, strict=True):
+            own = made(purpose, *run)
+            assert (rows.first, rows.prompts, rows.trajectories) == (
+                run[0],
+                own.prompts,
+                own.trajectories,
+            )
 
 
 def test_a_rank_of_an_engine_keeps_its_run_or_nothing() -> None:

@@ -89,8 +89,8 @@ class Batch:
 
     @property
     def shares(self) -> list[tuple[int, int]]:
-        """Runs `[first, last)` of prompts, one an owner; owners beyond the prompts have none."""
-        return shares(len(self.prompts), self.owners)
+        """Runs `[first, last)` of prompts, one an owner; where there are fewer, some are empty."""
+        return spread(len(self.prompts), self.owners)
 
     def owners_of(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """Who owns rows of `[first, last)`: (owner, its first of them, one past its last)."""
@@ -273,8 +273,14 @@ def values_of_failure(values: Mapping[str, float | str]) -> dict[str, float | st
     return {name: value for name, value in values.items() if name.rpartition("/")[2] in told}
 
 
+def spread(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Cut `rows` into so many runs `[first, last)` that differ by one row at most.
+
+    Empty ones lie between the others, so that neighbours have about as many rows as others have.
+    """
+    return list(itertools.pairwise(rows * part // parts for part in range(parts + 1)))
+
+
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:
     """Cut `rows` into at most `parts` runs `[first, last)` that differ by one row at most."""
-    parts = min(parts, rows)
-    edges = [rows * part // parts for part in range(parts + 1)]
-    return list(itertools.pairwise(edges))
+    return spread(rows, min(parts, rows)) if rows else []

@@ -75,9 +75,7 @@ class Demonstrations:
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
         """What each rank is given: a run of rows, or none where there are fewer rows than ranks."""
-        count = len(batch.prompts)
-        idle = [(count, count)] * (batch.owners - len(batch.shares))
-        for first, last in (*batch.shares, *idle):
+        for first, last in batch.shares:
             rows = [
                 Demonstration(
                     row.index,

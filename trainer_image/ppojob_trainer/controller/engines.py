@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ppojob_trainer.controller.batch import Batch, shares
+from ppojob_trainer.controller.batch import Batch, spread
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, HandOver, Recall
@@ -31,7 +31,7 @@ class Engines:
 
     def shares(self, prompts: int) -> list[tuple[int, int]]:
         """Runs `[first, last)` of so many prompts, one for each rank that keeps rows."""
-        return shares(prompts, len(self.group.ranks))
+        return spread(prompts, len(self.group.ranks))
 
     def runs(self, prompts: int) -> list[tuple[Run, Run]]:
         """What each rank generates, and what it keeps of it: runs of so many prompts.
@@ -39,7 +39,6 @@ class Engines:
         Ranks of one engine generate the same, those too that keep nothing of it.
         """
         kept = self.shares(prompts)
-        kept += [(prompts, prompts)] * (-len(kept) % self.tensor)
         engines = [kept[first : first + self.tensor] for first in range(0, len(kept), self.tensor)]
         return [((parts[0][0], parts[-1][1]), own) for parts in engines for own in parts]
 

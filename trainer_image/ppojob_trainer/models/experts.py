@@ -131,7 +131,8 @@ class StackedExperts(nn.Module):
             matrix, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
             found = stacked_product(rows, by_expert.ends, matrix)
             if bias is not None:
-                found = found + bias.to(found.dtype).index_select(0, by_expert.experts)
+                # Cast behind the choice: its gradient is added up in the type of the weight.
+                found = found + bias.index_select(0, by_expert.experts).to(found.dtype)
             return found
 
         inner = product(rows, "gate_up_proj")

@@ -109,17 +109,20 @@ def build_engine(
     from transformers import AutoModelForCausalLM
 
     from ppojob_trainer.models.experts import split_experts
+    from ppojob_trainer.models.families import FAMILIES
     from ppojob_trainer.models.lora import add_adapters
     from ppojob_trainer.models.vision_language import language_config
     from ppojob_trainer.models.vision_tower import give_tower
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
     config = language_config(model_folder, trust_remote_code=trust_remote_code)
+    family = FAMILIES.get(config.model_type)
     model = AutoModelForCausalLM.from_pretrained(
         model_folder,
         config=change(config, overrides),
         dtype=DTYPES[rollout.dtype],
-        attn_implementation="sdpa",
+        # PyTorch's own kernels know of no sinks, and transformers refuses them such models.
+        attn_implementation="eager" if family and family.has_sinks else "sdpa",
         trust_remote_code=trust_remote_code,
     )
     split_experts(model)

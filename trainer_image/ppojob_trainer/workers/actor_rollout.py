@@ -157,7 +157,7 @@ class ActorRolloutWorker:
         channels = self.stages.channels
         link, owners = channels.link(request.role), channels.owners(request.role)
         arrived = take_rows(link, request, self.rank, makers_from=owners)
-        for batch, rows in zip(request.batches, arrived, strict=False):
+        for batch, rows in zip(request.batches, arrived, strict=True):
             own = self._own(batch.purpose, rows, rows.trajectories)
             self._keep(batch.purpose, batch.round, own)
             self._told[batch] = generated([rows])
@@ -223,13 +223,11 @@ class ActorRolloutWorker:
 
     def _place_rows(self, request: PlaceRows) -> Nothing:
         index = batch_index(request.index)
-        rounds = {key[1]: rows for key, rows in self._rows.items() if key[0] == TRAIN}
-        if not rounds:  # there were fewer prompts than ranks
-            rounds = {0: self._own(TRAIN, MadeRows(0, [], index.samples, []), [])}
         if request.origins is None:
-            mine = rounds[0].experience
+            mine = self._rows[TRAIN, 0].experience
         else:
             own = [request.origins[position] for position in index.owned_by(self.rank)]
+            rounds = {key[1]: rows for key, rows in self._rows.items() if key[0] == TRAIN}
             mine = chosen_rows(rounds, own)
         self.stages.place(index, mine)
         return Nothing()

@@ -41,13 +41,11 @@ def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
     """Send the rows of this rank to their owners.
 
     Members of the link are the owners, and behind them the makers. The rows are by batch, as in
-    the request; none where this rank has made nothing.
+    the request.
 
     Raises:
         ChannelLost: an owner is gone.
     """
-    if not made:
-        return
     mine = (made[0].first, made[0].first + len(made[0].prompts))
     outgoing = {
         owner: msgspec.msgpack.encode([rows.within(run) for rows in made])
@@ -58,19 +56,19 @@ def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
 
 
 def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> list[MadeRows]:
-    """Receive the rows that this rank is to own, by batch as in the request, if there are any.
+    """Receive the rows that this rank is to own, maybe none, by batch as in the request.
 
     The first maker is the member `makers_from`.
 
     Raises:
         ChannelLost: a maker is gone.
     """
-    if owner >= len(request.owners):
-        return []
     mine = request.owners[owner]
     senders = [
         makers_from + maker for maker, run in enumerate(request.makers) if _overlap(run, mine)
     ]
+    if not senders:
+        return [MadeRows(mine[0], [], 1, []) for _ in request.batches]
     arrived = exchange_messages(link, {}, senders)
     parts = [_DECODER.decode(arrived[sender]) for sender in senders]
     return [_joined(batch) for batch in zip(*parts, strict=True)]

@@ -104,9 +104,7 @@ class RolloutWorker:
         return generated(made)
 
     def _hand_over(self, request: HandOver) -> Nothing:
-        made: list[MadeRows] = []
-        if self.channels.world.rank < len(request.makers):
-            made = [self._made[of.step, of.purpose, of.round] for of in request.batches]
+        made = [self._made[of.step, of.purpose, of.round] for of in request.batches]
         give_rows(self.channels.link(request.role), request, made)
         return Nothing()
 
