@@ -77,6 +77,8 @@ OPTIONS = {
     "ernie4_5": {"head_dim": 2 * HALF},
     "qwen3_5_text": {**STATES, "tie_word_embeddings": True},
     "qwen3_5": {**STATES, "rope_parameters": {**INTERLEAVED, "partial_rotary_factor": 0.5}},
+    "qwen3_5_moe_text": STATES,
+    "qwen3_5_moe": {**STATES, "rope_parameters": {**INTERLEAVED, "partial_rotary_factor": 0.5}},
     "qwen3_next": STATES,
 }
 
