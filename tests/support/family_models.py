@@ -28,6 +28,7 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     Qwen3NextForCausalLM,
@@ -41,6 +42,7 @@ from ppojob_trainer.models.vision_language import (
     Qwen3VLMoeForCausalLM,
     Qwen25VLForCausalLM,
     Qwen35ForCausalLM,
+    Qwen35MoeForCausalLM,
 )
 
 WINDOW = 4
@@ -72,6 +74,12 @@ LATENT = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
+}
+HYBRID_MIXTURE = {
+    **DELTA_NETWORKS,
+    **MIXTURE,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
 }
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
@@ -133,6 +141,8 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     ),
     "qwen3_5_text": (Qwen3_5ForCausalLM, DELTA_NETWORKS),
     "qwen3_5": (Qwen35ForCausalLM, {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}),
+    "qwen3_5_moe_text": (Qwen3_5MoeForCausalLM, HYBRID_MIXTURE),
+    "qwen3_5_moe": (Qwen35MoeForCausalLM, {**HYBRID_MIXTURE, "rope_parameters": PARTLY_ROTATED}),
     "qwen3_next": (
         Qwen3NextForCausalLM,
         {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},

@@ -28,6 +28,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
@@ -111,6 +112,7 @@ SEEING_TEMPLATE = TEMPLATE.replace(
 
 SEEING = {"seeing": Qwen2_5_VLForConditionalGeneration, "seeing_3": Qwen3VLForConditionalGeneration}
 """Models that see pictures, by what the command line calls them."""
+QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
 
 
 def make_model(
@@ -140,17 +142,19 @@ def save_model(
 def write_model(folder: Path, model: PreTrainedModel) -> None:
     """Save a model as the hub has such.
 
-    transformers reads the sizes of these in a section of config.json alone, and writes stacks of
-    experts of Qwen3-VL with other axes than it was published with.
+    transformers reads the sizes of these in a section of config.json alone. It writes stacks of
+    experts of Qwen3-VL with other axes than it was published with, and takes apart those of
+    Qwen3.5 that did not come out of files.
     """
-    model.save_pretrained(folder)
+    is_as_held = model.config.model_type.startswith("qwen3_5_moe")
+    model.save_pretrained(folder, save_original_format=not is_as_held)
     if "qwen3_vl_moe" in model.config.model_type:
         weights = load_file(folder / "model.safetensors")
         save_file(turned(weights), folder / "model.safetensors", {"format": "pt"})
     path = folder / "config.json"
     text = json.loads(path.read_text())
     name = text["model_type"]
-    if name in {"qwen3_vl", "qwen3_vl_moe", "qwen3_5"} and "text_config" not in text:
+    if name in {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"} and "text_config" not in text:
         whole = {key: text[key] for key in ("model_type", "architectures")}
         whole["tie_word_embeddings"] = model.config.tie_word_embeddings
         path.write_text(json.dumps(whole | {"text_config": {**text, "model_type": f"{name}_text"}}))
@@ -174,8 +178,10 @@ def save_seeing_model(
     sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
     if model_class is Qwen3VLMoeForConditionalGeneration:
         sizes |= {**MIXTURE, "moe_intermediate_size": 24}
-    if model_class is Qwen3_5ForConditionalGeneration:
+    if model_class in QWEN3_5:
         sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
+    if model_class is Qwen3_5MoeForConditionalGeneration:
+        sizes |= {**MIXTURE, "shared_expert_intermediate_size": 40}
     sizes |= changes
     tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
@@ -183,11 +189,11 @@ def save_seeing_model(
     elif model_class in {
         Qwen3VLForConditionalGeneration,
         Qwen3VLMoeForConditionalGeneration,
-        Qwen3_5ForConditionalGeneration,
+        *QWEN3_5,
     }:
         tower |= {"hidden_size": 16, "intermediate_size": 24, "num_position_embeddings": 16}
         tower |= {"out_hidden_size": sizes["hidden_size"]}
-        if model_class is not Qwen3_5ForConditionalGeneration:
+        if model_class not in QWEN3_5:
             sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
             tower |= {"deepstack_visual_indexes": [0, 1]}
         tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter

@@ -78,6 +78,8 @@ OPTIONS = {
     "ernie4_5": {"head_dim": 2 * HALF},
     "qwen3_5_text": {**STATES, "rope_parameters": PARTLY_ROTATED, "tie_word_embeddings": True},
     "qwen3_5": {**STATES, "rope_parameters": PARTLY_ROTATED},
+    "qwen3_5_moe_text": {**STATES, "rope_parameters": PARTLY_ROTATED},
+    "qwen3_5_moe": {**STATES, "rope_parameters": PARTLY_ROTATED},
     "qwen3_next": STATES,
 }
 

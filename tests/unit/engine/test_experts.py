@@ -28,7 +28,11 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
 
 def apart(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
     """What transformers has stacked, by the names that it writes into files."""
-    converted = revert_weight_conversion(model, dict(stacked))
+    mixture = FAMILIES[model.config.model_type].mixture
+    assert mixture is not None
+    converted = stacked
+    if not mixture.is_out_first:
+        converted = revert_weight_conversion(model, dict(stacked))
     if model.config.model_type == "qwen3_vl_moe":
         converted = turned(converted)
     return {name: tensor.contiguous() for name, tensor in converted.items()}
@@ -61,7 +65,9 @@ def test_packed_rows_have_the_numbers_of_rows_by_themselves(make_rows, tmp_path,
     references = apart(theirs, gradients(theirs, (factors * expected).sum()))
     assert relative_difference(grads, references) < 1e-5
     for name, gradient in references.items():
-        torch.testing.assert_close(grads[name], gradient, rtol=1e-3, atol=1e-4)
+        # Keys near zero, which are normalised, have large gradients beside small ones.
+        near = max(1e-4, 1e-5 * float(gradient.abs().max()))
+        torch.testing.assert_close(grads[name], gradient, rtol=1e-3, atol=near)
 
     again, grads_again = packed()
     assert torch.equal(again, logprobs)

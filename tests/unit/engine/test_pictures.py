@@ -12,6 +12,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
 )
@@ -35,6 +36,7 @@ FAMILIES = [
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
 ]
 PICTURES = [
     packed([picture("red", (40, 20)), picture("blue")]),

@@ -14,6 +14,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
 )
@@ -21,6 +22,7 @@ from transformers import (
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models import families
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
@@ -34,6 +36,7 @@ FAMILIES = [
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
 ]
 
 
@@ -41,7 +44,7 @@ def make_older(folder: Path) -> None:
     """Write config.json as folders of the hub have it: but for Qwen3-VL all at the top."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    if config["model_type"] == "qwen3_5":
+    if config["model_type"].startswith("qwen3_5"):
         return  # there are no older ones
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
@@ -79,7 +82,7 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
     with torch.no_grad():
         said, expected = (one(input_ids=ids).logits for one in (model, whole))
     # Products of experts have an order of their own.
-    limit = 1e-5 if model_class is Qwen3VLMoeForConditionalGeneration else 0.0
+    limit = 1e-5 if families.FAMILIES[model.config.model_type].mixture else 0.0
     torch.testing.assert_close(said, expected, rtol=0, atol=limit)
     streamed = dict(stored_weights(tmp_path, torch.float32, torch.device("cpu")))
     assert list(streamed) == list(named)
@@ -133,7 +136,8 @@ def test_adapters_are_merged_and_apart(tmp_path: Path, model_class: type[PreTrai
     export_model(target, tensors, **kept)
     loaded = model_class.from_pretrained(target)
     for name, weight in loaded.named_parameters():
-        is_adapted = "visual." not in name and "_proj" in name and name.endswith("weight")
+        is_linear = name.endswith("weight") and ("_proj" in name or "expert_gate" in name)
+        is_adapted = "visual." not in name and is_linear
         assert torch.equal(weight, before[name] + (2.0 if is_adapted else 0.0)), name
     again = load_model(folder, lora=LoraSpec(rank=2, alpha=2, path=str(target / "adapter")))
     found = {name: weight for name, weight in again.named_parameters() if is_adapter(name)}

@@ -43,7 +43,6 @@ _STATES: Final = (
 _REQUIRED: Final = {
     "vocab_size": _MAX_SIZE,
     "hidden_size": _MAX_SIZE,
-    "intermediate_size": _MAX_SIZE,
     "num_hidden_layers": 10_000,
     "num_attention_heads": _MAX_SIZE,
 }

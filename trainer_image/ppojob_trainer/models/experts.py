@@ -109,18 +109,18 @@ class Experts(nn.ModuleList):
 class StackedExperts(nn.Module):
     """The experts of a layer whose files have one matrix of all of them, under its name there."""
 
-    gate_up_proj: nn.Parameter  # (e, h, 2 i)
-    down_proj: nn.Parameter  # (e, i, h)
+    gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) where the family has it so
+    down_proj: nn.Parameter  # (e, i, h), or (e, h, i)
 
     def __init__(self, stacked: Any, mixture: Mixture) -> None:
         """Take the parameters of a module of transformers."""
         super().__init__()
         for name, parameter in stacked.named_parameters(recurse=False):
             matrix = parameter.detach()
-            if matrix.ndim == 3 and not mixture.is_clamped:  # of which transformers has others
+            if not (mixture.is_clamped or mixture.is_out_first):  # transformers has other axes
                 matrix = matrix.mT.contiguous()
             setattr(self, name, nn.Parameter(matrix))
-        self._is_clamped = mixture.is_clamped
+        self._is_clamped, self._is_out_first = mixture.is_clamped, mixture.is_out_first
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """As `Experts`."""
@@ -129,6 +129,8 @@ class StackedExperts(nn.Module):
 
         def product(rows: Tensor, name: str) -> Tensor:
             matrix, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
+            if self._is_out_first:
+                matrix = matrix.mT
             found = stacked_product(rows, by_expert.ends, matrix)
             if bias is not None:
                 # Cast behind the choice: its gradient is added up in the type of the weight.

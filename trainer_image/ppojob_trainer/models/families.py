@@ -53,6 +53,7 @@ class Mixture:
         router: the name in a block of what chooses experts.
         is_stacked: whether files have one matrix of all experts for gates and inner layers,
             `gate_up_proj` (e, h, 2 i), and one for the way back, `down_proj` (e, i, h).
+        is_out_first: whether those are (e, 2 i, h) and (e, h, i), as transformers has them.
         is_clamped: whether routers and experts add biases, and experts say
             `(up + 1) * gate * sigmoid(1.702 gate)` of gates up to 7 and inner layers from -7 to 7,
             which lie by turns in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
@@ -69,6 +70,7 @@ class Mixture:
     dense_first: str = ""
     router: str = "gate"
     is_stacked: bool = False
+    is_out_first: bool = False
     is_clamped: bool = False
     has_correction: bool = False
 
@@ -231,6 +233,21 @@ _QWEN3_5: Final = Family(
     has_states=True,
     uncut="layers of linear attention are whole",
     classifiers=(TEXTS,),
+)
+_QWEN3_5_SEEING: Final = replace(
+    _QWEN3_5,
+    models="Qwen3.5",
+    ropes=(None, "default", "mrope"),
+    sees_pictures=True,
+    classifiers=(),
+)
+_QWEN3_5_MOE: Final = replace(
+    _QWEN3_5,
+    models="Qwen3.5 mixtures of experts (text)",
+    defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
+    only={**_QWEN3_5.only, **_EXPERTS_EVERYWHERE, "norm_topk_prob": (True,)},
+    mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True),
+    classifiers=(),
 )
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**_ATTENTION, **_FEED_FORWARD}),
@@ -410,12 +427,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mixture=Mixture(is_stacked=True),
     ),
     "qwen3_5_text": _QWEN3_5,
-    "qwen3_5": replace(
-        _QWEN3_5,
-        models="Qwen3.5",
-        ropes=(None, "default", "mrope"),
+    "qwen3_5": _QWEN3_5_SEEING,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "qwen3_5_moe": replace(
+        _QWEN3_5_MOE,
+        models="Qwen3.5 mixtures of experts",
+        ropes=_QWEN3_5_SEEING.ropes,
         sees_pictures=True,
-        classifiers=(),
     ),
     "qwen3_next": replace(
         _QWEN3_5,

@@ -51,11 +51,12 @@ def key_of_experts(config: Mapping[str, Json]) -> str:
 
 
 def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
-    """Sizes that a mixture's config.json says besides those of all models, and the most of each."""
+    """Sizes of feed-forward blocks that config.json says, and the most of each."""
     mixture = FAMILIES[str(config["model_type"])].mixture
     if mixture is None:
-        return {}
-    widths = dict.fromkeys((mixture.inner, *mixture.shared_inner), _MAX_WIDTH)
+        return {"intermediate_size": _MAX_WIDTH}
+    plain = ("intermediate_size",) if mixture.dense_first else ()
+    widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), _MAX_WIDTH)
     return {key_of_experts(config): _MAX_EXPERTS, **widths}
 
 
@@ -69,8 +70,11 @@ def expert_tensors(
         yield f"{router}.bias", (experts,)
     if mixture.is_stacked:
         at = f"{mixture.block}.experts"
-        yield f"{at}.gate_up_proj", (experts, hidden, 2 * inner)
-        yield f"{at}.down_proj", (experts, inner, hidden)
+        for name, (into, out) in {
+            "gate_up_proj": (hidden, 2 * inner),
+            "down_proj": (inner, hidden),
+        }.items():
+            yield f"{at}.{name}", (experts, *((out, into) if mixture.is_out_first else (into, out)))
         if mixture.is_clamped:
             yield f"{at}.gate_up_proj_bias", (experts, 2 * inner)
             yield f"{at}.down_proj_bias", (experts, hidden)

@@ -32,6 +32,11 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5TextConfig,
     Qwen3_5TextModel,
 )
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
+    Qwen3_5MoePreTrainedModel,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5MoeTextModel,
+)
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     Qwen3VLPreTrainedModel,
     Qwen3VLTextConfig,
@@ -82,6 +87,12 @@ class Qwen35LanguageConfig(Qwen3_5TextConfig):  # type: ignore[misc]
     """As `Qwen2VLLanguageConfig`."""
 
     model_type = "qwen3_5"
+
+
+class Qwen35MoeLanguageConfig(Qwen3_5MoeTextConfig):  # type: ignore[misc]
+    """As `Qwen2VLLanguageConfig`."""
+
+    model_type = "qwen3_5_moe"
 
 
 class _LanguageModel:
@@ -143,6 +154,14 @@ class Qwen35ForCausalLM(_LanguageModel, Qwen3_5PreTrainedModel):  # type: ignore
     text_config = Qwen3_5TextConfig
 
 
+class Qwen35MoeForCausalLM(_LanguageModel, Qwen3_5MoePreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen3.5's mixtures of experts."""
+
+    config_class = Qwen35MoeLanguageConfig
+    decoder = Qwen3_5MoeTextModel
+    text_config = Qwen3_5MoeTextConfig
+
+
 _TOLD_BEHIND_LAYERS: Final = (Qwen3VLForCausalLM, Qwen3VLMoeForCausalLM)
 _MODELS: Final = {
     model.config_class.model_type: model
@@ -151,6 +170,7 @@ _MODELS: Final = {
         Qwen25VLForCausalLM,
         *_TOLD_BEHIND_LAYERS,
         Qwen35ForCausalLM,
+        Qwen35MoeForCausalLM,
     )
 }
 for _model in _MODELS.values():

@@ -14,6 +14,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
@@ -29,6 +30,7 @@ _TOWERS: Final = {
     "qwen3_vl": Qwen3VLVisionModel,
     "qwen3_vl_moe": Qwen3VLMoeVisionModel,
     "qwen3_5": Qwen3_5VisionModel,
+    "qwen3_5_moe": Qwen3_5MoeVisionModel,
 }
 
 

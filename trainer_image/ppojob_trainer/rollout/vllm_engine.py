@@ -102,7 +102,7 @@ with process_state_kept(own_environment="VLLM_"), garbage_kept():
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     from ppojob_trainer.rollout import vllm_pictures
-    from ppojob_trainer.rollout.vllm_hybrids import DenseQwen3Next
+    from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +122,8 @@ _OPERATIONS = ["all", "-rms_norm", "-rotary_embedding"]
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
 # What vLLM has room for; smaller adapters are filled up with zeros.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-# Types of models that vLLM is given as Qwen3-Next without experts.
-_DENSE_HYBRIDS = ("qwen3_5", "qwen3_5_text")
+# What types of models that vLLM is given as Qwen3-Next begin with.
+_HYBRIDS = "qwen3_5"
 # The one set of adapters, which is in memory before the first request names it.
 _ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
 
@@ -445,9 +445,11 @@ def _engine_config(
         told = FAMILIES[config.model_type].told_vllm
     changed = change(language_part(config) if sees else text_config(config), {**told, **changes})
     kind = vllm_pictures.SEEING.get(changed.model_type) if sees else None
-    if changed.model_type in _DENSE_HYBRIDS:
-        changed.mlp_only_layers = list(range(changed.num_hidden_layers))
-        kind = kind or DenseQwen3Next
+    if changed.model_type.startswith(_HYBRIDS):
+        is_mixture = FAMILIES[changed.model_type].mixture is not None
+        changed.mlp_only_layers = [] if is_mixture else list(range(changed.num_hidden_layers))
+        changed.decoder_sparse_step = 1
+        kind = kind or UnjoinedQwen3Next
     if kind is not None:  # vLLM first asks with a type that is none
         changed.architectures = [kind.__name__]
     return changed

@@ -29,7 +29,8 @@ def by_expert(
                 yield f"{at}.{number}.{kind}", own
                 continue
             names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
-            for part, matrix in zip(names, own.mT.chunk(len(names)), strict=True):
+            rows = own if mixture.is_out_first else own.mT
+            for part, matrix in zip(names, rows.chunk(len(names)), strict=True):
                 yield f"{at}.{number}.{part}.weight", matrix
 
 

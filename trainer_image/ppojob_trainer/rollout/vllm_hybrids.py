@@ -1,4 +1,4 @@
-"""Qwen3.5 in vLLM: Qwen3-Next without experts, whose matrices have their rows in another order.
+"""Qwen3.5 in vLLM: Qwen3-Next, whose matrices have their rows in another order.
 
 vLLM's own class wants torchvision when it is imported, and has the same modules. Imported by
 vllm_pictures alone.
@@ -30,11 +30,11 @@ class _Model(Qwen3NextModel):  # type: ignore[misc]
     """Qwen3-Next's, whose tokens may have three positions."""
 
 
-class DenseQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
-    """The language model of Qwen3.5; its configuration lists all layers in `mlp_only_layers`."""
+class UnjoinedQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
+    """The language model of Qwen3.5; layers without experts are in `mlp_only_layers`."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """As `Qwen3NextForCausalLM`, which has experts and no tied head."""
+        """As `Qwen3NextForCausalLM`, which has no tied head."""
         nn.Module.__init__(self)
         self.config = config = vllm_config.model_config.hf_text_config
         self.model = _Model(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))

@@ -34,7 +34,7 @@ from vllm.multimodal.processing import BaseProcessingInfo
 from ppojob_trainer.data.pictures import PictureForm, unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
-from ppojob_trainer.rollout.vllm_hybrids import DenseQwen3Next
+from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
@@ -218,8 +218,8 @@ class SeeingQwen3Moe(_SeeingDeep, Qwen3MoeForCausalLM):  # type: ignore[misc]
 
 
 @_seeing
-class SeeingQwen35(DenseQwen3Next, _Seeing):
-    """The language model of Qwen3.5, with the tower that the trainer has."""
+class SeeingQwen35(UnjoinedQwen3Next, _Seeing):
+    """The language model of Qwen3.5, or of its mixtures, with the tower that the trainer has."""
 
     embed_input_ids = SupportsMultiModal.embed_input_ids
 
@@ -230,8 +230,9 @@ SEEING = {
     "qwen3_vl": SeeingQwen3,
     "qwen3_vl_moe": SeeingQwen3Moe,
     "qwen3_5": SeeingQwen35,
+    "qwen3_5_moe": SeeingQwen35,
 }
-for _kind in (*SEEING.values(), DenseQwen3Next):
+for _kind in (*SEEING.values(), UnjoinedQwen3Next):
     ModelRegistry.register_model(_kind.__name__, _kind)
 
 
