@@ -245,7 +245,12 @@ _QWEN3_5_MOE: Final = replace(
     _QWEN3_5,
     models="Qwen3.5 mixtures of experts (text)",
     defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
-    only={**_QWEN3_5.only, **_EXPERTS_EVERYWHERE, "norm_topk_prob": (True,)},
+    only={
+        **_QWEN3_5.only,
+        **_EXPERTS_EVERYWHERE,
+        "decoder_sparse_step": (1, None),
+        "norm_topk_prob": (True, None),
+    },
     mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True),
     classifiers=(),
 )
