@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engine_processes import run_together
 from made_once import made_once
-from tiny_models import save_model
+from tiny_models import FOR_ENGINES, save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,22 +23,9 @@ Facts = dict[str, Any]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for kind in ("tied", "untied", "one key head"):
-        save_model(
-            folder / kind,
-            seed=len(kind),
-            vocab_size=512,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=1 if kind == "one key head" else 2,
-            max_position_embeddings=256,
-            tie_word_embeddings=kind == "tied",
-            initializer_range=0.05,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=2,
-        )
+        heads = {"num_key_value_heads": 1 if kind == "one key head" else 2}
+        sizes = {**FOR_ENGINES, **heads, "tie_word_embeddings": kind == "tied"}
+        save_model(folder / kind, seed=len(kind), **sizes)
     return folder
 
 

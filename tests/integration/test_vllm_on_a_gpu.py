@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from made_once import made_once
-from tiny_models import save_model
+from tiny_models import FOR_ENGINES, save_model
 
 from ppojob_trainer.models.families import FAMILIES
 
@@ -29,21 +29,8 @@ VARIANTS = [
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     def make(folder: Path) -> None:
         for kind in ("tied", "untied"):
-            save_model(
-                folder / kind,
-                vocab_size=512,
-                hidden_size=128,
-                intermediate_size=256,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=256,
-                tie_word_embeddings=kind == "tied",
-                initializer_range=0.05,
-                bos_token_id=1,
-                eos_token_id=2,
-                pad_token_id=2,
-            )
+            sizes = {**FOR_ENGINES, "tie_word_embeddings": kind == "tied"}
+            save_model(folder / kind, **sizes)
         program = [sys.executable, str(SCRIPT), str(folder), str(folder / "facts.json")]
         done = subprocess.run(program, capture_output=True, text=True, timeout=1_700)
         assert done.returncode == 0, done.stderr[-4_000:]

@@ -52,6 +52,20 @@ TWO_LAYERS = {
     "initializer_range": 0.3,
 }
 """Of a model whose numbers are compared: large enough weights for attention to matter."""
+FOR_ENGINES = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.05,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+"""Of a model whose heads are wide enough for kernels of vLLM, with rows of some length."""
 MIXTURE = {
     "moe_intermediate_size": 16,
     "num_experts": 6,

@@ -116,13 +116,12 @@ def build_engine(
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
     config = language_config(model_folder, trust_remote_code=trust_remote_code)
-    family = FAMILIES.get(config.model_type)
     model = AutoModelForCausalLM.from_pretrained(
         model_folder,
         config=change(config, overrides),
         dtype=DTYPES[rollout.dtype],
         # PyTorch's own kernels know of no sinks, and transformers refuses them such models.
-        attn_implementation="eager" if family and family.has_sinks else "sdpa",
+        attn_implementation="eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
         trust_remote_code=trust_remote_code,
     )
     split_experts(model)
