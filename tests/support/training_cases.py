@@ -90,6 +90,7 @@ class Case:
     optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
     seeing: bool = False  # prompts show pictures
+    nudged: bool = False  # weights are one rounding away from those of the model
 
     @property
     def alone(self) -> "Case":
@@ -271,7 +272,14 @@ def make_engine(
 
 
 def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
-    return load_model(folder / case.model, world=world, lora=case.lora, seed=3)
+    model = load_model(folder / case.model, world=world, lora=case.lora, seed=3)
+    if case.nudged:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in model.parameters():
+                signs = torch.rand(weight.shape, generator=generator).sub(0.5).sign()
+                weight.mul_(1.0 + torch.finfo(weight.dtype).eps * signs)
+    return model
 
 
 def objective(*, full_kl: bool = False) -> PolicyObjective:

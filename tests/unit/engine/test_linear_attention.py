@@ -68,3 +68,16 @@ def test_decays_of_any_size_are_numbers():
     assert output.isfinite().all()
     assert mixed.grad.isfinite().all()
     assert decay.grad.isfinite().all()
+
+
+def test_states_that_fade_fast_keep_the_digits_of_float32():
+    """Within chunks whose decays add up to hundreds."""
+    torch.manual_seed(0)
+    total, spans = 128, [Span(0, 128)]
+    decay = -20.0 * torch.rand(total, 4, dtype=torch.float64) ** 4
+    decay[::8] = -30.0
+    read = [torch.randn(total, CHANNELS), torch.randn(CHANNELS, TAPS), decay, torch.rand(total, 4)]
+    plan = plan_chunks(spans, TAPS - 1)
+    output = mix_rows(*(one.float() for one in read), SIZES, plan).double()
+    expected = mix_rows(*(one.double() for one in read), SIZES, plan)
+    assert (output - expected).norm() < 1e-6 * expected.norm()

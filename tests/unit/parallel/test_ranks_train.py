@@ -9,6 +9,7 @@ import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,13 @@ def alone(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 @functools.cache
+def nudged_gradients(folder: Path, name: str) -> dict[str, Tensor]:
+    """What one rank finds with weights that are one rounding away."""
+    case = replace(CASES[name].alone, nudged=True)
+    return under(run_case(case, folder, World.alone()), "gradient/")
+
+
+@functools.cache
 def scored_alone(folder: Path) -> list[list[float]]:
     return training_scenarios.scores_alone(folder, max(dims.size for dims in LAYOUTS.values()))
 
@@ -150,9 +158,10 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
     expected, found = alone(folder, name), results(folder, layout, name)
     gradients = under(expected, "gradient/")
     for key, gradient in under(found, "gradient/").items():
-        # Of biases float32 sums round by up to 1.01e-5 on processors with AVX2 alone.
-        bound = 2e-5 if key.endswith(".bias") else 1e-5
-        assert (gradient - gradients[key]).norm() <= bound * gradients[key].norm(), key
+        error, bound = (gradient - gradients[key]).norm(), 1e-5 * gradients[key].norm()
+        if error > bound:  # some models multiply the rounding of float32: is it that?
+            bound = 2.0 * (nudged_gradients(folder, name)[key] - gradients[key]).norm()
+        assert error <= bound, key
     weights = under(expected, "weight/")
     for key, weight in under(found, "weight/").items():
         # AdamW makes whole steps of a gradient that is all but zero.

@@ -169,20 +169,16 @@ def _read_states(
     on the state B in front of it: `u = own - reach B`, of which one triangular system says both.
     """
     groups = value.shape[1] // key.shape[1]
-    past = decay.cumsum(-1)
-    later = past.new_ones(past.shape[-1:] * 2, dtype=torch.bool).triu(1)
-    # Masked in front of the exponential: those of later tokens could be too large for a number.
-    fade = (past[..., :, None] - past[..., None, :]).masked_fill(later, -torch.inf).exp()
+    faded = _faded(decay)
+    since, fade, left = faded[..., :1], faded[..., 1:].tril(), faded[..., -1, 1:, None]
     query, key, meets, reads = (
         x.repeat_interleave(groups, dim=1) for x in (query, key, key @ key.mT, query @ key.mT)
     )
-    since = past.exp()[..., None]
     given = weight[..., None] * torch.cat([value, since * key], dim=-1)
     written = torch.linalg.solve_triangular(
         weight[..., None] * fade * meets, given, upper=False, unitriangular=True
     )
     own, reach = written.split([value.shape[-1], key.shape[-1]], dim=-1)
-    left = (past[..., -1:] - past).exp()[..., None]
     of_waves = zip(
         *(
             x.split(plan.waves)
@@ -199,6 +195,19 @@ def _read_states(
         outputs.append(query_ @ state + reads_ @ new)
         state = since_ * state + key_.mT @ new
     return torch.cat(outputs)
+
+
+def _faded(decay: Tensor) -> Tensor:
+    """What is left behind token i of a state that j tokens were in front of, j of (0, ..., C).
+
+    (..., C) to (..., C, C + 1), 1 where j > i. Each is the exponential of a sum of its own: of
+    differences between sums from the start, which are large where states fade fast, float32 would
+    keep few digits. As a matrix product the sums have one order on GPUs too.
+    """
+    at = torch.arange(decay.shape[-1] + 1, device=decay.device)
+    token, behind, since = at[:-1, None, None], at[:-1, None], at
+    summed = ((since <= token) & (token <= behind)).to(decay.dtype)
+    return (decay @ summed.flatten(1)).exp().view(*decay.shape, -1)
 
 
 def compute_packed(
