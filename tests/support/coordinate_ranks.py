@@ -6,9 +6,10 @@ processes are forked from one that has imported torch already, and answer throug
 
 import ctypes
 import multiprocessing
+import os
 import signal
-import socket
 from collections.abc import Sequence
+from ipaddress import IPv4Address
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,7 +36,14 @@ INDEX = BatchIndex(
 )
 MINI_BATCH = (3, 0, 1, 4)
 CONSUMERS = ParallelDims(replicate=2, tensor=2)
-HOSTS = {"owner": "127.0.3.1", "critic": "127.0.3.101"}
+Hosts = dict[str, IPv4Address]
+"""The address of the first rank of each role; those of the others follow."""
+
+
+def own_hosts() -> Hosts:
+    """Loopback addresses that no other process of the tests takes."""
+    first = IPv4Address("127.128.0.0") + os.getpid() % (1 << 18) * 16
+    return {"owner": first, "critic": first + 8}
 
 
 def batch() -> Experience:
@@ -75,11 +83,11 @@ def rows_at(world: World, index: BatchIndex, mine: Experience) -> BatchRows:
     return BatchRows(index, mine, Link(world.group, CPU), COSTS, world.dims, within)
 
 
-def channels_of(world: World, address: str, role: str) -> RowChannels:
+def channels_of(world: World, hosts: Hosts, address: str, role: str) -> RowChannels:
     found = RowChannels(
         world, role == "critic", address, lambda host: host, COSTS, lambda _: CONSUMERS
     )
-    found.open(OpenChannel(role, "k", 4, CONSUMERS.size, HOSTS["owner"], "uid/owner/1"))
+    found.open(OpenChannel(role, "k", 4, CONSUMERS.size, str(hosts["owner"]), "uid/owner/1"))
     return found
 
 
@@ -88,12 +96,12 @@ def back(role: str) -> MoveColumns:
     return MoveColumns(role, index, ["values"], to_owners=True)
 
 
-def own(world: World, address: str) -> dict[str, Any]:
+def own(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
     mine = groups(INDEX.owned_by(world.rank))
     rows = rows_at(world, INDEX, mine)
     staged = rows.staged(MINI_BATCH, ("advantages",))
     filled, _ = rows.fill("ref_logprobs", lambda some: (said_of(some),))
-    channels = channels_of(world, address, "critic")
+    channels = channels_of(world, hosts, address, "critic")
     channels.move_rows("critic", INDEX, mine)
     channels.move_columns(back("critic"), INDEX, mine)
     return {
@@ -106,8 +114,8 @@ def own(world: World, address: str) -> dict[str, Any]:
     }
 
 
-def consume(world: World, address: str) -> dict[str, Any]:
-    channels = channels_of(world, address, "owner")
+def consume(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
+    channels = channels_of(world, hosts, address, "owner")
     index, mine = channels.move_rows("owner", INDEX, None)
     rows = rows_at(world, index, mine)
     filled, _ = rows.fill("values", lambda some: (said_of(some) + 1.0,))
@@ -115,22 +123,15 @@ def consume(world: World, address: str) -> dict[str, Any]:
     return {"owners": index.owners, "mine": told(mine), "filled": told(filled)}
 
 
-def serve(connection: Connection, role: str, rank: int, dims: ParallelDims) -> None:
+def serve(connection: Connection, role: str, rank: int, dims: ParallelDims, hosts: Hosts) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
     torch.set_num_threads(1)
-    host = HOSTS[role]
-    address = host.rpartition(".")[0] + f".{int(host.rpartition('.')[2]) + rank}"
-    meeting = MeetingPoint(host, contract.PORT_STORE, f"uid/{role}/1")
+    address = str(hosts[role] + rank)
+    meeting = MeetingPoint(str(hosts[role]), contract.PORT_STORE, f"uid/{role}/1")
     with open_world(rank, dims.size, CPU, dims=dims, address=address, meeting=meeting) as world:
         act = own if role == "owner" else consume
-        connection.send(act(world, address))
+        connection.send(act(world, hosts, address))
         connection.recv()  # stores live until all have answered
-
-
-def free_hosts() -> None:
-    """Fail early where another run of these tests has the addresses."""
-    for host in HOSTS.values():
-        socket.create_server((host, contract.PORT_STORE)).close()
 
 
 def run(dims: ParallelDims) -> dict[str, list[dict[str, Any]]]:
@@ -139,14 +140,14 @@ def run(dims: ParallelDims) -> dict[str, list[dict[str, Any]]]:
     Args:
         dims: layout of the owners, four ranks.
     """
-    free_hosts()
+    hosts = own_hosts()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ppojob_trainer.workers.row_channels"])
     started = []
     for role, layout in (("owner", dims), ("critic", CONSUMERS)):
         for rank in range(layout.size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, role, rank, layout))
+            process = context.Process(target=serve, args=(theirs, role, rank, layout, hosts))
             process.start()
             theirs.close()
             started.append((role, process, ours))
