@@ -23,7 +23,6 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
-from ppojob_trainer.rollout import vllm_engine
 from ppojob_trainer.rollout.protocol import (
     Finished,
     Request,
@@ -33,7 +32,7 @@ from ppojob_trainer.rollout.protocol import (
     generate,
 )
 from ppojob_trainer.rollout.sampling import penalised, processed_logprobs
-from ppojob_trainer.rollout.vllm_engine import VllmEngine
+from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_arguments, vllm_weights
 
 VOCAB = 512
 LENGTH = 128
@@ -57,13 +56,13 @@ def engine(
 
     Or those that vLLM itself reads: what all others must equal.
     """
-    load_format = vllm_engine._LOAD_FORMAT
+    load_format = vllm_arguments._LOAD_FORMAT
     if reads:
-        vllm_engine._LOAD_FORMAT = "safetensors"
+        vllm_arguments._LOAD_FORMAT = "safetensors"
     try:
         opened = VllmEngine(section(dtype, **changes), folder, **HERE)
     finally:
-        vllm_engine._LOAD_FORMAT = load_format
+        vllm_arguments._LOAD_FORMAT = load_format
     try:
         if reads:
             opened._is_asleep = False
@@ -86,10 +85,10 @@ def scheduler_limits(folder: Path) -> dict[str, Any]:
     for device in ("cpu", "cuda"):
         many = section("float32", max_sequences=9000)
         config = AutoConfig.from_pretrained(folder)
-        arguments = vllm_engine.engine_args(many, config, device)
+        arguments = vllm_arguments.engine_args(many, config, device)
         facts[device] = [arguments.max_num_batched_tokens, arguments.max_num_seqs]
         asked = section("float32", **ASKED)
-        arguments = vllm_engine.engine_args(asked, config, device, tells_experts=True)
+        arguments = vllm_arguments.engine_args(asked, config, device, tells_experts=True)
         facts[f"{device} as asked"] = [
             arguments.max_num_batched_tokens,
             arguments.gpu_memory_utilization,
@@ -335,13 +334,13 @@ def without_repacking(folder: Path, dtype: str) -> dict[str, Any]:
     trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     disturb(trainer, 5)
     rows = requests()
-    repack = vllm_engine._repack_tied_heads
+    repack = vllm_weights._repack_tied_heads
     with engine(folder, dtype) as opened:
-        vllm_engine._repack_tied_heads = lambda model: None
+        vllm_weights._repack_tied_heads = lambda model: None
         try:
             opened.load_weights(1, trainer.named_parameters())
         finally:
-            vllm_engine._repack_tied_heads = repack
+            vllm_weights._repack_tied_heads = repack
         (packed,) = opened._engine.apply_model(has_packed_head)
         found = summary(differences(trainer, rows, generate(opened, rows), dtype))
         return {**found, "packed": packed}

@@ -1,0 +1,199 @@
+"""What vLLM is asked for: a job's spec, its model and its sampling in vLLM's words.
+
+Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch.distributed as dist
+import vllm
+from transformers import PreTrainedConfig
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.config_changes import change
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.vision_language import language_part, text_config
+from ppojob_trainer.rollout import vllm_pictures
+from ppojob_trainer.rollout.checkpoint_names import key_value_bytes_per_token, state_bytes
+from ppojob_trainer.rollout.engine_arguments import check_arguments
+from ppojob_trainer.rollout.protocol import DTYPES, SamplingParams
+from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
+
+# The smallest block of vLLM's fast CPU attention: a prompt is shared by whole blocks only.
+_CPU_BLOCK_TOKENS = 32
+# Tokens of a step without `max_batched_tokens`: enough that a whole phase starts together.
+_PREFILL_TOKENS = 8192
+# Weights come from the trainer alone: nothing is read twice, and no file that vLLM would refuse.
+_LOAD_FORMAT = "dummy"
+# Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
+_CPU_KV_CACHE_BYTES = 4 << 30
+# Kernels that a model of latent attention uses on the CPU: two read columns of a wider matrix as if
+# they lay one after the other, so that its plain PyTorch computes these.
+_OPERATIONS = ["all", "-rms_norm", "-rotary_embedding"]
+# Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
+# does.
+_GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
+# What types of models that vLLM is given as Qwen3-Next begin with.
+_HYBRIDS = "qwen3_5"
+
+
+def check_device(device: Literal["cpu", "cuda"]) -> None:
+    """Refuse another device than that of the installed vLLM.
+
+    Raises:
+        ConfigError: it computes on another one.
+    """
+    found = current_platform.device_type
+    if found != device:
+        raise ConfigError(
+            f"spec.roles: got ranks that generate on {device}: the installed vLLM "
+            f"{vllm.__version__} computes on {found or 'no device that it knows here'}; the "
+            f"packages of requirements/{device}.txt"
+        )
+
+
+def engine_args(
+    rollout: RolloutSpec,
+    config: PreTrainedConfig,
+    device: str,
+    trust_remote_code: bool = False,
+    shares_device: bool = True,
+    tells_experts: bool = False,
+) -> vllm.EngineArgs:
+    """Translate the spec; what differs by device is told apart here and nowhere else.
+
+    Raises:
+        ConfigError: An argument of the job's own is not to be had.
+    """
+    if problems := [str(one) for one in check_arguments(rollout.engine_arguments)]:
+        raise ConfigError(problems)
+    length = rollout.max_model_tokens or 0  # which a resolved run has
+    tensor = rollout.parallelism.tensor
+    common: dict[str, Any] = {
+        "model": str(config.name_or_path),
+        "dtype": rollout.dtype,
+        "trust_remote_code": trust_remote_code,
+        "load_format": _LOAD_FORMAT,
+        "skip_tokenizer_init": True,
+        "max_model_len": length,
+        "max_num_seqs": rollout.max_sequences,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": 1,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "tensor_parallel_size": tensor,
+        # This process is one of the engine's ranks, and vLLM starts no others.
+        "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
+        "seed": 0,
+        # vLLM reads it while these are made, and not again.
+        "enable_return_routed_experts": tells_experts,
+        # It would keep files that nobody asks it for again, and has no picture to try.
+        "mm_processor_cache_gb": 0,
+        "skip_mm_profiling": True,
+        **rollout.engine_arguments,
+    }
+    if has_states := hasattr(config, "linear_num_value_heads"):
+        # Prefixes are kept only of prompts that are cut into chunks. States are the trainer's.
+        common |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
+    if tensor > 1:
+        # Ranks that have a batch in flight each might not have the same one. A rank sees its own
+        # GPU alone, so they cannot reach into each other's memory.
+        common |= {"async_scheduling": False, "disable_custom_all_reduce": True}
+    # A step gives every sequence a token: vLLM does not start where that is too much.
+    step_tokens = rollout.max_batched_tokens or max(rollout.max_sequences, _PREFILL_TOKENS)
+    kv_cache_bytes = rollout.kv_cache_gib and int(rollout.kv_cache_gib * 2**30)
+    if device == "cuda":
+        return vllm.EngineArgs(
+            **common,
+            enable_sleep_mode=True,
+            max_num_batched_tokens=step_tokens,
+            kv_cache_memory_bytes=kv_cache_bytes,
+            gpu_memory_utilization=rollout.gpu_memory_share or _GPU_MEMORY_SHARE[shares_device],
+            enforce_eager=rollout.enforce_eager,
+        )
+    if hasattr(config, "kv_lora_rank"):
+        given = common.get("compilation_config", {})
+        common["compilation_config"] = {"custom_ops": _OPERATIONS, **given}
+    return vllm.EngineArgs(
+        **common,
+        # Compiling takes longer than a small model's whole run.
+        enforce_eager=True,
+        # Where there are states, as many tokens as take their place.
+        block_size=None if has_states else _CPU_BLOCK_TOKENS,
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(length, step_tokens),
+        kv_cache_memory_bytes=kv_cache_bytes or _cpu_cache_bytes(rollout, length, config),
+    )
+
+
+def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: PreTrainedConfig) -> int:
+    """Room for all rows at full length within the limit, and for one in any case."""
+    blocks = -(-length // _CPU_BLOCK_TOKENS)
+    dtype, tensor = DTYPES[rollout.dtype], rollout.parallelism.tensor
+    per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, dtype, tensor)
+    per_row += state_bytes(config, dtype, tensor)
+    # vLLM keeps one block for itself.
+    rows = rollout.max_sequences + 1
+    return max(min(rows * per_row, _CPU_KV_CACHE_BYTES), 2 * per_row)
+
+
+def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
+    """Translate; at temperature 0 nothing is cut off, as the protocol says."""
+    greedy = sampling.temperature == 0.0
+    return vllm.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=1.0 if greedy else sampling.top_p,
+        top_k=-1 if greedy else sampling.top_k,
+        min_p=0.0 if greedy else sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=seed,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        # Texts are looked for in what was drawn so far.
+        output_kind=RequestOutputKind.CUMULATIVE
+        if sampling.stop_texts
+        else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
+    """A rank of an engine, whose other ranks somebody else has started."""
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        """How to meet them, rank and device; the world is there, and each rank sees one device.
+
+        On the CPU vLLM would have ranks that name the same meeting spin on shared memory, for ever
+        where one is gone, and leave it behind when they are killed. So each names another one.
+        """
+        rank = dist.get_rank()
+        return f"env://{rank}", rank, 0
+
+
+def model_config(
+    config: PreTrainedConfig, changes: Mapping[str, Json], sees: bool
+) -> PreTrainedConfig:
+    """What vLLM makes its model of, in place of what it has read from the folder."""
+    told: Mapping[str, Json] = {}
+    if not sees and config.model_type in FAMILIES:
+        told = FAMILIES[config.model_type].told_vllm
+    changed = change(language_part(config) if sees else text_config(config), {**told, **changes})
+    kind = vllm_pictures.SEEING.get(changed.model_type) if sees else None
+    if changed.model_type.startswith(_HYBRIDS):
+        is_mixture = FAMILIES[changed.model_type].mixture is not None
+        changed.mlp_only_layers = [] if is_mixture else list(range(changed.num_hidden_layers))
+        changed.decoder_sparse_step = 1
+        kind = kind or UnjoinedQwen3Next
+    if kind is not None:  # vLLM first asks with a type that is none
+        changed.architectures = [kind.__name__]
+    return changed

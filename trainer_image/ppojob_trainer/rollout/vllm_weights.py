@@ -1,0 +1,175 @@
+"""How an engine of vLLM takes the trainer's weights: by its reload, and past it where that fails.
+
+Imported by vllm_engine alone, which first sets what vLLM reads while it is imported. vLLM's reload
+replaces what comes through the loaders of its layers. Some models write past them, into tensors
+that are thrown away, and on the CPU some layers keep what they have packed before.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from vllm.distributed import parallel_state
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.models.adapter_files import peft_name
+from ppojob_trainer.models.families import FAMILIES, Mixture
+from ppojob_trainer.models.lora import is_adapter
+from ppojob_trainer.models.mixtures import is_sent_float32
+from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
+from ppojob_trainer.rollout.protocol import RolloutError
+
+# The one set of adapters, which is in memory before the first request names it.
+ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
+_SINKS = ".sinks"
+
+
+class EngineWeights:
+    """The weights of an engine, and its adapters: what it has of the trainer's."""
+
+    def __init__(
+        self, config: PreTrainedConfig, lora: LoraSpec | None, dtype: torch.dtype, *, on_cpu: bool
+    ) -> None:
+        """Of a language model's configuration; an engine has no weights at first."""
+        self._names = checkpoint_names(config)
+        self._lora = lora
+        self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
+        self._mixture = FAMILIES[config.model_type].mixture
+        self._dtype, self._on_cpu = dtype, on_cpu
+        self.are_there = False
+        """Whether the engine has been given such, and still has them."""
+
+    def take(self, engine: LLMEngine, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """Load weights, if any come, and the adapters behind them.
+
+        Raises:
+            RolloutError: There are others than the model has, or too few.
+        """
+        first = next(tensors, ("no tensor", torch.empty(0)))
+        has_adapters_alone = self.are_there and is_adapter(first[0])
+        names = self.adapter_names | (frozenset() if has_adapters_alone else self._names)
+        given = self._checked(chain([first], tensors), names)
+        adapters: dict[str, Tensor] = {}
+        sinks: dict[str, Tensor] = {}
+        if has_adapters_alone:
+            adapters.update(given)
+        else:
+            if self._on_cpu:
+                engine.apply_model(_forget_packed_experts)
+            weights = _by_expert(_weights_of(given, adapters, sinks), self._mixture)
+            engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            engine.apply_model(_repack_tied_heads)
+            ranks = parallel_state.get_tp_group()
+            told = {"sinks": sinks, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
+            engine.apply_model(partial(_set_sinks, **told))
+            self.are_there = True
+        if self._lora is not None:
+            engine.apply_model(partial(_set_adapters, lora=self._lora, tensors=adapters))
+
+    def _checked(
+        self, tensors: Iterable[tuple[str, Tensor]], names: frozenset[str]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Cast on the way through; vLLM itself would only warn of missing names."""
+        missing = set(names)
+        for name, tensor in tensors:
+            if name not in names and name != "lm_head.weight":
+                raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
+            missing.discard(name)
+            # vLLM multiplies adapters in place with how much they count; sinks go in last.
+            kind = torch.float32 if is_sent_float32(name) else self._dtype
+            is_kept = is_adapter(name) or name.endswith(_SINKS)
+            yield name, tensor.detach().to(kind, copy=is_kept)
+        if missing:
+            raise RolloutError(
+                f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
+            )
+
+
+def _weights_of(
+    tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], sinks: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights among tensors; adapters and sinks are put aside on the way."""
+    for name, tensor in tensors:
+        if is_adapter(name):
+            adapters[name] = tensor
+        elif name.endswith(_SINKS):
+            sinks[name] = tensor
+        else:
+            yield name, tensor
+
+
+def _by_expert(
+    tensors: Iterable[tuple[str, Tensor]], mixture: Mixture | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by their names in files; what experts are stacked in comes expert by expert."""
+    for name, tensor in tensors:
+        at, _, kind = name.rpartition(".")
+        if mixture is None or not mixture.is_stacked or not at.endswith(".experts"):
+            yield name, tensor
+            continue
+        for number, own in enumerate(tensor):
+            if mixture.is_clamped:  # vLLM has a model with such stacks, and a name for each part
+                yield f"{at}.{number}.{kind}", own
+                continue
+            names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+            rows = own if mixture.is_out_first else own.mT
+            for part, matrix in zip(names, rows.chunk(len(names)), strict=True):
+                yield f"{at}.{number}.{part}.weight", matrix
+
+
+def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: int) -> None:
+    """Give the layers of a rank of an engine their sinks, (H,) each by its name in files.
+
+    Kernels may have a copy in another type.
+    """
+    for name, whole in sinks.items():
+        place = name.removesuffix(_SINKS).replace(".self_attn", ".attn")
+        attention: Any = model.get_submodule(place)
+        for held in (attention.sinks, attention.attn.impl.sinks):
+            held.data.copy_(whole.chunk(ranks)[rank])
+
+
+def _set_adapters(model: Any, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> None:
+    """Put adapters in the place of those before; vLLM itself would read them from a folder."""
+    made = LoRAModel.from_lora_tensors(
+        ADAPTERS.lora_int_id,
+        {peft_name(name): tensor for name, tensor in tensors.items()},
+        PEFTHelper(lora.rank, lora.alpha, [], use_rslora=lora.rank_stabilized),
+        device="cpu",
+    )
+    model.lora_manager.remove_adapter(made.id)
+    model.lora_manager.add_adapter(made)
+    model.lora_manager.activate_adapter(made.id)
+
+
+def _forget_packed_experts(model: nn.Module) -> None:
+    """Let a reload pack experts, as vLLM does for those without a kernel yet.
+
+    Into the memory of packed weights (CPU only) it would write plain ones, which are then misread.
+    """
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
+
+
+def _repack_tied_heads(model: nn.Module) -> None:
+    """Pack an output head again that shares the embedding's weight.
+
+    A reload rebuilds the layers that it is given tensors for. A tied head has none of its own: its
+    weight is the embedding's and thus new, its packed copy (CPU only) is of the old one.
+    """
+    layers = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    for layer in layers:
+        shared = sum(other.weight is layer.weight for other in layers) > 1
+        if shared and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
