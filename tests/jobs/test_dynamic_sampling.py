@@ -1,8 +1,11 @@
 """Dynamic sampling: a batch in which three prompts of ten teach something is filled in rounds.
 
+The job is one pass over the data: it ends with the step that draws the last prompts.
+
 The reward function says never the same twice, so nothing that a kill loses can be made again.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +14,11 @@ import pytest
 import run_folders
 import tiny_jobs
 
+from ppojob_trainer.controller.progress import STATUS_FILE
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, SIZE, SAMPLES, ROWS = 3, 4, 3, 40
+SIZE, SAMPLES, ROWS = 4, 3, 40
 JUDGE = """
 import random
 
@@ -43,7 +48,7 @@ KILLED = {
 def rounds_by_arithmetic() -> list[int]:
     """Rounds of each step: rows are drawn in their order, and row 0, 1 and 2 of ten have signal."""
     drawn, found = 0, []
-    for _ in range(STEPS):
+    while drawn < ROWS:
         rounds = signal = 0
         while signal < SIZE:
             signal += sum((drawn + position) % ROWS % 10 < 3 for position in range(SIZE))
@@ -66,7 +71,7 @@ def job(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: P
         },
         roles={"actorRollout": {"ranksPerReplica": 2}},
         rewards=tiny_jobs.reward_at(tmp_path / "judge.py", judge),
-        steps={"total": STEPS},
+        steps={"epochs": 1},
         checkpoint={"every": 2},
         recovery={"restartsWithoutProgress": 100},
     )
@@ -80,6 +85,10 @@ def test_a_batch_is_filled_in_as_many_rounds_as_arithmetic_says_and_a_kill_chang
     lines = run_folders.metrics(output)
     rounds = [line["train/num_gen_batches"] for line in lines]
     assert rounds == rounds_by_arithmetic()
+    assert sum(rounds) * SIZE > ROWS
+    status = json.loads((output / STATUS_FILE).read_text())
+    assert status["phase"] == "Succeeded"
+    assert status["step"] == status["total_steps"] == len(rounds)
     for line in lines:
         assert line["training/zero_signal_groups"] == 0.0
         wasted = 1 - 1 / line["train/num_gen_batches"]

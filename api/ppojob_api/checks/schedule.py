@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from math import ceil
 from typing import Final
 
 from ppojob_api.problem import Problem, ReasonCode, shown
@@ -144,9 +145,14 @@ def engines_without_prompts(job: PPOJob) -> Iterator[Problem]:
 
 
 def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
-    """Steps of a good job with so many training prompts; each pass draws whole batches of them."""
+    """Steps of a good job with so many training prompts; each pass draws whole batches of them.
+
+    With dynamic sampling the most that there may be: a step may draw several.
+    """
     if not spec.steps.trains:
         return 0
     if spec.steps.total is not None:
         return spec.steps.total
-    return (spec.steps.epochs or 1) * (rows // spec.algorithm.prompts_per_step)
+    _, drawn = spec.algorithm.draw
+    batches = (spec.steps.epochs or 1) * (rows // drawn)
+    return ceil(batches / ceil(spec.algorithm.prompts_per_step / drawn))

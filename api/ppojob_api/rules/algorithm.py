@@ -91,12 +91,6 @@ ALGORITHM_RULES = rules(
     when: has(self.meanAbove) && has(self.meanBelow)
     must: self.meanAbove < self.meanBelow
 
-    spec | steps.epochs | Conflict
-        algorithm.dynamicSampling draws prompts that nobody can count beforehand, so passes over
-        the data give no number of steps; steps.total, or remove dynamicSampling
-    when: has(self.steps.epochs)
-    must: !has(self.algorithm.dynamicSampling)
-
     spec.algorithm | gdpo | Required
         it compares several rewards; {rewardKeys: [NAME, ...]}, numbers that reward functions
         give beside the score

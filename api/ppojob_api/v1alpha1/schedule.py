@@ -38,7 +38,8 @@ class StepsSpec(Section):
     verl: trainer.total_training_steps."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Passes over the training data. verl: trainer.total_epochs."""
+    """Passes over the training data. With algorithm.dynamicSampling the run ends with the step that
+    draws the last of them; it may draw some of another pass. verl: trainer.total_epochs."""
 
     validate_every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Validate after every n-th step; absent: never in between. verl: trainer.test_freq, -1."""

@@ -37,8 +37,11 @@ def test_an_epoch_draws_each_row_at_most_once_and_drops_the_rest(num_rows, seed,
     assert order.epoch == 0
     assert len(set(drawn)) == len(drawn) == num_rows // size * size
     assert set(drawn) <= set(range(num_rows))
+    assert order.passes_read({"epoch": 0, "cursor": num_rows // size * size - size}, size) == 0
+    assert order.passes_read(order.state_dict(), size) == 1
     order.next_batch(size)
     assert order.state_dict() == {"epoch": 1, "cursor": size}
+    assert order.passes_read(order.state_dict(), size) == 1 + (2 * size > num_rows)
 
 
 def test_orders_never_change() -> None:

@@ -42,7 +42,7 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.order import PromptOrder
+from ppojob_trainer.data.order import OrderState, PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import JobFailed, PPOJobError, RewardFailed, RoleLost, StorageError
 from ppojob_trainer.metrics.timer import StepTimer
@@ -66,6 +66,7 @@ class Loop:
     """One job's loop over its roles.
 
     Attributes:
+        total_steps: how many there are; with dynamic sampling over passes, at most.
         num_devices: what computes with a model in the whole job: GPUs, or ranks without any.
         order: in which they are drawn.
         validation: held-out prompts; None where there are none.
@@ -120,7 +121,14 @@ class Loop:
     def is_done(self, progress: Progress) -> bool:
         """Whether all steps are done and no validation is owed."""
         owes = self._validates_first(progress) or self._owed_validation(progress) is not None
-        return progress.step >= self.total_steps and not owes
+        return self._is_last(progress) and not owes
+
+    def _is_last(self, progress: Progress) -> bool:
+        """Whether no step follows: all are done, or dynamic sampling has drawn all passes."""
+        passes, (_, size), data = self.spec.steps.epochs, self.spec.algorithm.draw, progress.data
+        place: OrderState = {"epoch": data.epoch, "cursor": data.cursor}
+        is_read = passes is not None and self.order.passes_read(place, size) >= passes
+        return is_read or progress.step >= self.total_steps
 
     def _save_on_the_way(self, progress: Progress) -> None:
         """Write a checkpoint; if the disk refuses, the job goes on and the next one tries again."""
@@ -204,7 +212,7 @@ class Loop:
             tokens=progress.tokens + rows.total_tokens,
             roles=tuple(updates.state_after(step) for updates in self.training.updates),
         )
-        if self._is_validation_due(step):
+        if self._is_validation_due(trained):
             metrics |= self._validate_after(trained, metrics, timer)
         failpoints.hit(STEP_COMPUTED)
         times = timer.finish()
@@ -265,12 +273,12 @@ class Loop:
     def _timer(self) -> StepTimer:
         return StepTimer(on_stage=lambda stage: self.reporter.report(stage=stage))
 
-    def _is_validation_due(self, step: int) -> bool:
+    def _is_validation_due(self, progress: Progress) -> bool:
         if self.validation is None:
             return False
         steps = self.spec.steps
-        is_due = steps.validate_every is not None and step % steps.validate_every == 0
-        return is_due or (steps.validate_last and step == self.total_steps)
+        is_due = steps.validate_every is not None and progress.step % steps.validate_every == 0
+        return is_due or (steps.validate_last and self._is_last(progress))
 
     def _validate(self, step: int) -> dict[str, float]:
         assert self.validation is not None
@@ -340,7 +348,8 @@ class Loop:
         """Save what is not in a checkpoint, and export when the job is done."""
         if progress.step == 0:  # nothing was trained
             return
-        self.reporter.report(phase="Finishing", stage="save_checkpoint")
+        total = progress.step if self.is_done(progress) else self.total_steps
+        self.reporter.report(phase="Finishing", stage="save_checkpoint", total_steps=total)
         if not self.checkpoints.is_saved(progress):
             self.checkpoints.save(progress)
         self.checkpoints.prune()

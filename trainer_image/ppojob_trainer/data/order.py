@@ -250,6 +250,10 @@ class PromptOrder:
         self.load_state_dict(here)
         return batches
 
+    def passes_read(self, place: OrderState, size: int) -> int:
+        """How many epochs are over at a place where batches of a size are drawn."""
+        return place["epoch"] + (place["cursor"] + size > self._num_rows)
+
     def state_dict(self) -> OrderState:
         """The place that the next batch begins at, as JSON."""
         return {"epoch": self._epoch, "cursor": self._cursor}
