@@ -234,7 +234,7 @@ optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
 critic.num_cycles | spec.critic.optimizer.cycles
 critic.lr_warmup_steps_ratio | spec.critic.optimizer.warmupRatio
-fsdp_config.dtype | spec.training.autocast
+fsdp_config.dtype megatron.dtype | spec.training.autocast
 save_contents load_contents | not needed | a checkpoint always holds everything
 use_orig_params forward_only mixed_precision fsdp_config.seed | not needed | FSDP2 does without
 actor.use_torch_compile ref.use_torch_compile | not needed | it computes the same
@@ -508,7 +508,7 @@ use_dora lora_modules_to_save lora_target_parameters | not yet | other adapters
 load_in_4bit load_in_8bit | not yet | quantized weights
 use_liger_kernel torch_compile attn_implementation | not yet | other kernels
 model_init_kwargs | not yet | settings beside the model folder
-fp16 | not yet | float16
+fp16 | spec.training.autocast | where true is float16
 gradient_checkpointing | spec.training.activationCheckpointing
 deepspeed fsdp | not needed | models are sharded by FSDP2 over all ranks of their role
 output_dir | spec.checkpoint.volume.claimName | and `ppojob run --output` here
@@ -675,10 +675,12 @@ spec.optimizer.schedule spec.critic.optimizer.schedule | polynomial inverse_sqrt
 spec.optimizer.schedule spec.critic.optimizer.schedule | inverse_square_root | not yet
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp32 float | float32
 spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | bf16 | bfloat16
-spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp16 float16 half fp8 float8 | not yet
+spec.rollout.dtype | fp16 half | float16
+spec.model.dtype spec.rewardModel.dtype | fp16 float16 half | not yet
+spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp8 float8 | not yet
 spec.training.autocast | float32 fp32 no false | none
 spec.training.autocast | bf16 | bfloat16
-spec.training.autocast | fp16 float16 | not yet
+spec.training.autocast | fp16 half | float16
 spec.agent.format | qwen qwen25 | hermes
 spec.rollout.engine | hf transformers | huggingface
 spec.rollout.engine | sglang trtllm | not yet

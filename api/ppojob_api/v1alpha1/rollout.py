@@ -65,7 +65,7 @@ class RolloutSpec(Section):
     engine: Literal["vllm", "huggingface"] = "vllm"
     """huggingface is the slow fall-back for tiny models. verl: rollout.name."""
 
-    dtype: AutoFloatType = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the engine's weights; auto: bfloat16 on GPUs and on processors that multiply it
     natively (AVX512-BF16, AMX), float32 elsewhere. verl: rollout.dtype, bfloat16."""
 

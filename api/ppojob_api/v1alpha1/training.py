@@ -316,9 +316,11 @@ class OptimizerSpec(Section):
 class TrainingSpec(Section):
     """How forward and backward are computed; none of it changes what is optimised."""
 
-    autocast: Literal["auto", "none", "bfloat16"] = "auto"
+    autocast: Literal["auto", "none", "bfloat16", "float16"] = "auto"
     """Type of the matrix products; none: that of the weights; auto: bfloat16 on GPUs and on
-    processors that multiply it natively (AVX512-BF16, AMX), none elsewhere.
+    processors that multiply it natively (AVX512-BF16, AMX), none elsewhere. float16 has three more
+    bits and a smaller range, so that losses of updates are scaled (arXiv:1710.03740); with
+    rollout.dtype: float16 engine and trainer differ less (arXiv:2510.26788).
     verl: fsdp_config.dtype, bfloat16."""
 
     micro_batch_tokens: Tokens = 16_384

@@ -146,7 +146,8 @@ def validation_sampling(verl: Verl, job: Draft) -> None:
 
 def types_by_device(verl: Verl, job: Draft) -> None:
     """bfloat16 is what auto is on a GPU."""
-    for key in (f"{_ROLLOUT}.dtype", "actor_rollout_ref.actor.fsdp_config.dtype"):
+    actor = "actor_rollout_ref.actor"
+    for key in (f"{_ROLLOUT}.dtype", f"{actor}.fsdp_config.dtype", f"{actor}.megatron.dtype"):
         is_auto = verl[key] in ("bfloat16", "bf16", "auto")
         is_other = not is_auto or (verl.is_given(key) and verl["trainer.device"] == "cpu")
         if is_other:

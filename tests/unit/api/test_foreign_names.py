@@ -132,7 +132,7 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
         ("algorithm.policyLoss.type", "vanilla", "clip"),
         ("algorithm.type", "maxrl", ""),
         ("algorithm.lossAggregation", "seq-mean-token-sum", "sequence_mean_token_sum"),
-        ("rollout.dtype", "float16", ""),
+        ("model.dtype", "float16", ""),
         ("critic.optimizer.schedule", "polynomial", ""),
     ],
 )

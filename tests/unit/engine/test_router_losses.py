@@ -38,7 +38,7 @@ GOAL = PolicyObjective.of(SPEC)
 
 
 def engine_of(folder: Path, routers: RouterCoefficients | None, **training: Any) -> TrainEngine:
-    spec = TrainingSpec(autocast="none", **training)
+    spec = TrainingSpec(**{"autocast": "none", **training})
     optimizer = OptimizerSpec(gradient_clip=0.0)
     return TrainEngine(load_model(folder), HEAD, spec, optimizer, 10, routers=routers)
 
@@ -141,6 +141,14 @@ def test_how_rows_are_packed_changes_neither_loss_nor_gradient(tmp_path, rows, t
     for name in ("actor/router_balance_loss", "actor/router_z_loss", "actor/loss"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
     assert relative_difference(grads, references) < 1e-5
+
+
+def test_float16_scales_the_losses_of_routers_as_the_others(tmp_path, rows):
+    save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
+    found, exact = (
+        gradient_of_routers(tmp_path, rows, autocast=one) for one in ("float16", "none")
+    )
+    assert relative_difference(found, exact) < 0.02
 
 
 def test_routers_learn_from_rows_without_advantage(tmp_path, rows):

@@ -51,8 +51,8 @@ def test_a_device_that_is_too_small_is_refused_before_anything_is_loaded(config:
 def test_a_gpu_without_bfloat16_is_refused_for_each_field(config: RunConfig) -> None:
     why = 'got "bfloat16": Tesla T4 has no bfloat16, which begins with compute capability 8.0;'
     assert refusals(config, TURING) == (
-        f"spec.training.autocast: {why} none, or a newer GPU than one of 7.5",
-        f"spec.rollout.dtype: {why} float32, or a newer GPU than one of 7.5",
+        f"spec.training.autocast: {why} float16 or none, or a newer GPU than one of 7.5",
+        f"spec.rollout.dtype: {why} float16 or float32, or a newer GPU than one of 7.5",
     )
 
 

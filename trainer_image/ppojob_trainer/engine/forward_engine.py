@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from ppojob_trainer.rows.experience import Experience
 
 Saving = Callable[[], AbstractContextManager[object]]
 """Makes what the layers compute within: it may say where they save what a backward pass needs."""
+
+_AUTOCAST: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The type of matrix products by `spec.training.autocast`; of others that of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,8 @@ class ForwardEngine:
         router_losses: RouterLosses | None = None,
     ) -> Passed:
         device = self.model.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._training.autocast == "bfloat16"):
+        kind = _AUTOCAST.get(self._training.autocast)
+        with torch.autocast(device, kind, enabled=kind is not None):
             return packed_pass(
                 self.model,
                 head or self._head,

@@ -86,6 +86,12 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
     return Muon(turned, adamw, momentum=spec.momentum, **shared)
 
 
+def divide_gradients(parameters: Iterable[Tensor], divisor: float) -> None:
+    """Divide gradients, where they are, by a power of two."""
+    grads = [local_part(p.grad) for p in parameters if p.grad is not None]
+    torch._foreach_mul_(grads, 1.0 / divisor)
+
+
 def clip_gradients(
     parameters: Iterable[Tensor], limit: float, world: World, *, elsewhere: Tensor | None = None
 ) -> float:

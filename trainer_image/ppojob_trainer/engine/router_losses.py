@@ -43,7 +43,12 @@ class RouterLosses:
     """The losses of routers in the passes of one update, of which this rank measures its share."""
 
     def __init__(
-        self, coefficients: RouterCoefficients, rows: float, ranks: SequenceRanks, tensor: int
+        self,
+        coefficients: RouterCoefficients,
+        rows: float,
+        ranks: SequenceRanks,
+        tensor: int,
+        scale: float = 1.0,
     ) -> None:
         """Begin an update.
 
@@ -52,8 +57,11 @@ class RouterLosses:
             rows: rows with a trained token in the mini-batch, over all ranks.
             ranks: those that share the tokens of a pass.
             tensor: ranks with equal routers, whose gradients are added up.
+            scale: of gradients, as of the other losses.
         """
-        self._coefficients = coefficients
+        self._coefficients = RouterCoefficients(
+            balance=coefficients.balance * scale, z=coefficients.z * scale
+        )
         self._share = 1.0 / (max(rows, 1.0) * tensor)
         self._ranks = ranks
         self._passes: list[dict[int, Tensor]] = []

@@ -13,10 +13,13 @@ from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
 from ppojob_trainer.engine.head import Head
+from ppojob_trainer.engine.loss_scale import NAME as LOSS_SCALE
+from ppojob_trainer.engine.loss_scale import LossScale
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
     clip_gradients,
+    divide_gradients,
     learning_rate,
     load_optimizer_tensors,
     optimizer_boxes,
@@ -83,6 +86,7 @@ class TrainEngine(ForwardEngine):
         self._routers = routers
         self._spec = optimizer
         self._total_steps = total_steps
+        self._scale = LossScale() if training.autocast == "float16" else None
         if training.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = build_optimizer(model, optimizer)
@@ -141,17 +145,21 @@ class TrainEngine(ForwardEngine):
         """All that updates depend on besides weights and random state, by name; cut as weights."""
         return {
             UPDATES: torch.tensor(self.updates),
+            **({LOSS_SCALE: self._scale.state()} if self._scale else {}),
             **optimizer_tensors(self.model, self._optimizer),
         }
 
     def state_boxes(self) -> dict[str, Box]:
         """What this rank holds of each of them, once there has been an update."""
-        return {UPDATES: Box.whole(()), **optimizer_boxes(self.model, self._spec)}
+        scale = {LOSS_SCALE: Box.whole((2,))} if self._scale else {}
+        return {UPDATES: Box.whole(()), **scale, **optimizer_boxes(self.model, self._spec)}
 
     def load_state(self, parts: Mapping[str, Tensor]) -> None:
         """Take up a copy of this rank's parts of `state_tensors`."""
         state = dict(parts)
         self.updates = int(state.pop(UPDATES))
+        if self._scale is not None:
+            self._scale.load(state.pop(LOSS_SCALE))
         host = self.moments if self._moments_leave else None
         load_optimizer_tensors(self.model, self._spec, self._optimizer, state, host)
 
@@ -181,7 +189,7 @@ class TrainEngine(ForwardEngine):
         """Backward pass of a micro-batch; what it is of comes from the stage behind, or is here."""
         ranks = self._stage.ranks
         if part is not None:
-            torch.autograd.backward(part.loss)
+            torch.autograd.backward(part.loss * self._scale.value if self._scale else part.loss)
         else:
             assert passed.handed_on is not None, "a stage has a loss or hands states on"
             torch.autograd.backward(passed.handed_on, ranks.receive_back(passed.handed_on))
@@ -210,7 +218,8 @@ class TrainEngine(ForwardEngine):
         if self._routers is None:
             return None
         _, tensor = self._world.dims.place(self._world.rank, "tensor")
-        return RouterLosses(self._routers, denominators.sequences, self._sequence, tensor)
+        scale = self._scale.value if self._scale else 1.0
+        return RouterLosses(self._routers, denominators.sequences, self._sequence, tensor, scale)
 
     def _with_routers(
         self, measured: PassStatistics, losses: RouterLosses, area: str
@@ -241,6 +250,10 @@ class TrainEngine(ForwardEngine):
         ranks, shared = self._stage.ranks, shared_embedding(self.model)
         if shared is not None and shared.grad is not None:
             ranks.add_ends(local_part(shared.grad))
+        state = {f"{area}/lr": rate}
+        if self._scale is not None:
+            divide_gradients(self.model.parameters(), self._scale.value)
+            state[f"{area}/loss_scale"] = self._scale.value
         norm = clip_gradients(
             self.model.parameters(),
             self._spec.gradient_clip,
@@ -255,10 +268,12 @@ class TrainEngine(ForwardEngine):
                 step_by_weight(self._optimizer, self.moments)
             else:
                 self._optimizer.step()
+        if self._scale is not None:
+            self._scale.after(is_finite=is_finite)
         self.updates += 1
         skipped = 0.0 if is_finite else 1.0
         return msgspec.structs.replace(
             measured,
             values={**measured.values, f"{area}/grad_norm": norm, f"{area}/skipped": skipped},
-            state={f"{area}/lr": rate},
+            state=state,
         )

@@ -196,6 +196,7 @@ train/rewards/accuracies | share | pairs whose chosen answer has the larger rewa
 train/skipped | share | its optimizer steps left out, their gradient not finite
 train/grad_norm | 1 | norm of its gradient before clipping
 train/lr | 1 | its learning rate in the last optimizer step
+train/loss_scale | 1 | what its loss was multiplied by, with autocast float16
 actor/loss | 1 | all terms of the loss
 actor/pg_loss | 1 | policy term of the loss
 actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
@@ -219,6 +220,7 @@ actor/reward_kl_penalty_coeff | 1 | its coefficient in this step
 actor/skipped | share | optimizer steps left out, their gradient not finite
 actor/grad_norm | 1 | norm of the gradient before clipping
 actor/lr | 1 | learning rate of the last optimizer step
+actor/loss_scale | 1 | what the loss was multiplied by, with autocast float16
 critic/score/* | reward | what the reward functions gave, a response
 critic/rewards/* | reward | the same less penalties
 reward_extra/<value>/* | - | a number that reward functions gave beside the score, over the
@@ -235,6 +237,7 @@ critic/vpred_mean | 1 | mean of the values while they were trained
 critic/skipped | share | the critic's updates left out, their gradient not finite
 critic/grad_norm | 1 | norm of the critic's gradient before clipping
 critic/lr | 1 | learning rate of the critic's last update
+critic/loss_scale | 1 | what its loss was multiplied by, with autocast float16
 response_length/* | tokens | response lengths, the end token included
 response_length/clip_ratio | share | responses that a length limit ended
 response_length_non_aborted/* | tokens | lengths of responses that were not aborted

@@ -31,7 +31,7 @@ MEMORY_LIMITS: Final = (
 
 ENGINE: Final = "rollout engine"
 
-_WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "auto": 2}
+_WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 """Of auto, which a plan may leave to the processors of the pods, the least that it may take."""
 
 

@@ -18,7 +18,7 @@ from ppojob_trainer.errors import PPOJobError
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By their names in `spec`."""
 
 FinishReason = Literal["stop", "length", "abort"]

@@ -169,9 +169,9 @@ def _types(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[Pr
     fields: dict[str, tuple[str, str]] = {}
     if living & {"actorRollout", "reference", "critic"}:
         fields["spec.model.dtype"] = (spec.model.dtype, "float32")
-        fields["spec.training.autocast"] = (spec.training.autocast, "none")
+        fields["spec.training.autocast"] = (spec.training.autocast, "float16 or none")
     if config.topology.generating.role in living and not spec.algorithm.given:
-        fields["spec.rollout.dtype"] = (spec.rollout.dtype, "float32")
+        fields["spec.rollout.dtype"] = (spec.rollout.dtype, "float16 or float32")
     if "rewardModel" in living and spec.reward_model is not None:
         fields["spec.rewardModel.dtype"] = (spec.reward_model.dtype, "float32")
     major, minor = facts.capability

@@ -424,6 +424,8 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.rollout.dtype": "bfloat16", "spec.roles.actorRollout.gpusPerReplica": None},
     ),
     (f"{ACTOR}.fsdp_config.dtype=float32", {"spec.training.autocast": "none"}),
+    (f"{ACTOR}.megatron.dtype=float16", {"spec.training.autocast": "float16"}),
+    ("actor_rollout_ref.rollout.dtype=half", {"spec.rollout.dtype": "float16"}),
     (f"{ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=2", {"spec.roles.rollout.gpusPerReplica": 2}),
     (
         "data.filter_overlong_prompts=true data.truncation=left",
