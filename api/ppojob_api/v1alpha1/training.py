@@ -84,7 +84,7 @@ class ModelSpec(Section):
     """The policy before training."""
 
     path: Path
-    """Folder in Hugging Face form, as `ppojob model` makes one of a hub id.
+    """Folder in Hugging Face form, or its URL: hf://owner/name, s3://BUCKET/FOLDER and the like.
     verl: actor_rollout_ref.model.path."""
 
     tokenizer_path: Path | None = None
@@ -99,7 +99,7 @@ class ModelSpec(Section):
     verl: custom_chat_template."""
 
     trust_remote_code: bool = False
-    """Run code that lies beside the model. verl: trust_remote_code, false."""
+    """Always false: code that lies beside a model is not run. verl: trust_remote_code, false."""
 
     rope_scaling: RopeScalingSpec | None = None
     """Positions in place of those of its config.json, for policy, reference, engines, export, and a

@@ -294,11 +294,11 @@ def check_use(folder: Path, kind: ModelKind) -> Iterator[Problem]:
 def _check_made(
     family: Family, config: Mapping[str, Json], path: Path, kind: ModelKind
 ) -> Iterator[Problem]:
-    """A kind of model that transformers has not of the family."""
+    """A kind of model that there is not of the family."""
     if kind.made_as in CLASSIFIERS and kind.made_as not in family.classifiers:
         able = [name for name, other in FAMILIES.items() if kind.made_as in other.classifiers]
         got = shown(config["model_type"])
-        why = f"{kind.where} asks for a model ...{kind.made_as}, which transformers has not of it"
+        why = f"{kind.where} asks for a model ...{kind.made_as}, which is not made of it here"
         yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(able)}")
 
 
