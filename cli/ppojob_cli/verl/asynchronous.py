@@ -4,7 +4,7 @@ import math
 from typing import Final
 
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import DAPO, FULLY_ASYNC, ONE_STEP_OFF
+from ppojob_cli.verl.trainers import DAPO, ENTROPY, FULLY_ASYNC, ONE_STEP_OFF
 
 _TRAINING: Final = "async_training"
 _PROMPTS: Final = "data.train_batch_size"
@@ -15,7 +15,8 @@ DRAWN: Final = "rollout.total_rollout_steps"
 
 def _fetch(verl: Verl) -> str:
     """The key of the prompts of a step: main_dapo trains on all it fetches, unless it filters."""
-    is_all = verl.trainer is DAPO and not verl["algorithm.filter_groups.enable"]
+    is_dapo = verl.trainer in (DAPO, ENTROPY)
+    is_all = is_dapo and not verl["algorithm.filter_groups.enable"]
     return _FETCHED if is_all and verl.is_given(_FETCHED) else _PROMPTS
 
 

@@ -10,7 +10,14 @@ from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import keys, unread
 from ppojob_cli.verl.asynchronous import DRAWN, drawn_steps
 from ppojob_cli.verl.draft import Draft, Verl, is_count
-from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, GENERATION, ONE_STEP_OFF, TINY_ZERO
+from ppojob_cli.verl.trainers import (
+    ENTROPY,
+    FORKS,
+    FULLY_ASYNC,
+    GENERATION,
+    ONE_STEP_OFF,
+    TINY_ZERO,
+)
 from ppojob_cli.verl_tools import read_verl_agent
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 
@@ -287,6 +294,9 @@ def rewards(verl: Verl, job: Draft) -> None:
             reward["arguments"] = arguments
             names += [f"{at}.reward_kwargs.{name}" for name in arguments]
         job.set("spec.rewards", [reward], *names)
+    elif verl.trainer is ENTROPY:
+        job.set("spec.rewards", [{"function": "math_verify"}], f"{managed}.name")
+        job.note("the recipe's own grader of mathematics; math_verify is here", f"{managed}.name")
     if verl[f"{managed}.source"] != "register":
         job.leave_out("a reward function takes its place", f"{managed}.source")
     elif verl[f"{managed}.name"] not in _MANAGERS:

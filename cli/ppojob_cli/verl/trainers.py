@@ -32,7 +32,10 @@ class Trainer:
 MAIN_PPO: Final = Trainer(
     r"(?:.*[./])?trainer[./]main_ppo(?:_sync|_v0)?(?:\.py)?|main_ppo(?:\.py)?"
 )
-DAPO: Final = Trainer(r"(?:.*[./])?main_dapo(?:\.py)?", {"reward.reward_manager.name": "dapo"})
+_DAPO: Final[Mapping[str, JsonValue]] = {"reward.reward_manager.name": "dapo"}
+DAPO: Final = Trainer(r"(?:.*[./])?main_dapo(?:\.py)?", _DAPO)
+ENTROPY: Final = Trainer(r"(?:.*[./])?main_entropy(?:\.py)?", _DAPO)
+"""Of the recipe of Clip-Cov and KL-Cov: an older DAPO's, with a grader of its own."""
 ONE_STEP_OFF: Final = Trainer(r"(?:.*[./])?one_step_off_policy[./]main_ppo(?:\.py)?", _PODS)
 FULLY_ASYNC: Final = Trainer(r"(?:.*[./])?fully_async_main(?:\.py)?", _PODS)
 SFT: Final = Trainer(
@@ -93,7 +96,16 @@ OF_SEARCH_R1: Final = (SEARCH_R1, SEARCH_R1_FORMAT)
 FORKS: Final = (TINY_ZERO, *OF_SEARCH_R1)
 _ONLY_SEARCH_R1: Final = frozenset({"max_turns", "do_search", "retriever.url", "retriever.topk"})
 
-_TRAINERS: Final = (MAIN_PPO, DAPO, ONE_STEP_OFF, FULLY_ASYNC, SFT, GENERATION, SEARCH_R1_FORMAT)
+_TRAINERS: Final = (
+    MAIN_PPO,
+    DAPO,
+    ENTROPY,
+    ONE_STEP_OFF,
+    FULLY_ASYNC,
+    SFT,
+    GENERATION,
+    SEARCH_R1_FORMAT,
+)
 
 
 _OPTIM: Final = "actor_rollout_ref.actor.optim"

@@ -588,14 +588,21 @@ def test_the_model_of_the_older_sft_trainer() -> None:
     assert converted(given).fields["spec.model.path"].value == "models/older"
 
 
+@pytest.mark.parametrize("trainer", ["main_dapo", "recipe.entropy.main_entropy"])
 @pytest.mark.parametrize(("filters", "prompts"), [("false", 96), ("true", 64)])
-def test_main_dapo_trains_on_what_it_fetches_unless_it_filters(filters: str, prompts: int) -> None:
+def test_main_dapo_trains_on_what_it_fetches_unless_it_filters(
+    trainer: str, filters: str, prompts: int
+) -> None:
     keys = ["data.gen_batch_size=96", f"algorithm.filter_groups.enable={filters}"]
     settings = of_overrides((text, "") for text in [*BASE, *keys])
-    settings.trainer = trainers.DAPO
+    settings.trainer = trainers.of_module(trainer)
     job = convert(settings)
     assert job.fields["spec.algorithm.promptsPerStep"].value == prompts
     assert job.outcomes["data.gen_batch_size"].fate == Fate.WRITTEN
+    rewards = job.fields.get("spec.rewards")
+    assert (rewards and rewards.value) == (
+        [{"function": "math_verify"}] if trainer.endswith("entropy") else None
+    )
 
 
 FATES = [
