@@ -89,6 +89,7 @@ class Loop:
     tell_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
     _signal: "LearningSignal" = field(default_factory=lambda: LearningSignal())
+    _is_begun: bool = False  # whether ranks may be in the middle of the step behind the state
 
     def fit(self) -> Progress:
         """Train to the end, or until asked to stop; everything done is in a checkpoint.
@@ -110,7 +111,7 @@ class Loop:
             self.checkpoints.copies.start()
         while True:
             try:
-                while not (self.is_done(progress) or self.stop_requested()):
+                while not self.is_done(progress) and (self._is_begun or not self.stop_requested()):
                     progress = self._advance(progress)
                 self._finish(progress)
                 return progress
@@ -328,6 +329,7 @@ class Loop:
     def _record(self, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""
         self._unvalidated = None
+        self._is_begun = False
         self.records.sinks.write(progress.step, metrics)
         failpoints.hit(STEP_RECORDED)
         self.journal.append(StepDone(time=time.time(), progress=progress))
@@ -358,12 +360,14 @@ class Loop:
 
     def _recovered(self, recover: Callable[[], Progress], before: Progress) -> Progress:
         """Have all roles serve in a common state, also when more of them are lost meanwhile."""
+        rewinds = self.recovery.roles.rewinds
         while True:
             try:
                 progress = recover()
             except RoleLost as loss:
                 recover = partial(self.recovery.recover, loss, before)
             else:
+                self._is_begun = self.recovery.roles.rewinds == rewinds
                 checkpoint = self.checkpoints.newest(progress.step)
                 self.reporter.training.resume(progress.step, checkpoint, self.records.history())
                 return progress
