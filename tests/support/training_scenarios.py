@@ -31,7 +31,8 @@ from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
-from ppojob_trainer.checkpoint.tensors import read_parts, write_shard
+from ppojob_trainer.checkpoint.shards import Shard
+from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.full_kl import Divergence, full_kl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
@@ -69,7 +70,7 @@ def write_checkpoint(folder: Path, engine: TrainEngine, world: World) -> None:
         ("optimizer", engine.state_tensors()),
     ):
         path = f"actorRollout/rank-{world.rank:05d}/{kind}"
-        write_shard(folder, path, tensors, role="actorRollout", rank=world.rank)
+        Shard.of(path, tensors, role="actorRollout", rank=world.rank).write(folder)
 
 
 def checkpoint_of(folder: Path, layout: str, name: str) -> Path:
