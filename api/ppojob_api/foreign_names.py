@@ -259,7 +259,8 @@ ref.megatron.pipeline_model_parallel_size | spec.roles.reference.parallelism.pip
 ulysses_sequence_parallel_size | spec.roles.actorRollout.parallelism.sequence
 critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
 ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence
-reshard_after_forward wrap_policy ref.fsdp_config | not yet | FSDP's own
+reshard_after_forward | spec.training.reshardAfterForward
+wrap_policy ref.fsdp_config | not yet | FSDP's own
 forward_prefetch | not needed | FSDP2 fetches the next layer while one computes
 enable_gradient_checkpointing recompute_granularity | spec.training.activationCheckpointing
 recompute_method recompute_num_layers recompute_modules | not needed | all layers are computed again

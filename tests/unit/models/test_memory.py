@@ -51,6 +51,16 @@ def test_copies_for_checkpoints_are_of_weights_and_moments_and_on_no_gpu(tmp_pat
     assert [list(there) for there in turns.values()] == [["policy"], ["policy", "rollout engine"]]
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_layers_that_are_not_given_back_are_whole_while_a_model_works(tmp_path, shards):
+    training = {"autocast": "none", "reshardAfterForward": False}
+    roles = {"actorRollout": {"ranksPerReplica": shards}}
+    config = config_of(tmp_path, training=training, roles=roles)
+    parameters = {config.spec.model.path: POLICY}
+    work = held_in_turns(config, "actorRollout", parameters)["policy"]["policy"]
+    assert work == (16 * POLICY if shards == 1 else 8 * POLICY + 4 * POLICY)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "numbers"),
     [({"type": "muon"}, 3), ({"type": "sgd"}, 3), ({"type": "sgd", "momentum": 0.0}, 2)],

@@ -7,7 +7,7 @@ memory of libraries come on top. So what is refused here could never have run.
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -163,7 +163,11 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
 
     def part(dtype: str, count: int, offload: Collection[str], moments: int | None = None) -> Held:
         size = _WEIGHT_BYTES[dtype] * count // ranks
-        return _model(size, offload if leaves else (), moments)
+        held = _model(size, offload if leaves else (), moments)
+        cut = shards * layout.sequence
+        if spec.training.reshard_after_forward or cut == 1:
+            return held
+        return replace(held, at_work=held.at_work + cut * size)  # all layers, put together
 
     found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:
