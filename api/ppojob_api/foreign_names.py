@@ -259,12 +259,13 @@ ref.megatron.pipeline_model_parallel_size | spec.roles.reference.parallelism.pip
 ulysses_sequence_parallel_size | spec.roles.actorRollout.parallelism.sequence
 critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
 ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence
-reshard_after_forward wrap_policy ref.fsdp_config | not yet | FSDP's own
+reshard_after_forward | spec.training.reshardAfterForward
+wrap_policy ref.fsdp_config | not yet | FSDP's own
 forward_prefetch | not needed | FSDP2 fetches the next layer while one computes
 enable_gradient_checkpointing recompute_granularity | spec.training.activationCheckpointing
 recompute_method recompute_num_layers recompute_modules | not needed | all layers are computed again
 full_determinism | not needed | a step is a function of weights, data and seed
-checkpoint.async_save | not yet | a step waits until its checkpoint is on the disk
+checkpoint.async_save | spec.checkpoint.background
 checkpoint.strict | not needed | all of a checkpoint is read
 save_lora_only | not needed | with spec.model.lora a checkpoint holds adapters alone
 router_replay router_replay.mode | spec.algorithm.routerReplay

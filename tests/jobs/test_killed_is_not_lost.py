@@ -93,6 +93,21 @@ def test_a_killed_controller_runs_no_step_again(run_through, tiny_job, output: P
     assert run_folders.result(output) == undisturbed
 
 
+def test_a_request_to_end_waits_for_the_step_that_a_killed_controller_has_begun(
+    start, tiny_job, output: Path, undisturbed, once
+):
+    """Its checkpoint is of a whole step: ranks had done part of the next one."""
+    job = tiny_job(recovery=RECOVERY, checkpoint={"every": 100})
+    points = ("controller.step.recorded@3=kill", "metrics.cut.truncate.before@1=stop")
+    run = start(job, output, **job_points.armed(once, *points))
+    run.interrupt_where_it_stopped()
+    assert run.wait() == 130, run.logs()
+    assert sorted(marker.name for marker in once.iterdir()) == sorted(points)
+    start(job, output).succeed()
+    assert run_folders.rewinds(output) == 2, "it went on from the checkpoint of its end"
+    assert run_folders.result(output) == undisturbed
+
+
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
     start, tiny_job, output, undisturbed, once
 ):

@@ -328,6 +328,20 @@ def test_killed_anywhere_with_rows_under_way(run_through, tiny_job, output, far,
     assert run_folders.result(output) == run_folders.result(far)
 
 
+def test_killed_while_rows_under_way_are_written_beside_the_steps(
+    run_through, tiny_job, output, far
+):
+    points = (
+        "controller.step.begin@3=kill",
+        "controller.step.computed@2=kill",
+        "rows.under_way.rename.before@2=kill",
+        "checkpoint.shard.write.middle@3=kill",
+    )
+    job = {**FAR, "checkpoint": {**FAR["checkpoint"], "background": True}}
+    run_through(tiny_job(**job), output, *points, seconds=1_500)
+    assert run_folders.result(output) == run_folders.result(far)
+
+
 def test_adapters_alone_reach_engines_far_ahead(
     start, run_through, tiny_job, tiny_folder, tmp_path
 ):

@@ -21,8 +21,8 @@ from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
+from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.checkpoint.tensors import write_shard
 
 UID = "uid-1"
 CONFIG = b'{"spec":{"seed":1}}'
@@ -58,8 +58,8 @@ def open_store(
 def make_checkpoint(store: CheckpointStore, step: int) -> None:
     pending = store.begin(step)
     files = [
-        write_shard(
-            pending.folder, f"actor/rank-{rank}/{kind}.safetensors", part, role="actor", rank=rank
+        Shard.of(f"actor/rank-{rank}/{kind}.safetensors", part, role="actor", rank=rank).write(
+            pending.folder
         )
         for rank in (0, 1)
         for kind, part in (("model", tensors(step + rank)), ("rng", {"cpu": torch.arange(9)}))

@@ -261,12 +261,18 @@ def name_of(dims: ParallelDims) -> str:
 
 
 def make_engine(
-    model: PreTrainedModel, case: Case, world: World, offload: Sequence[Offloaded] = ()
+    model: PreTrainedModel,
+    case: Case,
+    world: World,
+    offload: Sequence[Offloaded] = (),
+    *,
+    reshard: bool = True,
 ) -> TrainEngine:
     training = TrainingSpec(
         autocast=case.autocast,
         micro_batch_tokens=case.budget,
         activation_checkpointing=case.recompute,
+        reshard_after_forward=reshard,
     )
     return TrainEngine(model, HEAD, training, case.optimizer, 10, world, offload, case.routers)
 

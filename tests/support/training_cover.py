@@ -17,6 +17,7 @@ OF_ONE_KIND = ("2", "s2", "t2", "p3")
 WHOLE_HEADS = tuple(layout for layout in WORLDS if LAYOUTS[layout].pipeline == 1)
 PIPELINES = tuple(layout for layout in WORLDS if layout not in WHOLE_HEADS)
 SAVED = ("even", "adapters", "muon")
+BY_SHARDS = tuple(layout for layout in WHOLE_HEADS if LAYOUTS[layout].tensor == 1)
 OF_FAMILIES = ("s2", "t2", "p3")
 """Where each of them is cut by shards and heads, by matrices, and by layers."""
 ALL_BUT_OF_ONE_KIND = (
@@ -66,6 +67,8 @@ _SCENARIOS = {
     "checkpoint-muon": (*OF_ONE_KIND, "s2t2"),
     "offloaded": (*OF_ONE_KIND, "2x2"),
     "offloaded_adapters": OF_ONE_KIND,
+    "kept_whole": ("2", "2x1"),
+    "kept_whole_adapters": ("2",),
     "value_model": (*OF_ONE_KIND, "s2t2"),
     "value_model_of_adapters": (*OF_ONE_KIND, "2x1"),
     "heads": ("2", "2x1", "s2", "t2", "s2t2"),
@@ -75,6 +78,8 @@ _ONLY = {
     "memory": ("s2", "s4"),
     "memory_of_passes": PIPELINES,
     "heads": WHOLE_HEADS,
+    "kept_whole": BY_SHARDS,
+    "kept_whole_adapters": BY_SHARDS,
     "collectives": ("3",),
 }
 """Scenarios that say nothing of other layouts."""

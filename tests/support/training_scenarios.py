@@ -31,7 +31,8 @@ from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
-from ppojob_trainer.checkpoint.tensors import read_parts, write_shard
+from ppojob_trainer.checkpoint.shards import Shard
+from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.full_kl import Divergence, full_kl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
@@ -69,7 +70,7 @@ def write_checkpoint(folder: Path, engine: TrainEngine, world: World) -> None:
         ("optimizer", engine.state_tensors()),
     ):
         path = f"actorRollout/rank-{world.rank:05d}/{kind}"
-        write_shard(folder, path, tensors, role="actorRollout", rank=world.rank)
+        Shard.of(path, tensors, role="actorRollout", rank=world.rank).write(folder)
 
 
 def checkpoint_of(folder: Path, layout: str, name: str) -> Path:
@@ -157,6 +158,36 @@ def run_offloaded(folder: Path, world: World, name: str) -> dict[str, Tensor]:
         sizes = [local_part(t).untyped_storage().nbytes() for t in held]
         results[f"{kind}/held"] = torch.tensor(sum(sizes))
         results |= {f"{kind}/bits/{n}": t for n, t in {**found, "logprobs": logprobs}.items()}
+    return results
+
+
+def run_kept_whole(folder: Path, world: World, name: str) -> dict[str, Tensor]:
+    """Two updates that give each layer back behind its forward pass, and that do not.
+
+    `whole` counts weights of layers that are whole: when the head is computed, and behind passes.
+    """
+    case, results = CASES[name], {}
+    rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.dims))
+    for kind in ("given_back", "kept"):
+        model = load(case, folder, world)
+        engine = make_engine(model, case, world, reshard=kind == "given_back")
+        layers = model.base_model.layers
+        whole_layers: list[int] = []
+
+        def count(*_: object, layers=layers, found=whole_layers) -> None:
+            found.append(sum(local_part(w) is w for w in layers.parameters()))
+
+        model.base_model.norm.register_forward_hook(count)
+        torch.manual_seed(world.dims.data_coordinate(world.rank))
+        found = {}
+        for step in range(2):
+            found[f"logprobs/{step}"] = engine.predict(rows)[0]
+            count()
+            engine.update(rows, objective())
+            count()
+        found |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
+        results |= {f"{kind}/bits/{n}": t for n, t in found.items()}
+        results[f"{kind}/whole"] = torch.tensor(whole_layers)
     return results
 
 
@@ -392,6 +423,8 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "checkpoint-muon": partial(run_checkpoint, name="muon"),
     "offloaded": partial(run_offloaded, name="dropout_recomputed"),
     "offloaded_adapters": partial(run_offloaded, name="adapters_recomputed"),
+    "kept_whole": partial(run_kept_whole, name="dropout_recomputed"),
+    "kept_whole_adapters": partial(run_kept_whole, name="adapters"),
     "export": run_export,
     "value_model": run_value_model,
     "value_model_of_adapters": partial(run_value_model, lora=CRITIC_LORA),

@@ -82,6 +82,18 @@ def make_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) ->
         raise_storage_error(path, "mkdir", error)
 
 
+def need_space(folder: Path, size_bytes: int) -> None:
+    """Refuse to write more than there is room for, before that takes the room that others need.
+
+    Raises:
+        StorageError: the disk has less; one with a quota may refuse later.
+    """
+    stat = os.statvfs(folder)
+    if stat.f_bavail * stat.f_frsize < size_bytes:
+        doing = f"write of {size_bytes / 2**20:.0f} MiB"
+        raise_storage_error(folder / "_", doing, OSError(errno.ENOSPC, ""))
+
+
 def raise_storage_error(path: Path, doing: str, error: OSError) -> NoReturn:
     """Raise the StorageError of an OSError, or the error itself where it is not the disk's.
 

@@ -98,6 +98,10 @@ class CheckpointSpec(Section):
     every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Write one after every n-th step; absent: after the last only. verl: trainer.save_freq, -1."""
 
+    background: bool = False
+    """Write them beside the steps that follow, from a copy in host memory; else the next step waits
+    until one is on the disk. verl: checkpoint.async_save, false."""
+
     keep_last: Annotated[int, Field(ge=2, le=1_000)] = 2
     """Checkpoints kept; at least 2, since one that is found damaged needs another behind it.
     verl: max_actor_ckpt_to_keep, all."""

@@ -337,6 +337,10 @@ class TrainingSpec(Section):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass. verl: enable_gradient_checkpointing."""
 
+    reshard_after_forward: bool = True
+    """Give a layer's weights back until its backward pass; false: keep them whole, which takes less
+    communication and the memory of a whole model. verl: fsdp_config.reshard_after_forward, true."""
+
     skip_zero_gradient_groups: bool = True
     """Skip groups whose gradient is provably zero; denominators still count their tokens."""
 

@@ -240,6 +240,7 @@ def test_facts_count_in_the_digest_and_not_in_the_trajectory() -> None:
         ({"steps": {"total": 40}}, True),
         ({"loggers": ["console", "tensorboard"]}, True),
         ({"checkpoint": {"keepLast": 5}}, True),
+        ({"checkpoint": {"background": True}}, True),
         ({"timeouts": {"stageSeconds": 10}}, True),
         ({"seed": 1}, False),
         ({"optimizer": {"learningRate": 2.0e-6}}, False),

@@ -20,7 +20,7 @@ from ppojob_trainer.checkpoint.journal import (
     StepDone,
     resume_point,
 )
-from ppojob_trainer.checkpoint.tensors import write_shard
+from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCheckpoint
 
 FILES = (
@@ -77,6 +77,10 @@ DAMAGES = {
     "a folder": replace_by_folder,
     "of the checkpoint before": take_from_checkpoint_before,
 }
+
+
+def a_shard(path: str) -> Shard:
+    return Shard.of(path, kill_server.tensors(4), role="actor", rank=0)
 
 
 def test_the_manifest_lists_every_file_with_its_owner(root: Path):
@@ -262,7 +266,7 @@ def test_sealing_again_keeps_what_is_sealed(root: Path, newest):
 
 def test_a_restarted_controller_finds_what_the_ranks_wrote(root: Path):
     first = kill_server.open_store(root).begin(4, rewinds=2)
-    entry = write_shard(first.folder, "a/model", kill_server.tensors(4), role="actor", rank=0)
+    entry = a_shard("a/model").write(first.folder)
     store = kill_server.open_store(root)
     again = store.begin(4, rewinds=2)
     assert again == first
@@ -275,13 +279,13 @@ def test_a_late_rank_of_an_older_attempt_finds_its_folder_gone(root: Path):
     store.begin(4, rewinds=2)
     for path in ("a/model", "model"):
         with pytest.raises(FileNotFoundError):
-            write_shard(old.folder, path, kill_server.tensors(4), role="actor", rank=0)
+            a_shard(path).write(old.folder)
 
 
 def test_seal_refuses_what_does_not_fit_the_answers(root: Path):
     store = kill_server.open_store(root)
     pending = store.begin(4)
-    entry = write_shard(pending.folder, "a/model", kill_server.tensors(4), role="actor", rank=0)
+    entry = a_shard("a/model").write(pending.folder)
     absent = msgspec.structs.replace(entry, path="a/other")
     with pytest.raises(DamagedCheckpoint, match="a/other: the file is missing"):
         store.complete(pending, kill_server.progress(4), [entry, absent])

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_trainer.checkpoint import files, tensors
+from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.errors import DamagedCheckpoint
 
 DTYPES = sorted(tensors._DTYPE_NAMES, key=str)
@@ -81,7 +82,7 @@ def test_tensors_larger_than_a_chunk(tmp_path: Path):
 
 
 def test_writing_to_a_read_tensor_changes_no_file(tmp_path: Path):
-    entry = tensors.write_shard(tmp_path, "x/y/file", {"x": torch.ones(4)}, role="actor", rank=3)
+    entry = Shard.of("x/y/file", {"x": torch.ones(4)}, role="actor", rank=3).write(tmp_path)
     assert (entry.path, entry.role, entry.rank) == ("x/y/file", "actor", 3)
     tensors.read_shard(tmp_path, entry)["x"].zero_()
     assert tensors.read_shard(tmp_path, entry)["x"].tolist() == [1.0] * 4
@@ -101,7 +102,7 @@ def test_what_is_no_safetensors_file_is_named(tmp_path: Path, content: bytes):
 
 
 def test_read_shard_verifies(tmp_path: Path):
-    entry = tensors.write_shard(tmp_path, "a", {"x": torch.ones(64)}, role="actor", rank=0)
+    entry = Shard.of("a", {"x": torch.ones(64)}, role="actor", rank=0).write(tmp_path)
     path = tmp_path / "a"
     data = bytearray(path.read_bytes())
     data[-5] ^= 4

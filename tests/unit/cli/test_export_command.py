@@ -12,8 +12,8 @@ from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
 from ppojob_trainer.checkpoint.manifest import RoleState
+from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.checkpoint.tensors import write_shard
 
 WEIGHTS = {
     "model.norm.weight": torch.arange(8.0),
@@ -39,7 +39,7 @@ def checkpoint(run: Path, model: dict[str, str]) -> None:
     store = CheckpointStore(run / "checkpoints", job_uid="u", config=resolve(job).trajectory_json())
     pending = store.begin(4)
     path = "actorRollout/rank-00000/model.safetensors"
-    entry = write_shard(pending.folder, path, WEIGHTS, role="actorRollout", rank=0)
+    entry = Shard.of(path, WEIGHTS, role="actorRollout", rank=0).write(pending.folder)
     state = RoleState(role="actorRollout", world_size=1, attempt=1, optimizer_steps=4)
     store.complete(pending, progress_behind(4, state), [entry])
 

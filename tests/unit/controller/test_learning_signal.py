@@ -1,4 +1,4 @@
-from ppojob_trainer.controller.fit import LearningSignal
+from ppojob_trainer.controller.learning_signal import LearningSignal
 
 
 def test_three_silent_steps_in_a_row_are_told_once() -> None:

@@ -16,6 +16,7 @@ from ppojob_trainer.models.memory import (
     held_by_rank,
     held_in_turns,
     machine_bytes,
+    offloads,
 )
 
 POLICY, CRITIC, REWARD = 1000, 500, 300
@@ -36,6 +37,28 @@ def test_a_trained_weight_takes_four_numbers_and_the_engine_one(tmp_path):
         "policy": 16 * POLICY,
         "rollout engine": 4 * POLICY,
     }
+
+
+def test_copies_for_checkpoints_are_of_weights_and_moments_and_on_no_gpu(tmp_path):
+    checkpoint = {"background": True}
+    config = config_of(tmp_path, **tiny_jobs.PPO, checkpoint=checkpoint)
+    assert held(config, "actorRollout")["copies for checkpoints"] == 2 * 12 * POLICY
+    on_gpus = {"actorRollout": {"gpusPerReplica": 1}}
+    config = config_of(tmp_path, checkpoint=checkpoint, roles=on_gpus)
+    assert held(config, "actorRollout")["copies for checkpoints"] == 12 * POLICY
+    assert offloads(config, "actorRollout")
+    turns = held_in_turns(config, "actorRollout", {config.spec.model.path: POLICY})
+    assert [list(there) for there in turns.values()] == [["policy"], ["policy", "rollout engine"]]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_layers_that_are_not_given_back_are_whole_while_a_model_works(tmp_path, shards):
+    training = {"autocast": "none", "reshardAfterForward": False}
+    roles = {"actorRollout": {"ranksPerReplica": shards}}
+    config = config_of(tmp_path, training=training, roles=roles)
+    parameters = {config.spec.model.path: POLICY}
+    work = held_in_turns(config, "actorRollout", parameters)["policy"]["policy"]
+    assert work == (16 * POLICY if shards == 1 else 8 * POLICY + 4 * POLICY)
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,26 @@ def test_what_leaves_the_device_comes_back_to_the_bit(folder, name, layout):
         assert_equal(under(found, "offloaded/bits/"), under(found, "plain/bits/"))
 
 
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    tried(
+        lambda cover: [
+            (name, layout)
+            for name in ("kept_whole", "kept_whole_adapters")
+            for layout in cover.layouts_of(name)
+        ]
+    ),
+)
+def test_layers_that_stay_whole_for_their_backward_pass_change_no_bit(folder, name, layout):
+    for rank in range(LAYOUTS[layout].size):
+        found = results(folder, layout, name, rank)
+        assert_equal(under(found, "kept/bits/"), under(found, "given_back/bits/"))
+        given_back, kept = found["given_back/whole"].tolist(), found["kept/whole"].tolist()
+        assert set(given_back) == {0}
+        assert max(kept) > 0
+        assert kept[-1] == 0
+
+
 @pytest.mark.parametrize("layout", layouts_of("memory_of_passes"))
 def test_a_stage_keeps_a_micro_batch_for_each_stage_from_it_on(folder, layout):
     dims = LAYOUTS[layout]

@@ -1,6 +1,7 @@
 """A model in training: what of it is saved and restored, all weights or adapters alone."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +19,16 @@ from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rpc.messages.saving import SavedFile
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import BaseReference
+from ppojob_trainer.workers.state_writer import writes_of
 
 LORA = LoraSpec(rank=4, alpha=8.0)
+
+
+def saved(learner: Learner, folder: Path) -> list[SavedFile]:
+    return writes_of(learner.state_files)(False)(folder)
 
 
 def restored(learner: Learner) -> Learner:
@@ -37,7 +44,7 @@ def test_a_checkpoint_brings_everything_back(make_learner, copies, is_equal, tmp
     learner.engine.update(rows_of_step(), objective())
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    files = learner.save(checkpoint)
+    files = saved(learner, checkpoint)
     drawn = torch.rand(3)
     learner.engine.update(rows_of_step(), objective())
 
@@ -77,7 +84,7 @@ def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
     beginning = copies(trained_tensors(learner.model))
     update(learner)
     (tmp_path / "checkpoint").mkdir()
-    files = learner.save(tmp_path / "checkpoint")
+    files = saved(learner, tmp_path / "checkpoint")
     went_on = update(learner)
     second.restore(tmp_path / "checkpoint", files, 10)
     assert is_equal(update(second), went_on)
@@ -101,7 +108,7 @@ def test_ranks_that_compute_the_same_layers_of_the_same_rows_draw_the_same(make_
 
 def test_a_checkpoint_without_one_of_the_files_is_refused(make_learner, tmp_path):
     learner = restored(make_learner())
-    files = learner.save(tmp_path)
+    files = saved(learner, tmp_path)
     for missing in files:
         with pytest.raises(DamagedCheckpoint):
             learner.restore(tmp_path, [file for file in files if file != missing], 10)
@@ -120,7 +127,7 @@ def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path):
         )
         restored(made).engine.update(rows_of_step(), objective())
         (tmp_path / name).mkdir()
-        files = [file for file in made.save(tmp_path / name) if "rng" not in file.path]
+        files = [file for file in saved(made, tmp_path / name) if "rng" not in file.path]
         sizes[name] = sum(file.size for file in files)
     assert sizes["some"] < 0.02 * sizes["all"]
     found = [load_file(tmp_path / "some" / file.path).keys() for file in files]

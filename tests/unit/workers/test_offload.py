@@ -73,7 +73,7 @@ def a_step(worker: ActorRolloutWorker, folder: Path) -> Iterator[tuple[str, dict
         ("update policy", methods.UPDATE, Update("policy", [0, 1])),
         ("update policy again", methods.UPDATE, Update("policy", [2, 3])),
         ("sync", methods.SYNC_WEIGHTS, SyncWeights(1)),
-        ("save", methods.SAVE_SHARDS, SaveShards(f"{place}/pending")),
+        ("save", methods.SAVE_SHARDS, SaveShards(f"{place}/pending", 1)),
         ("export", methods.EXPORT_MODEL, ExportModel(f"{place}/export")),
     ):
         answer = ask(worker, method, request)
@@ -83,7 +83,7 @@ def a_step(worker: ActorRolloutWorker, folder: Path) -> Iterator[tuple[str, dict
     ask(worker, methods.RESTORE, Restore(f"{place}/pending", files, {"policy": 4, "critic": 4}))
     yield "restore from a checkpoint", on_device(worker)
     (folder / "again").mkdir()
-    ask(worker, methods.SAVE_SHARDS, SaveShards(f"{place}/again"))
+    ask(worker, methods.SAVE_SHARDS, SaveShards(f"{place}/again", 1))
 
 
 @pytest.mark.processes

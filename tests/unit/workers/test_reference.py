@@ -8,6 +8,7 @@ from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.workers.reference import FollowingReference
+from ppojob_trainer.workers.state_writer import writes_of
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_checkpoint_brings_the_reference_back_and_none_the_beginning(
     kept = weights(reference)
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    files = reference.save(checkpoint)
+    files = writes_of(lambda: [reference.state_file()])(False)(checkpoint)
     assert [file.path for file in files] == ["reference/rank-00000/model.safetensors"]
 
     learner.engine.update(rows_of_step(), objective())

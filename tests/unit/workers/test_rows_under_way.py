@@ -103,7 +103,7 @@ class Case:
                 assert one.generation.drawing == Drawing(), "the phase is over"
                 found[-1] += made.trajectories
             for rank, one in enumerate(living):
-                one.save(folder / str(step), rank)
+                one.state(rank)(folder / str(step))
         return found
 
     def _engines(self, number: int) -> list[RowsUnderWay]:

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer.errors import DamagedCheckpoint
+from ppojob_trainer.rpc.messages.saving import SavedFile
 
 CHUNK_BYTES: Final = 8 << 20
 MODEL_FILE: Final = "model.safetensors"
@@ -27,6 +28,18 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sha256: str
     role: str
     rank: int
+
+
+def entry_of(file: SavedFile) -> FileEntry:
+    """What the name of a rank's file says of it: role/rank-00000/kind."""
+    role, rank, _ = PurePosixPath(file.path).parts
+    return FileEntry(
+        path=file.path,
+        size_bytes=file.size,
+        sha256=file.sha256,
+        role=role,
+        rank=int(rank.removeprefix("rank-")),
+    )
 
 
 def files_of_all_ranks(

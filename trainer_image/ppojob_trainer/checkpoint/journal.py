@@ -97,6 +97,22 @@ class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
     progress: Progress
 
 
+class CheckpointBegun(_Event, frozen=True, kw_only=True, tag="checkpoint_begun"):
+    """Ranks have copied a state and write it beside the steps that follow.
+
+    `files` are those of it that are on the disk already.
+    """
+
+    progress: Progress
+    files: tuple[FileEntry, ...]
+
+
+class CheckpointLeft(_Event, frozen=True, kw_only=True, tag="checkpoint_left"):
+    """No checkpoint was made of a state that was to have one, and the job goes on."""
+
+    step: int
+
+
 class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
     """A checkpoint exists; its size is that of its files."""
 
@@ -134,6 +150,8 @@ Event = (
     | StepDone
     | StepTrained
     | Resumed
+    | CheckpointBegun
+    | CheckpointLeft
     | CheckpointSaved
     | CheckpointRefused
     | Rewound

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.mixtures import stays_float32
-from ppojob_trainer.parallel.boxes import Box, Join, box_of, local_part, whole
+from ppojob_trainer.parallel.boxes import Box, Join, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
 SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")
@@ -54,34 +54,6 @@ _DTYPE_NAMES: Final = {
 def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The `Join` of a tensor that is stored as it is: its parts, converted before they are sent."""
     return whole(tensor.detach().to(dtype))
-
-
-def write_shard(
-    folder: Path,
-    path: str,
-    tensors: Mapping[str, Tensor],
-    *,
-    role: str,
-    rank: int,
-    seen: Callable[[Tensor], Tensor] = local_part,
-) -> FileEntry:
-    """Write one file of a checkpoint; when this returns it is on the disk.
-
-    Tensors may be on any device. Of one that is cut over ranks, this rank's part is written; `seen`
-    gives it, where its bytes may be elsewhere.
-
-    Raises:
-        StorageError: the disk refused.
-        FileNotFoundError: the pending checkpoint is gone: the job was rewound.
-    """
-    target = folder / path
-    for parent in reversed(target.relative_to(folder).parents[:-1]):
-        durable.make_folder(folder / parent, exist_ok=True)
-    parts = {name: seen(tensor) for name, tensor in tensors.items()}
-    cut = {name: box_of(t) for name, t in tensors.items() if local_part(t) is not t}
-    metadata = {BOXES: msgspec.json.encode(cut, order="sorted").decode()} if cut else {}
-    size_bytes, sha256 = write_tensors(target, parts, metadata=metadata)
-    return FileEntry(path=path, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)
 
 
 def write_tensors(

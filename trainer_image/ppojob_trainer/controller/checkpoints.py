@@ -1,27 +1,41 @@
-"""Checkpoints: when one is due, how ranks and controller make it, and which one is the best."""
+"""Checkpoints: when one is due, how ranks and controller make it, and which one is the best.
+
+One that is made in the background is copied by the ranks, and written while the steps behind it
+run. It counts once it is complete: `look` finds that while work is awaited, `settle` waits for it.
+"""
 
 import difflib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.v1alpha1.schedule import BestCheckpointSpec
 from ppojob_trainer.checkpoint.copies import Copies
-from ppojob_trainer.checkpoint.files import FileEntry
-from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
+from ppojob_trainer.checkpoint.files import FileEntry, entry_of
+from ppojob_trainer.checkpoint.journal import (
+    CheckpointBegun,
+    CheckpointLeft,
+    CheckpointSaved,
+    Journal,
+)
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
+from ppojob_trainer.controller.position import Position
 from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.errors import ConfigError, StorageError
-from ppojob_trainer.rpc.messages.saving import SaveShards
-from ppojob_trainer.rpc.methods import SAVE_SHARDS
+from ppojob_trainer.errors import ConfigError, RoleLost, StorageError
+from ppojob_trainer.rpc.client import Pending
+from ppojob_trainer.rpc.messages.saving import AskWritten, Saved, SaveShards, Written
+from ppojob_trainer.rpc.methods import SAVE_SHARDS, SHARDS_WRITTEN
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
 _NAMES_TOLD: Final = 3
+_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,19 @@ class BestCheckpoint:
 
 
 @dataclass
+class _UnderWay:
+    """A checkpoint that ranks write in the background; `files` are on the disk already."""
+
+    pending: PendingCheckpoint
+    progress: Progress
+    files: list[FileEntry]
+    rewinds: int
+    asked: Pending[Written] | None = None
+    look_at: float = 0.0
+    is_refused: bool = False
+
+
+@dataclass
 class Checkpoints:
     """Makes the checkpoints of a job.
 
@@ -90,10 +117,24 @@ class Checkpoints:
     write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
     copies: Copies | None = None
     _failures: int = 0
+    _begun: _UnderWay | None = None
+    _left: tuple[int, int] | None = None  # rewinds, and the step that the job went on from
+
+    @property
+    def under_way(self) -> int | None:
+        """The step whose checkpoint ranks write in the background; None where they write none."""
+        return None if (one := self._current()) is None else one.pending.step
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a disk has refused what is under way: `settle` tells."""
+        return (one := self._current()) is not None and one.is_refused
 
     def is_due(self, progress: Progress) -> bool:
         """Whether the state after a step must be saved before the next begins."""
         if self.every is None or progress.step == 0 or progress.step % self.every:
+            return False
+        if self.under_way == progress.step or self._left == (self.roles.rewinds, progress.step):
             return False
         return not self.is_saved(progress)
 
@@ -106,25 +147,131 @@ class Checkpoints:
         steps = (one for one in self.store.steps() if step is None or one <= step)
         return max(steps, default=None)
 
-    def save(self, progress: Progress) -> None:
-        """Save the state of all roles that are saved, and of the loop.
+    def save(self, progress: Progress, *, in_background: bool = False) -> None:
+        """Save the state of all roles that are saved, and of the loop; nothing is under way.
+
+        In the background that is begun: ranks have copied what they will write.
 
         Raises:
             RoleLost: a rank was lost while it wrote; earlier checkpoints are kept.
             StorageError: the disk refused; earlier checkpoints are kept, and what was
                 written of this one is gone.
         """
+        # Ranks may still write what a controller has asked for that was killed.
+        self.roles.barrier(self.roles.saved, progress.step, f"save_shards/{self._failures}")
         # The folder's name counts rewinds: ranks that still write from before one find it gone.
-        pending = self.store.begin(progress.step, rewinds=self.roles.rewinds)
+        rewinds = self.roles.rewinds
+        pending = self.store.begin(progress.step, rewinds=rewinds)
         try:
-            files = self._write_shards(pending)
+            files = self._write_shards(pending, in_background=in_background)
             if self.write_ahead is not None:
-                folder = str(pending.folder.relative_to(self.store.root.parent))
-                files += self.write_ahead(progress, folder, f"save_rows/{self._failures}")
-            checkpoint = self.store.complete(pending, progress, files)
+                act = f"save_rows/{self._failures}"
+                files += self.write_ahead(progress, self._place(pending), act)
+            if not in_background:
+                self._complete(pending, progress, files)
+                return
+            begun = CheckpointBegun(time=time.time(), progress=progress, files=tuple(files))
+            self.journal.append(begun)
+            self._begun = _UnderWay(pending, progress, files, rewinds)
         except StorageError:
-            self._clear(progress.step)
+            self._failures += 1
+            self.roles.barrier(self.roles.saved, progress.step, f"save_shards/{self._failures}")
+            # Give back the space that the attempt took: the steps that follow need some.
+            self.store.clear()
             raise
+
+    def look(self) -> None:
+        """Complete what is under way once it is written; while ranks work this costs no time."""
+        one = self._current()
+        if one is None or one.is_refused or time.monotonic() < one.look_at:
+            return
+        if one.asked is None:
+            one.asked = self._ask(one)
+        elif one.asked.is_done:
+            asked, one.asked = one.asked, None
+            one.look_at = time.monotonic() + _LOOK_SECONDS
+            one.is_refused = asked.refusal is not None or any(a.refusal for a in asked.answers)
+            if not one.is_refused and all(a.files is not None for a in asked.answers):
+                try:
+                    self._complete(one.pending, one.progress, one.files + _files(asked.answers))
+                    self._begun = None
+                except StorageError:
+                    one.is_refused = True
+
+    def settle(self) -> None:
+        """Wait until what is under way is written, and complete it.
+
+        Raises:
+            RoleLost: a rank was lost meanwhile.
+            StorageError: the disk refused; what was written is gone.
+        """
+        one = self._current()
+        if one is None:
+            return
+        self._give_up()
+        try:
+            files = self._written(one)
+            self._complete(one.pending, one.progress, one.files + files)
+        except RoleLost:
+            self._begun = one
+            raise
+        except StorageError:
+            self._failures += 1
+            self.store.clear()
+            raise
+
+    def leave(self, step: int) -> None:
+        """Go on from the state behind a step without a checkpoint of it: ranks have it no more."""
+        self.journal.append(CheckpointLeft(time=time.time(), step=step))
+        self._left = self.roles.rewinds, step
+
+    def take_over(self, position: Position) -> None:
+        """Go on with what an earlier controller has left, whose ranks live."""
+        rewinds = self.roles.rewinds
+        self._left = None if position.left is None else (rewinds, position.left)
+        if (begun := position.begun) is not None:
+            pending = self.store.begin(begun.progress.step, rewinds=rewinds)
+            self._begun = _UnderWay(pending, begun.progress, list(begun.files), rewinds)
+
+    def _current(self) -> _UnderWay | None:
+        """What is under way; what was so before the job went back is given up."""
+        if self._begun is not None and self._begun.rewinds != self.roles.rewinds:
+            self._give_up()
+        return self._begun
+
+    def _give_up(self) -> None:
+        if self._begun is not None and self._begun.asked is not None:
+            self.roles.caller.give_up(self._begun.asked)
+            self._begun.asked = None
+        self._begun = None
+
+    def _ask(self, one: _UnderWay) -> Pending[Written]:
+        question = AskWritten(self._place(one.pending))
+        return self.roles.begin_asking(self.roles.saved, SHARDS_WRITTEN, question)
+
+    def _written(self, one: _UnderWay) -> list[FileEntry]:
+        """The files of all ranks, once each has written its own or was refused."""
+        limit = self.roles.caller.default_deadline_seconds
+        deadline = time.monotonic() + limit
+        while True:
+            asked = self._ask(one)
+            told = list(zip(asked.calls, self.roles.collect(asked), strict=True))
+            waiting = [call.peer for call, a in told if a.files is None and not a.refusal]
+            if not waiting:
+                break
+            if time.monotonic() > deadline:
+                late = f"{waiting[0].name}: no part of a checkpoint within {limit:g} s"
+                raise RoleLost(waiting[0].role, late)
+            time.sleep(_POLL_SECONDS)
+        for call, answer in told:
+            if answer.refusal:
+                raise StorageError(Path(call.peer.name), answer.refusal)
+        return _files(answer for _, answer in told)
+
+    def _complete(
+        self, pending: PendingCheckpoint, progress: Progress, files: list[FileEntry]
+    ) -> None:
+        checkpoint = self.store.complete(pending, progress, files)
         size_bytes = sum(entry.size_bytes for entry in checkpoint.manifest.files)
         self.journal.append(
             CheckpointSaved(time=time.time(), step=progress.step, size_bytes=size_bytes)
@@ -134,33 +281,23 @@ class Checkpoints:
             self.copies.start()
         self.prune()
 
-    def _write_shards(self, pending: PendingCheckpoint) -> list[FileEntry]:
-        request = SaveShards(str(pending.folder.relative_to(self.store.root.parent)))
+    def _place(self, pending: PendingCheckpoint) -> str:
+        """The folder of a checkpoint, relative to the run folder."""
+        return str(pending.folder.relative_to(self.store.root.parent))
+
+    def _write_shards(
+        self, pending: PendingCheckpoint, *, in_background: bool = False
+    ) -> list[FileEntry]:
+        request = SaveShards(self._place(pending), pending.step, in_background)
         # Of an attempt that failed some ranks remember an answer, and its files are gone. Only the
         # controller that made it knows, so a successor's attempts have ids of their own.
         stage = f"save_shards/{self.roles.caller.attempt}"
         id_ = RequestId(0, pending.step, stage, self._failures)
         files = []
         for group in self.roles.saved:
-            answers = self.roles.ask_all(group, SAVE_SHARDS, request, id_)
-            files += [
-                FileEntry(
-                    path=file.path,
-                    size_bytes=file.size,
-                    sha256=file.sha256,
-                    role=file.path.split("/", 1)[0],  # the model's
-                    rank=rank,
-                )
-                for rank, answer in enumerate(answers)
-                for file in answer.files
-            ]
+            saved: list[Saved] = self.roles.ask_all(group, SAVE_SHARDS, request, id_)
+            files += _files(saved)
         return files
-
-    def _clear(self, step: int) -> None:
-        """Give back the space that a failed attempt took: the steps that follow need some."""
-        self._failures += 1
-        self.roles.barrier(self.roles.saved, step, f"save_shards/{self._failures}")
-        self.store.clear()
 
     def prune(self) -> None:
         """Remove checkpoints beyond those to keep; one that cannot be removed costs space."""
@@ -170,3 +307,8 @@ class Checkpoints:
             self.store.prune(self.keep_last, best, held)
         except StorageError as problem:
             _log.warning("old checkpoints stay: %s", problem)
+
+
+def _files(answers: Iterable[Saved | Written]) -> list[FileEntry]:
+    """What ranks say that they have written."""
+    return [entry_of(file) for answer in answers for file in answer.files or ()]

@@ -12,10 +12,11 @@ the journal before anybody acts on it; so a step that is begun again does the sa
 ranks answer what they did already from memory.
 """
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,6 +31,7 @@ from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
+from ppojob_trainer.controller.learning_signal import LearningSignal
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -52,7 +54,6 @@ from ppojob_trainer.rpc.methods import EXPORT_MODEL
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
-SILENT_STEPS = 3
 Outcome = tuple[Progress, dict[str, float]]
 """The state after a step, and its metrics, before either is written down."""
 STEP_BEGIN = failpoints.declare("controller.step.begin")
@@ -89,7 +90,8 @@ class Loop:
     stop_requested: Callable[[], bool]
     tell_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
-    _signal: "LearningSignal" = field(default_factory=lambda: LearningSignal())
+    _signal: LearningSignal = field(default_factory=LearningSignal)
+    _is_begun: bool = False  # whether ranks may be in the middle of the step behind the state
 
     def fit(self) -> Progress:
         """Train to the end, or until asked to stop; everything done is in a checkpoint.
@@ -107,11 +109,13 @@ class Loop:
         step = position.progress.step if position.progress else checkpoint or 0
         self.reporter.training.begin(position.controller_attempt + 1, step, checkpoint)
         progress = self._recovered(partial(self.recovery.resume, position), before)
+        if self._is_begun:
+            self.checkpoints.take_over(position)
         if self.checkpoints.copies is not None:
             self.checkpoints.copies.start()
         while True:
             try:
-                while not (self.is_done(progress) or self.stop_requested()):
+                while not self.is_done(progress) and (self._is_begun or not self.stop_requested()):
                     progress = self._advance(progress)
                 self._finish(progress)
                 return progress
@@ -131,12 +135,25 @@ class Loop:
         return is_read or progress.step >= self.total_steps
 
     def _save_on_the_way(self, progress: Progress) -> None:
-        """Write a checkpoint; if the disk refuses, the job goes on and the next one tries again."""
+        """Complete the checkpoint that is under way; write the next where it is due."""
+        self._settle()
+        if self.checkpoints.is_due(progress):
+            with self._going_on_without(progress.step):
+                self.checkpoints.save(progress, in_background=self.spec.checkpoint.background)
+
+    def _settle(self) -> None:
+        with self._going_on_without(self.checkpoints.under_way or 0):
+            self.checkpoints.settle()
+
+    @contextlib.contextmanager
+    def _going_on_without(self, step: int) -> Iterator[None]:
+        """If the disk refuses a checkpoint, the job goes on and the next one tries again."""
         try:
-            self.checkpoints.save(progress)
+            yield
         except StorageError as problem:
-            _log.error("no checkpoint after step %d: %s", progress.step, problem)
+            _log.error("no checkpoint after step %d: %s", step, problem)
             self.reporter.report(message=f"no checkpoint: {problem}")
+            self.checkpoints.leave(step)
 
     def _tell_of_copies(self) -> None:
         copies = self.checkpoints.copies
@@ -173,7 +190,7 @@ class Loop:
         step = progress.step + 1
         timer = self._timer()
         self.reporter.report(phase="Training", step=step, message="")
-        if self.checkpoints.is_due(progress):
+        if self.checkpoints.is_due(progress) or self.checkpoints.is_refused:
             with timer("save_checkpoint"):
                 self._save_on_the_way(progress)
             self._tell_of_copies()
@@ -258,6 +275,7 @@ class Loop:
             return failure
         self.reporter.report(stage="save_checkpoint")
         try:
+            self._settle()
             if not self.checkpoints.is_saved(done):
                 self.checkpoints.save(done)
         except (RoleLost, StorageError) as problem:
@@ -336,6 +354,7 @@ class Loop:
     def _record(self, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""
         self._unvalidated = None
+        self._is_begun = False
         self.records.sinks.write(progress.step, metrics)
         failpoints.hit(STEP_RECORDED)
         self.journal.append(StepDone(time=time.time(), progress=progress))
@@ -350,6 +369,7 @@ class Loop:
             return
         total = progress.step if self.is_done(progress) else self.total_steps
         self.reporter.report(phase="Finishing", stage="save_checkpoint", total_steps=total)
+        self._settle()
         if not self.checkpoints.is_saved(progress):
             self.checkpoints.save(progress)
         self.checkpoints.prune()
@@ -367,35 +387,14 @@ class Loop:
 
     def _recovered(self, recover: Callable[[], Progress], before: Progress) -> Progress:
         """Have all roles serve in a common state, also when more of them are lost meanwhile."""
+        rewinds = self.recovery.roles.rewinds
         while True:
             try:
                 progress = recover()
             except RoleLost as loss:
                 recover = partial(self.recovery.recover, loss, before)
             else:
+                self._is_begun = self.recovery.roles.rewinds == rewinds
                 checkpoint = self.checkpoints.newest(progress.step)
                 self.reporter.training.resume(progress.step, checkpoint, self.records.history())
                 return progress
-
-
-class LearningSignal:
-    """Warns of steps in which the responses to each prompt score the same; it decides nothing."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-
-    def warning(self, step: int, zero_signal_groups: float, scores: list[float]) -> str | None:
-        """The warning for a step; once for several of them in a row, since one may be chance.
-
-        `zero_signal_groups` is the share of its prompts whose rows have no advantage.
-        """
-        self._steps = self._steps + 1 if zero_signal_groups == 1.0 else 0
-        if self._steps != SILENT_STEPS:
-            return None
-        least, most = min(scores), max(scores)
-        told = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-        return (
-            f"step {step}: got no learning signal for {SILENT_STEPS} steps: the responses to each "
-            f"prompt score the same (here {told}), so no advantage is other than 0; easier "
-            "prompts, more samples a prompt, or a reward that tells responses apart"
-        )

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
+    CheckpointBegun,
+    CheckpointLeft,
+    CheckpointSaved,
     ControllerStarted,
     Event,
     Resumed,
@@ -24,6 +27,8 @@ class Position:
             restored to; None when they were started and never restored.
         rewinds: how often the job has gone to a checkpoint, or to its beginning.
         unvalidated: the step that was trained last, where its validation failed.
+        begun: the checkpoint that ranks were writing beside the steps.
+        left: the step of which no checkpoint was made, though one was due.
     """
 
     controller_attempt: int
@@ -31,6 +36,8 @@ class Position:
     progress: Progress | None
     rewinds: int
     unvalidated: StepTrained | None = None
+    begun: CheckpointBegun | None = None
+    left: int | None = None
 
 
 def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
@@ -43,6 +50,7 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
     progress: Progress | None = None
     rewinds = 0
     unvalidated: StepTrained | None = None
+    events = list(events)
     for event in events:
         match event:
             case ControllerStarted():
@@ -61,4 +69,22 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
                 unvalidated = None
             case StepTrained():
                 unvalidated = event
-    return Position(controller_attempt, role_attempts, progress, rewinds, unvalidated)
+    found = controller_attempt, role_attempts, progress, rewinds, unvalidated
+    return Position(*found, *_unsaved(events))
+
+
+def _unsaved(events: Iterable[Event]) -> tuple[CheckpointBegun | None, int | None]:
+    """What ranks were writing beside the steps, and what they left unsaved."""
+    begun: CheckpointBegun | None = None
+    left: int | None = None
+    for event in events:
+        match event:
+            case CheckpointBegun():
+                begun = event
+            case CheckpointSaved():
+                begun = None
+            case CheckpointLeft():
+                begun, left = None, event.step
+            case Rewound():
+                begun = left = None
+    return begun, left

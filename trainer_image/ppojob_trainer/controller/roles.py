@@ -94,6 +94,7 @@ class Roles:
         stop_requested: whether somebody asked the job to end.
         rewinds: how often the job went back to a checkpoint; no answer from before the last is
             used.
+        meanwhile: called again and again while any work is awaited.
     """
 
     caller: Caller
@@ -102,6 +103,7 @@ class Roles:
     stop_requested: Callable[[], bool]
     agreement: Agreement
     rewinds: int = 0
+    meanwhile: Watch = None
 
     @property
     def stateful(self) -> list[RoleGroup]:
@@ -318,8 +320,9 @@ class Roles:
 
         def watch() -> None:
             self.watch()
-            if meanwhile is not None:
-                meanwhile()
+            for act in (self.meanwhile, meanwhile):
+                if act is not None:
+                    act()
 
         try:
             return self.caller.wait(begun, watch)
@@ -363,6 +366,13 @@ class Roles:
             )
         ]
         return self.collect(self.caller.start(calls))
+
+    def begin_asking(
+        self, groups: Iterable[RoleGroup], method: Method[Any, Answer], question: msgspec.Struct
+    ) -> Pending[Answer]:
+        """Ask all ranks of roles something that they answer beside their work; see `begin`."""
+        peers = [peer for group in groups for peer in group.ranks]
+        return self.caller.start([Call(peer, method, question) for peer in peers])
 
     def barrier(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
         """Wait until the ranks of these roles have done all that they were asked before.

@@ -99,6 +99,7 @@ def build_loop(
         reporter.training.checkpoint(step)
 
     checkpoints = _checkpoints(config, roles, store, journal, records, tell_saved)
+    roles.meanwhile = checkpoints.look
     if isinstance(source, StepsAhead):
         checkpoints.write_ahead = source.save
     return Loop(

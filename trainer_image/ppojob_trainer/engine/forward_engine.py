@@ -23,7 +23,7 @@ from ppojob_trainer.models.pipeline_stages import WHOLE, HandsOn, PipelineStage,
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
-from ppojob_trainer.parallel.fsdp import as_forward, release_root
+from ppojob_trainer.parallel.fsdp import as_forward, keep_whole, release
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
@@ -76,6 +76,8 @@ class ForwardEngine:
         self._saving: Saving = nullcontext
         use_packed_attention(model)
         use_fused_norms(model)
+        if not training.reshard_after_forward:
+            keep_whole(model)
 
     def predict(
         self, experience: Experience, head: Head | None = None, *, records: bool = False
@@ -129,7 +131,7 @@ class ForwardEngine:
 
     def release(self) -> None:
         """Give back what a pass without gradient has left whole of a cut model."""
-        release_root(self.model)
+        release(self.model)
 
     def over_ranks(self, mine: PassStatistics) -> PassStatistics:
         """Add up what each rank has measured, under the same names; all ranks do so together."""

@@ -259,7 +259,8 @@ timing_s/step | s | the whole step | ppojob_step_duration_seconds histogram
 timing_s/unaccounted | s | time of the step that no stage accounts for |
     ppojob_step_unaccounted_seconds gauge
 timing_s/<stage> | s | a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more;
-    save_checkpoint is the checkpoint of the step before | ppojob_stage_duration_seconds histogram
+    save_checkpoint is the checkpoint of the step before, in the background its copy
+    | ppojob_stage_duration_seconds histogram
 timing_s/agent_loop/tool_calls/* | s | times of all calls of a row, during gen
 timing_per_token_ms/<stage> | ms | a stage's time a token: gen over response tokens, others over all
     | ppojob_stage_token_seconds gauge

@@ -7,7 +7,7 @@ memory of libraries come on top. So what is refused here could never have run.
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,8 @@ MEMORY_LIMITS: Final = (
 )
 
 ENGINE: Final = "rollout engine"
+COPIES: Final = "copies for checkpoints"
+"""That are written in the background; a GPU's rank has them in host memory."""
 
 _WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 """Of auto, which a plan may leave to the processors of the pods, the least that it may take."""
@@ -68,11 +70,13 @@ class Held:
         whole: All of them, host memory included.
         at_work: On the device while it computes.
         at_rest: There while another does.
+        saved: Of all of them those that a checkpoint holds.
     """
 
     whole: int
     at_work: int
     at_rest: int
+    saved: int = 0
 
 
 def held_by_rank(
@@ -90,7 +94,9 @@ def held_in_turns(
     Where nothing is offloaded the first, the engine if there is one, has all of them beside it.
     """
     held = _held(config, role, parameters)
-    turns = {worker: {worker} for worker in held if not worker.endswith("adapters")}
+    turns = {
+        worker: {worker} for worker in held if not worker.endswith("adapters") and worker != COPIES
+    }
     if "reward model" in turns:  # it scores beside the engine
         turns["reward model"].add(ENGINE)
     algorithm = config.spec.algorithm
@@ -109,18 +115,32 @@ def held_in_turns(
 
 
 def offloads(config: RunConfig, role: RoleName) -> bool:
-    """Whether weights or moments leave the devices of a role with pods of its own."""
+    """Whether some of what a role with pods of its own holds lies in host memory."""
     roles = config.spec.roles
     offload = {
         name: set[str](one.offload) for name, one in topology.colocatable_roles(roles).items()
     }
     offload["actorRollout"] = set(roles.actor_rollout.offload)
     living = config.topology.living_in(role)
-    return any(offload.get(one, set()) & {"weights", "optimizer"} for one in living)
+    copies = config.spec.checkpoint.background and bool(living & {"actorRollout", "critic"})
+    return copies or any(offload.get(one, set()) & {"weights", "optimizer"} for one in living)
 
 
 def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
-    """What a rank of a role holds.
+    """What a rank of a role holds: its models, and copies of them that are to be written."""
+    held = _models(config, role, parameters)
+    spec = config.spec
+    copies = sum(one.saved for one in held.values())
+    if "reference" in held and spec.algorithm.kl.reference_refresh is not None:
+        copies += held["reference"].whole
+    if copies and spec.checkpoint.background:
+        there = copies if config.topology.role(role).device == "cpu" else 0
+        held[COPIES] = Held(copies, there, there)
+    return held
+
+
+def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
+    """The models and the engine of a rank.
 
     Parameters are as `count_parameters` gives them; a role without pods of its own holds nothing.
     """
@@ -143,7 +163,11 @@ def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> d
 
     def part(dtype: str, count: int, offload: Collection[str], moments: int | None = None) -> Held:
         size = _WEIGHT_BYTES[dtype] * count // ranks
-        return _model(size, offload if leaves else (), moments)
+        held = _model(size, offload if leaves else (), moments)
+        cut = shards * layout.sequence
+        if spec.training.reshard_after_forward or cut == 1:
+            return held
+        return replace(held, at_work=held.at_work + cut * size)  # all layers, put together
 
     found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:
@@ -176,7 +200,8 @@ def _model(weights: int, offload: Collection[str], moments: int | None) -> Held:
     own, kept = (weights, 0) if moments is None else (2 * weights, moments * weights)
     staying = 0 if "optimizer" in offload else kept
     resting = 0 if "weights" in offload else own
-    return Held(own + kept, at_work=own + staying, at_rest=resting + staying)
+    saved = 0 if moments is None else weights + kept
+    return Held(own + kept, at_work=own + staying, at_rest=resting + staying, saved=saved)
 
 
 def _adapters(

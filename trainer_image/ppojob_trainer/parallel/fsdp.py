@@ -69,10 +69,17 @@ def as_forward(model: nn.Module, compute: Callable[[], Result]) -> Result:
     return result
 
 
-def release_root(model: nn.Module) -> None:
-    """Give back what `as_forward` keeps whole for a backward pass, where none will come."""
+def keep_whole(model: nn.Module) -> None:
+    """Have a layer's weights stay whole from its forward pass to its backward pass."""
     if isinstance(model, FSDPModule):
-        model.reshard()
+        model.set_reshard_after_forward(False)
+
+
+def release(model: nn.Module) -> None:
+    """Give back what is kept whole for a backward pass, where none will come."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:

@@ -102,6 +102,7 @@ ADVANTAGES = Method("advantages", training.Advantages, training.Advantaged)
 UPDATE = Method("update", training.Update, PassStatistics)
 WRITE_ROWS = Method("write_rows", rows.WriteRows, saving.Saved, limit_bytes=256 * MEBI)
 SAVE_SHARDS = Method("save_shards", saving.SaveShards, saving.Saved)
+SHARDS_WRITTEN = Method("shards_written", saving.AskWritten, saving.Written, once=False)
 EXPORT_MODEL = Method("export_model", saving.ExportModel, Nothing)
 
 ANSWER_POINTS = {

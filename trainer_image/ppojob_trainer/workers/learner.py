@@ -2,15 +2,21 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_trainer.checkpoint.files import MODEL_FILE, FileEntry, files_of_all_ranks
-from ppojob_trainer.checkpoint.tensors import read_parts, read_shard, write_shard
+from ppojob_trainer.checkpoint.files import (
+    MODEL_FILE,
+    FileEntry,
+    entry_of,
+    files_of_all_ranks,
+)
+from ppojob_trainer.checkpoint.shards import Shard
+from ppojob_trainer.checkpoint.tensors import read_parts, read_shard
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.lora import adapters_of, is_adapter
 from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
@@ -33,7 +39,7 @@ class Learner:
         load: makes the model that the job begins with.
         train: makes the engine for a model and its number of optimizer steps in the whole job.
         offload: what of the model lies in host memory; of it the weights are seen to here. They
-            leave at once, and nothing of `restore` and `save` needs them on the device before.
+            leave at once; neither `restore` nor `state_files` needs them on the device before.
     """
 
     def __init__(
@@ -89,16 +95,16 @@ class Learner:
             with self.resident.at_work():
                 self._read(folder, [entry_of(file) for file in files])
 
-    def save(self, folder: Path) -> list[SavedFile]:
-        """Write this rank's files of a checkpoint; of copies of the model, the first writes."""
+    def state_files(self) -> list[Shard]:
+        """This rank's files of a checkpoint; of copies of the model, the first rank has all."""
         rank = self._world.rank
-        write = partial(write_file, folder, self._role, rank)
+        file = partial(state_file, self._role, rank)
         files = []
         if rank == self._writer:
             engine, host = self.engine, self.resident.host
-            files.append(write(MODEL_FILE, trained_tensors(self.model), host))
-            files.append(write(OPTIMIZER_FILE, engine.state_tensors(), engine.moments))
-        return [*files, write(RNG_FILE, self._random_state())]
+            files.append(file(MODEL_FILE, trained_tensors(self.model), host))
+            files.append(file(OPTIMIZER_FILE, engine.state_tensors(), engine.moments))
+        return [*files, file(RNG_FILE, self._random_state())]
 
     def _read(self, folder: Path, entries: list[FileEntry]) -> None:
         def files(name: str) -> list[FileEntry]:
@@ -155,27 +161,13 @@ def resident_weights(model: nn.Module, *, leaves: bool) -> Resident:
     return resident
 
 
-def write_file(
-    folder: Path,
+def state_file(
     role: str,
     rank: int,
     name: str,
     tensors: Mapping[str, Tensor],
     host: HostMemory | None = None,
-) -> SavedFile:
-    """Write a rank's file of a checkpoint; the bytes of tensors may lie in host memory."""
+) -> Shard:
+    """A rank's file of a checkpoint; the bytes of tensors may lie in host memory."""
     path, seen = f"{role}/rank-{rank:05d}/{name}", host.seen if host is not None else local_part
-    entry = write_shard(folder, path, tensors, role=role, rank=rank, seen=seen)
-    return SavedFile(entry.path, entry.size_bytes, entry.sha256)
-
-
-def entry_of(file: SavedFile) -> FileEntry:
-    """What the name of a file says of it: role/rank-00000/kind."""
-    role, rank, _ = PurePosixPath(file.path).parts
-    return FileEntry(
-        path=file.path,
-        size_bytes=file.size,
-        sha256=file.sha256,
-        role=role,
-        rank=int(rank.removeprefix("rank-")),
-    )
+    return Shard.of(path, tensors, role=role, rank=rank, seen=seen)

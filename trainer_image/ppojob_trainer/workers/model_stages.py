@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.dims import WITHIN
 from ppojob_trainer.parallel.link import Link
@@ -15,7 +16,7 @@ from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rows import BatchName, MoveColumns, MoveRows
-from ppojob_trainer.rpc.messages.saving import Restore, Saved, SaveShards
+from ppojob_trainer.rpc.messages.saving import Restore
 from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
@@ -24,6 +25,7 @@ from ppojob_trainer.workers.device_turns import DeviceTurns
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
 from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference
 from ppojob_trainer.workers.row_channels import RowChannels, batch_index
+from ppojob_trainer.workers.state_writer import StateWriter, writes_of
 from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
 
 
@@ -40,20 +42,24 @@ class ModelStages:
     following: FollowingReference | None = None
     # between these models, and the rollout engine where one is here
     turns: DeviceTurns = field(default_factory=DeviceTurns)
+    # writes what checkpoints hold of them
+    state: StateWriter = field(init=False)
     _rows: BatchRows | None = None
     _batch: BatchName | None = None  # whose rows they are, where others own them
+
+    def __post_init__(self) -> None:
+        self.state = StateWriter(self.run_folder, writes_of(self._state_files))
 
     def routes(self) -> list[Route]:
         """The methods of every rank that holds a model."""
         return [
-            Route(methods.BARRIER, lambda _: Nothing()),
+            *self.state.routes(),
             Route(methods.RESTORE, self._restore),
             *self.channels.routes(),
             Route(methods.MOVE_ROWS, self._move_rows),
             Route(methods.MOVE_COLUMNS, self._move_columns),
             Route(methods.FORWARD, self._forward),
             Route(methods.UPDATE, self._update),
-            Route(methods.SAVE_SHARDS, self._save_shards),
         ]
 
     @property
@@ -75,6 +81,7 @@ class ModelStages:
 
     def _restore(self, request: Restore) -> Nothing:
         self.turns.of_models()
+        self.state.forget()
         self._rows = self._batch = None
         folder = None if request.folder is None else self.run_folder / request.folder
         if self.following is not None:
@@ -111,12 +118,10 @@ class ModelStages:
         self.turns.of_models(*model.at_update)
         return model.update(self.rows, request)
 
-    def _save_shards(self, request: SaveShards) -> Saved:
-        folder = self.run_folder / request.folder
-        files = [file for model in self.trained.values() for file in model.learner.save(folder)]
-        if self.following is not None:
-            files += self.following.save(folder)
-        return Saved(files)
+    def _state_files(self) -> list[Shard]:
+        """This rank's files of a checkpoint."""
+        files = [file for model in self.trained.values() for file in model.learner.state_files()]
+        return files if self.following is None else [*files, self.following.state_file()]
 
 
 def open_stages(

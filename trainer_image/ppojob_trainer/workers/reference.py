@@ -6,7 +6,8 @@ from typing import Final
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.files import MODEL_FILE, entry_of, files_of_all_ranks
+from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead
@@ -23,7 +24,7 @@ from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.saving import SavedFile
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.learner import Learner, entry_of, resident_weights, write_file
+from ppojob_trainer.workers.learner import Learner, resident_weights, state_file
 
 ROLE: Final = "reference"
 """Name of the folder of its files in a checkpoint."""
@@ -145,8 +146,7 @@ class FollowingReference(Reference):
         with self.resident.at_work():
             load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
 
-    def save(self, folder: Path) -> list[SavedFile]:
-        """Write this rank's file of a checkpoint."""
+    def state_file(self) -> Shard:
+        """This rank's file of a checkpoint."""
         weights = dict(hf_named_tensors(self.engine.model))
-        host = self.resident.host
-        return [write_file(folder, ROLE, self._world.rank, MODEL_FILE, weights, host)]
+        return state_file(ROLE, self._world.rank, MODEL_FILE, weights, self.resident.host)

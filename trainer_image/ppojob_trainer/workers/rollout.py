@@ -23,7 +23,7 @@ from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
-from ppojob_trainer.rpc.messages.saving import Restore, Saved, SavedFile, SaveShards
+from ppojob_trainer.rpc.messages.saving import Restore, SavedFile
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.generation import (
@@ -37,6 +37,7 @@ from ppojob_trainer.workers.handover import MadeRows, give_rows
 from ppojob_trainer.workers.rank_start import OWNER, open_channels, open_role_world
 from ppojob_trainer.workers.row_channels import RowChannels
 from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.state_writer import StateWriter, Write
 
 
 @dataclass
@@ -47,21 +48,24 @@ class RolloutWorker:
     generation: Generation
     channels: RowChannels
     under_way: RowsUnderWay | None  # those of a job that draws several steps ahead
+    state: StateWriter = field(init=False)  # writes what checkpoints hold of them
     _has_weights: bool = False  # its engine has been given such
     _made: dict[tuple[int, str, int], MadeRows] = field(default_factory=dict)
     """By step, purpose and generation round: those of this step and the last, as of answers."""
+
+    def __post_init__(self) -> None:
+        self.state = StateWriter(self.run_folder, self._state)
 
     def routes(self) -> list[Route]:
         """The methods of this role."""
         return [
             *self.channels.routes(),
-            Route(methods.BARRIER, lambda _: Nothing()),
+            *self.state.routes(),
             Route(methods.BRING_WEIGHTS, self._take_weights),
             Route(methods.GENERATE, self._generate),
             Route(methods.ROWS_DRAWN, self.generation.drawing.tell),
             Route(methods.HAND_OVER, self._hand_over),
             Route(methods.RESTORE, self._restore),
-            Route(methods.SAVE_SHARDS, self._save_shards),
         ]
 
     def _take_weights(self, request: BringWeights) -> Nothing:
@@ -110,18 +114,23 @@ class RolloutWorker:
 
     def _restore(self, request: Restore) -> Nothing:
         assert self.under_way is not None, "no other job asks engines for it"
+        self.state.forget()
         own = [file.path for file in request.files if file.path.startswith("rollout/")]
         self.under_way.restore(self.run_folder / (request.folder or "") / path for path in own)
         return Nothing()
 
-    def _save_shards(self, request: SaveShards) -> Saved:
-        """Write the rows that are under way; of ranks that share an engine the first has them."""
+    def _state(self, _in_background: bool) -> Write:
+        """Writes the rows that are under way; of ranks that share an engine the first has them."""
         rank = self.channels.world.rank
         if self.under_way is None or rank % self.generation.spec.rollout.parallelism.tensor:
-            return Saved([])
-        folder = self.run_folder / request.folder
-        path = self.under_way.save(folder, rank)
-        return Saved([SavedFile(path, *sha256_of(folder / path))])
+            return lambda _: []
+        write = self.under_way.state(rank)
+
+        def written(folder: Path) -> list[SavedFile]:
+            path = write(folder)
+            return [SavedFile(path, *sha256_of(folder / path))]
+
+        return written
 
 
 @contextmanager

@@ -10,7 +10,7 @@ has made so many steps as are the share of a phase of the longest of them. So ea
 as much, also where the rows of its step ended in one before.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -85,17 +85,20 @@ class RowsUnderWay:
             key = asked[response.request_id]
             self._drawn[key] = _with_segment(self._drawn[key], response)
 
-    def save(self, folder: Path, rank: int) -> str:
-        """Write the rows; answers the path of the file below the folder.
+    def state(self, rank: int) -> Callable[[Path], str]:
+        """What writes the rows as they are now into a folder; it answers the file's path there.
 
-        Raises:
-            StorageError: the disk refused.
+        Where the disk refuses it raises StorageError.
         """
         path = f"rollout/rank-{rank:05d}/under_way.msgpack"
-        durable.make_folder((folder / path).parent, parents=True, exist_ok=True)
         content = msgspec.msgpack.encode(list(self._drawn.items()))
-        durable.write_file(folder / path, content, UNDER_WAY_POINT)
-        return path
+
+        def write(folder: Path) -> str:
+            durable.make_folder((folder / path).parent, parents=True, exist_ok=True)
+            durable.write_file(folder / path, content, UNDER_WAY_POINT)
+            return path
+
+        return write
 
     def restore(self, files: Iterable[Path]) -> None:
         """Take up the rows that ranks have written, in whichever number; none without files.

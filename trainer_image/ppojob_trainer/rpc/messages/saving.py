@@ -4,9 +4,18 @@ import msgspec
 
 
 class SaveShards(msgspec.Struct, frozen=True):
-    """Write this rank's part of a checkpoint into a folder relative to the run folder."""
+    """Write this rank's part of a checkpoint.
+
+    Attributes:
+        folder: the checkpoint's, relative to the run folder.
+        step: steps done. A state that was copied already is not copied again: a controller that
+            comes back may ask when ranks have left it.
+        in_background: copy the state, and write it beside what follows; `SHARDS_WRITTEN` tells.
+    """
 
     folder: str
+    step: int
+    in_background: bool = False
 
 
 class SavedFile(msgspec.Struct, frozen=True):
@@ -18,9 +27,27 @@ class SavedFile(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The files that a rank wrote."""
+    """The files that a rank wrote; none while it writes beside what follows."""
 
     files: list[SavedFile]
+
+
+class AskWritten(msgspec.Struct, frozen=True):
+    """Has this rank written its part of the checkpoint in a folder, beside other work?"""
+
+    folder: str
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What became of it.
+
+    Attributes:
+        files: those that it wrote; None where it has not, or not yet.
+        refusal: what its disk said; empty where it has not refused.
+    """
+
+    files: list[SavedFile] | None = None
+    refusal: str = ""
 
 
 class Restore(msgspec.Struct, frozen=True):

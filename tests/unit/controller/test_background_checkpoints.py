@@ -1,0 +1,172 @@
+"""Checkpoints that ranks write beside the steps: when they count, and who hears of a failure."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from run_progress import progress_behind
+
+from ppojob_trainer.checkpoint.journal import Journal
+from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
+from ppojob_trainer.controller import checkpoints as module
+from ppojob_trainer.controller.checkpoints import Checkpoints
+from ppojob_trainer.controller.position import read_position
+from ppojob_trainer.errors import RoleLost, StorageError
+from ppojob_trainer.rpc.messages.saving import AskWritten, Saved, SavedFile, SaveShards, Written
+from ppojob_trainer.rpc.methods import BARRIER, SAVE_SHARDS, SHARDS_WRITTEN
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing
+
+
+@dataclass
+class Rank:
+    """Writes in the background, when it is told to."""
+
+    rank: int
+    run_folder: Path
+    refusal: str = ""
+    asked: list[str] = field(default_factory=list)
+    is_written: bool = False
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(SAVE_SHARDS, self.save),
+            Route(SHARDS_WRITTEN, self.written),
+            Route(BARRIER, self.be_busy),
+        ]
+
+    def be_busy(self, _: Nothing) -> Nothing:
+        if self.asked:
+            time.sleep(1.7)  # the controller looks around twice a second
+        return Nothing()
+
+    def save(self, request: SaveShards) -> Saved:
+        self.asked.append(request.folder)
+        self.is_written = False
+        return Saved([]) if request.in_background else Saved([self._file(request.folder)])
+
+    def written(self, request: AskWritten) -> Written:
+        if not self.is_written or request.folder != self.asked[-1]:
+            return Written()
+        return (
+            Written(refusal=self.refusal) if self.refusal else Written([self._file(request.folder)])
+        )
+
+    def _file(self, folder: str) -> SavedFile:
+        name = f"actorRollout/rank-{self.rank:05d}/model.safetensors"
+        path = self.run_folder / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"whole")
+        return SavedFile(name, 5, hashlib.sha256(b"whole").hexdigest())
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> list[Rank]:
+    return [Rank(rank, tmp_path / "run") for rank in range(2)]
+
+
+@pytest.fixture
+def begun(role_of, roles_of, ranks, tmp_path: Path, monkeypatch) -> Callable[..., Checkpoints]:
+    """Checkpoints as controllers make them, attempt after attempt, of ranks that outlive them."""
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    root = tmp_path / "run" / "checkpoints"
+    group = role_of("actorRollout", *(rank.routes() for rank in ranks))
+
+    def make(attempt: int = 1) -> Checkpoints:
+        made = Checkpoints(
+            roles=roles_of(group, attempt=attempt),
+            store=CheckpointStore(root, job_uid="u", config=b"{}"),
+            journal=Journal(root / "journal.jsonl"),
+            every=2,
+            keep_last=2,
+            best=None,
+            tell_saved=lambda _: None,
+        )
+        made.roles.meanwhile = made.look
+        return made
+
+    return make
+
+
+def finish(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.is_written = True
+
+
+def work(checkpoints: Checkpoints, name: str) -> None:
+    """Have the ranks work for a while, which the controller awaits."""
+    checkpoints.roles.barrier(checkpoints.roles.saved, 3, f"work/{name}")
+
+
+def test_it_counts_once_all_ranks_have_written(begun, ranks):
+    checkpoints, state = begun(), progress_behind(2)
+    assert checkpoints.is_due(state)
+    checkpoints.save(state, in_background=True)
+    assert checkpoints.under_way == 2
+    assert not checkpoints.is_due(state)
+    ranks[0].is_written = True
+    work(checkpoints, "half")
+    assert checkpoints.newest() is None
+    finish(ranks)
+    work(checkpoints, "whole")
+    assert checkpoints.newest() == 2
+    assert checkpoints.under_way is None
+    assert incomplete(checkpoints.store.root) == []
+
+
+def test_the_end_waits_for_it(begun, ranks):
+    checkpoints = begun()
+    checkpoints.save(progress_behind(2), in_background=True)
+    threading.Timer(0.3, finish, [ranks]).start()
+    checkpoints.settle()
+    assert checkpoints.newest() == 2
+    checkpoints.settle()  # nothing is under way
+
+
+def test_what_a_disk_refuses_is_told_when_all_ranks_have_ended(begun, ranks):
+    checkpoints, state = begun(), progress_behind(2)
+    checkpoints.save(state, in_background=True)
+    ranks[1].refusal = "No space left on device"
+    finish(ranks)
+
+    work(checkpoints, "refused")
+    assert checkpoints.is_refused
+    with pytest.raises(StorageError, match="No space left on device"):
+        checkpoints.settle()
+    assert incomplete(checkpoints.store.root) == []
+    checkpoints.leave(2)
+    assert not checkpoints.is_due(state), "ranks have gone on from it"
+    checkpoints.save(progress_behind(4))
+    assert checkpoints.newest() == 4
+
+
+def test_a_part_that_does_not_come_is_a_lost_role(begun, ranks):
+    checkpoints = begun()
+    checkpoints.save(progress_behind(2), in_background=True)
+    ranks[0].is_written = True
+    checkpoints.roles.caller.default_deadline_seconds = 0.3
+    with pytest.raises(RoleLost, match=r"no part of a checkpoint within 0\.3 s"):
+        checkpoints.settle()
+    assert checkpoints.under_way == 2, "another role's loss would not take it"
+    checkpoints.roles.rewinds += 1
+    assert checkpoints.under_way is None
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_controller_that_takes_over_goes_on_with_it(left, begun, ranks):
+    first = begun()
+    first.save(progress_behind(2), in_background=True)
+    if left:
+        first.leave(2)
+    finish(ranks)
+    second = begun(2)
+    second.take_over(read_position(second.journal.read(), frozenset()))
+    assert not second.is_due(progress_behind(2))
+    assert second.under_way == (None if left else 2)
+    second.settle()
+    assert second.newest() == (None if left else 2)
+    assert [len(rank.asked) for rank in ranks] == [1, 1]

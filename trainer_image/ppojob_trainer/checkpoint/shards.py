@@ -1,0 +1,92 @@
+"""The files that a rank has of a checkpoint: what is in them, copies of that, and writing them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.checkpoint.tensors import BOXES, write_tensors
+from ppojob_trainer.parallel.boxes import Box, box_of, local_part
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint, of a rank of a role.
+
+    Attributes:
+        path: of the file, relative to the checkpoint's folder.
+        parts: what this rank holds of each tensor, on any device.
+        boxes: of those that are cut over ranks, which part that is.
+    """
+
+    path: str
+    parts: Mapping[str, Tensor]
+    boxes: Mapping[str, Box]
+    role: str
+    rank: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors; a header comes on top."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        role: str,
+        rank: int,
+        seen: Callable[[Tensor], Tensor] = local_part,
+    ) -> "Shard":
+        """The file of some tensors; `seen` gives this rank's part where its bytes are."""
+        parts = {name: seen(tensor) for name, tensor in tensors.items()}
+        boxes = {name: box_of(t) for name, t in tensors.items() if local_part(t) is not t}
+        return cls(path, parts, boxes, role, rank)
+
+    def write(self, folder: Path) -> FileEntry:
+        """Write it into a checkpoint's folder; when this returns it is on the disk.
+
+        Raises:
+            StorageError: the disk refused.
+            FileNotFoundError: the pending checkpoint is gone: the job was rewound.
+        """
+        target = folder / self.path
+        for parent in reversed(target.relative_to(folder).parents[:-1]):
+            durable.make_folder(folder / parent, exist_ok=True)
+        boxes = self.boxes
+        metadata = {BOXES: msgspec.json.encode(boxes, order="sorted").decode()} if boxes else {}
+        size_bytes, sha256 = write_tensors(target, self.parts, metadata=metadata)
+        return FileEntry(
+            path=self.path, size_bytes=size_bytes, sha256=sha256, role=self.role, rank=self.rank
+        )
+
+
+@dataclass
+class HostCopies:
+    """Copies of files to be written, in host memory that is kept for the next ones.
+
+    Beside a GPU it is pinned, which takes long to get.
+    """
+
+    _places: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by file and tensor
+
+    def of(self, shard: Shard) -> Shard:
+        """A copy of a file; that of one of the same path before is no more."""
+        parts = {name: self._copied((shard.path, name), t) for name, t in shard.parts.items()}
+        for device in {part.device for part in shard.parts.values() if part.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return replace(shard, parts=parts)
+
+    def _copied(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
+        place = self._places.get(key)
+        if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
+            place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._places[key] = place
+        return place.copy_(tensor, non_blocking=True)

@@ -1,0 +1,124 @@
+"""A rank's part of checkpoints: written at once, or from a copy beside the work that follows.
+
+The copy is in host memory and is made on the main thread, so between two pieces of work. A thread
+writes it: hashing, writing and fsync give the interpreter lock away. There is one copy, so the next
+begins when this one is written.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from pathlib import Path
+from threading import Thread
+
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.shards import HostCopies, Shard
+from ppojob_trainer.errors import StorageError
+from ppojob_trainer.rpc import methods
+from ppojob_trainer.rpc.messages.saving import AskWritten, Saved, SavedFile, SaveShards, Written
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing
+
+_log = logging.getLogger(__name__)
+Write = Callable[[Path], list[SavedFile]]
+"""Writes a state into the folder of a checkpoint; when it returns the files are on the disk."""
+StateOf = Callable[[bool], Write]
+"""What writes the state of now; told whether it must outlive the state (`in_background`)."""
+
+
+def writes_of(files: Callable[[], Sequence[Shard]]) -> StateOf:
+    """What writes the files of a rank's models, which change with the next update."""
+    copies = HostCopies()
+
+    def state(in_background: bool) -> Write:
+        if not in_background:
+            return partial(_write, files())
+        return partial(_write_beside, [copies.of(file) for file in files()])
+
+    return state
+
+
+def _write(files: Sequence[Shard], folder: Path) -> list[SavedFile]:
+    entries = [file.write(folder) for file in files]
+    return [SavedFile(entry.path, entry.size_bytes, entry.sha256) for entry in entries]
+
+
+def _write_beside(files: Sequence[Shard], folder: Path) -> list[SavedFile]:
+    """Write them, and take no room of a full disk that the step under way needs for its rows."""
+    durable.need_space(folder, sum(file.nbytes for file in files))
+    try:
+        return _write(files, folder)
+    except StorageError:
+        for file in files:
+            with contextlib.suppress(OSError):
+                (folder / file.path).unlink(missing_ok=True)
+        raise
+
+
+class StateWriter:
+    """Answers what a controller asks a rank of its part of checkpoints."""
+
+    def __init__(self, run_folder: Path, state: StateOf) -> None:
+        """Paths in requests are relative to the run folder."""
+        self._run_folder = run_folder
+        self._state = state
+        self._copied: tuple[int, Write] | None = None  # of a step, also once ranks have left it
+        self._begun: tuple[str, Future[list[SavedFile]]] | None = None  # the last, by its folder
+
+    def routes(self) -> list[Route]:
+        """The methods of every rank whose state may be saved."""
+        return [
+            Route(methods.BARRIER, self._barrier),
+            Route(methods.SAVE_SHARDS, self._save),
+            Route(methods.SHARDS_WRITTEN, self._written),
+        ]
+
+    def forget(self) -> None:
+        """The state is another one now, whatever its step."""
+        self._copied = None
+
+    def _barrier(self, _: Nothing) -> Nothing:
+        self._wait()
+        return Nothing()
+
+    def _save(self, request: SaveShards) -> Saved:
+        self._wait()
+        step, write = self._copied or (None, None)
+        if write is None or step != request.step:
+            write = self._state(request.in_background)
+            self._copied = (request.step, write) if request.in_background else None
+        act = partial(write, self._run_folder / request.folder)
+        if not request.in_background:
+            return Saved(act())
+        self._begun = request.folder, _beside(act)
+        return Saved([])
+
+    def _written(self, request: AskWritten) -> Written:
+        folder, files = self._begun or ("", Future[list[SavedFile]]())
+        if folder != request.folder or not files.done():
+            return Written()
+        try:
+            return Written(files.result())
+        except StorageError as problem:
+            return Written(refusal=str(problem))
+
+    def _wait(self) -> None:
+        if self._begun is not None:
+            wait([self._begun[1]])
+
+
+def _beside(act: Callable[[], list[SavedFile]]) -> Future[list[SavedFile]]:
+    """Do it on a thread, which a process that ends does not wait for."""
+    made = Future[list[SavedFile]]()
+
+    def run() -> None:
+        try:
+            made.set_result(act())
+        except BaseException as problem:
+            _log.exception("a checkpoint was not written")
+            made.set_exception(problem)
+
+    Thread(target=run, name="checkpoint", daemon=True).start()
+    return made
