@@ -159,3 +159,21 @@ def advantages(output: Path) -> dict[int, float]:
 
 def data_sources(output: Path) -> dict[int, str]:
     return {row["row"]: row["data_source"] for row in run_folders.rows(output, 1)}
+
+
+def test_of_several_teachers_over_the_vocabulary_one_is_there_at_a_time(
+    start, run_through, distillation, several, teacher, tiny_folder, even_folder, tmp_path
+):
+    """In two ranks with weights that leave, killed on the way; and in one, where all stay."""
+    sections = several(letters=teacher, others=tiny_folder / "model")
+    settings = {"divergence": "forward_kl"}
+    sections |= {"model": {"path": str(even_folder / "model")}}  # no dropout, so ranks agree
+    sections |= {"steps": {"total": 3}, "checkpoint": {"every": 1}}
+    roles = {"actorRollout": {"ranksPerReplica": 2}, "reference": {"offload": ["weights"]}}
+    job = distillation(settings, roles=roles, **sections)
+    whole, killed, alone = (tmp_path / name for name in ("whole", "killed", "alone"))
+    start(job, whole).succeed()
+    run_through(job, killed, "rpc.update.answer.before@4=kill")
+    assert run_folders.result(killed) == run_folders.result(whole)
+    start(distillation(settings, **sections), alone).succeed()
+    run_folders.assert_close(alone, whole)

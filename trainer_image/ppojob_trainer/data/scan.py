@@ -229,8 +229,8 @@ class Scan:
         if self.given is not None:
             return read_demonstration(cells, self.spec)
         row, difficulty = read_row(cells, self.spec, **self._asked)
-        if row.pictures and self.chat.blind:
-            raise BadCell(pictures.COLUMN, "pictures", self.chat.blind, "rows without this column")
+        if row.pictures and (why := self.chat.blind(row.data_source)):
+            raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
         return row, difficulty, ()
 
     def _told(self, cells: Row, row: PromptRow) -> Told:
