@@ -110,7 +110,7 @@ class Teachers:
         if self.resident.chosen != number:
             self.release()
         self.resident.choose(number)
-        return self._models[number].last_states(0, rows)
+        return self._models[number].engine.last_states(rows)
 
     def release(self) -> None:
         """Give back what `last_states` has left."""
