@@ -402,10 +402,13 @@ reward_model_key | not needed | `ppojob evaluate` reads verl's columns
 adv_estimator | spec.algorithm.type
 distillation.enabled | spec.algorithm.type | where true is distillation
 distillation_loss | spec.algorithm.distillation | with spec.reference, the teacher
-distillation | not yet | several teachers and other losses; spec.algorithm.distillation
+distillation | not yet | other losses; spec.algorithm.distillation
 teacher_model.inference distillation.num_workers | not needed | the teacher needs no engine
-teacher teacher_model teacher_models | spec.reference
+teacher teacher_model | spec.reference
+teacher_models | spec.reference.teachers | one by itself is spec.reference.path
 teacher.path teacher_model.model_path teacher_models.model_path | spec.reference.path
+reward_fn_key teacher_key | spec.data.dataSourceKey
+teacher_models.key | spec.reference.teachers | dataSources of one
 distillation_loss.loss_mode | spec.algorithm.distillation.divergence
 use_policy_gradient | spec.algorithm.distillation.divergence | where true is sampled_reverse_kl
 use_task_rewards | spec.algorithm.type | where true the type of the rewards, with kl.in: loss

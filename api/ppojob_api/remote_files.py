@@ -21,6 +21,9 @@ MODEL_FIELDS: Final = (
 )
 """Folders of models, adapters and tokenizers."""
 
+TEACHERS_FIELD: Final = "reference.teachers"
+"""A list of folders of models."""
+
 DATA_FIELDS: Final = ("data.train", "data.validation")
 """Lists of files."""
 
@@ -61,7 +64,7 @@ def _paths(spec: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
             section = section and section[key]
         if section and section[last] is not None:
             yield section, last, f"spec.{field}"
-    for field in DATA_FIELDS:
-        name = field.partition(".")[2]
-        for index, file in enumerate(spec["data"][name]):
-            yield file, "path", f"spec.{field}[{index}].path"
+    for field in (TEACHERS_FIELD, *DATA_FIELDS):
+        parent, _, name = field.partition(".")
+        for index, one in enumerate((spec[parent] or {}).get(name, ())):
+            yield one, "path", f"spec.{field}[{index}].path"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ppojob_api import validation
@@ -175,6 +175,7 @@ def _check_data(
             chat,
             rewards=checks_of(spec),
             agents=row_agents(spec.agent),
+            sources=spec.compared_sources,
             draw=None if spec.steps.generate_only else spec.algorithm.draw,
             given=given,
         )
@@ -214,18 +215,22 @@ def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found:
 def _check_reference(
     spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, policy: ModelReport, found: Preflight
 ) -> None:
-    """Judge the folder of a reference that is another model, which says the policy's tokens."""
+    """Judge the folders of references that are other models, which say the policy's tokens."""
     if spec.reference is None:
         return
-    folder = Path(spec.reference.path)
-    report = _check_reader(spec, folder, REFERENCE, found)
     tensor = spec.roles.actor_rollout.parallelism.tensor
     is_cut = spec.algorithm.compares_vocabularies and tensor > 1
-    found.add(check_rows(report.vocabulary, policy.vocabulary, is_cut=is_cut))
-    try:
-        found.add(check_same_tokens(vocabulary or {}, folder))
-    except ConfigError as problem:
-        found.add(problem.problems)
+    own = {} if spec.reference.path is None else {REFERENCE.where: spec.reference.path}
+    teachers = enumerate(spec.reference.teachers)
+    folders = own | {f"spec.reference.teachers[{n}].path": one.path for n, one in teachers}
+    for where, path in folders.items():
+        folder, kind = Path(path), replace(REFERENCE, where=where)
+        report = _check_reader(spec, folder, kind, found)
+        found.add(check_rows(where, report.vocabulary, policy.vocabulary, is_cut=is_cut))
+        try:
+            found.add(check_same_tokens(vocabulary or {}, folder))
+        except ConfigError as problem:
+            found.add(problem.problems)
 
 
 def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:

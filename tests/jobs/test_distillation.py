@@ -1,5 +1,6 @@
 """Jobs that learn from a teacher: without rewards, killed on the way, with the teacher apart."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 20
+LETTERS, OTHERS = "letters", "others"
+"""Data sources of prompts, in turn."""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,30 @@ def distillation(
         return tiny_job(**sections | changes)
 
     return make
+
+
+@pytest.fixture
+def several(tiny_folder: Path, tmp_path: Path) -> Callable[..., dict[str, object]]:
+    """Sections of a job whose prompts have two data sources, and of its reference's models."""
+    rows = [json.loads(line) for line in (tiny_folder / "train.jsonl").read_text().splitlines()]
+    data = tmp_path / "mixed.jsonl"
+    with data.open("w") as file:
+        for number, row in enumerate(rows):
+            row["data_source"] = (LETTERS, OTHERS)[number % 2]
+            file.write(json.dumps(row) + "\n")
+
+    def sections(**folders: Path) -> dict[str, object]:
+        teachers = [{"path": str(path), "dataSources": [name]} for name, path in folders.items()]
+        return {
+            "data": {
+                "train": [{"path": str(data)}],
+                "maxPromptTokens": 64,
+                "maxResponseTokens": 8,
+            },
+            "reference": {"teachers": teachers},
+        }
+
+    return sections
 
 
 def divergences(output: Path) -> list[float]:
@@ -91,3 +118,62 @@ def test_a_teacher_apart_says_the_same_of_the_tokens_that_were_drawn(
     job = distillation({}, rewards=rewards, roles=roles)
     run_through(job, apart, "rpc.forward.answer.before@3=kill", seconds=500)
     assert divergences(apart) == found
+
+
+def test_each_of_several_teachers_reads_the_rows_of_its_data_sources(
+    start, run_through, distillation, several, teacher, tiny_folder, tmp_path
+):
+    """Against jobs with one of them for all rows: in the first step both draw the same.
+
+    In two ranks, of which one leaves the device while the other works; killed, and apart.
+    """
+    policy = tiny_folder / "model"
+    steps = {"total": 3}
+    told = {}
+    for name, folder in ((LETTERS, teacher), (OTHERS, policy)):
+        alone = several() | {"reference": {"path": str(folder)}}
+        start(distillation({}, steps={"total": 1}, **alone), tmp_path / name).succeed()
+        told[name] = advantages(tmp_path / name)
+    two = {"actorRollout": {"ranksPerReplica": 2}}
+    sections = several(letters=teacher, others=policy)
+    roles = {**two, "reference": {"offload": ["weights"]}}
+    job = distillation({}, steps=steps, roles=roles, checkpoint={"every": 1}, **sections)
+    whole, killed, apart = (tmp_path / name for name in ("whole", "killed", "apart"))
+    start(job, whole).succeed()
+    expected = {row: told[source][row] for row, source in data_sources(whole).items()}
+    assert set(data_sources(whole).values()) == {LETTERS, OTHERS}
+    assert advantages(whole) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+    run_through(job, killed, "rpc.forward.answer.before@4=kill", "rpc.update.answer.after@3=kill")
+    assert run_folders.result(killed) == run_folders.result(whole)
+
+    roles = {**two, "reference": {"colocateWith": "none", "ranksPerReplica": 2}}
+    start(distillation({}, steps=steps, roles=roles, **sections), apart).succeed()
+    run_folders.assert_close(apart, whole)
+
+
+def advantages(output: Path) -> dict[int, float]:
+    """Of the rows of the first step, by their numbers."""
+    return {row["row"]: row["advantage"] for row in run_folders.rows(output, 1, "advantages")}
+
+
+def data_sources(output: Path) -> dict[int, str]:
+    return {row["row"]: row["data_source"] for row in run_folders.rows(output, 1)}
+
+
+def test_of_several_teachers_over_the_vocabulary_one_is_there_at_a_time(
+    start, run_through, distillation, several, teacher, tiny_folder, even_folder, tmp_path
+):
+    """In two ranks with weights that leave, killed on the way; and in one, where all stay."""
+    sections = several(letters=teacher, others=tiny_folder / "model")
+    settings = {"divergence": "forward_kl"}
+    sections |= {"model": {"path": str(even_folder / "model")}}  # no dropout, so ranks agree
+    sections |= {"steps": {"total": 3}, "checkpoint": {"every": 1}}
+    roles = {"actorRollout": {"ranksPerReplica": 2}, "reference": {"offload": ["weights"]}}
+    job = distillation(settings, roles=roles, **sections)
+    whole, killed, alone = (tmp_path / name for name in ("whole", "killed", "alone"))
+    start(job, whole).succeed()
+    run_through(job, killed, "rpc.update.answer.before@4=kill")
+    assert run_folders.result(killed) == run_folders.result(whole)
+    start(distillation(settings, **sections), alone).succeed()
+    run_folders.assert_close(alone, whole)

@@ -1,5 +1,6 @@
 """Jobs whose prompts have pictures: killed they end as they would have."""
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pytest
 import run_folders
 import tiny_jobs
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import NAMES, SEEING, picture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -134,6 +135,37 @@ def test_a_conversation_about_a_picture(run_through, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)
+
+
+def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
+    """One that is the policy says of each token what the policy did; one with other eyes does not.
+
+    Ranks share the tokens of a row.
+    """
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
+    write_rows(tmp_path / "train.parquet", 24)
+    shutil.copytree(tmp_path / "model", tmp_path / "other")
+    weights = load_file(tmp_path / "other" / "model.safetensors")
+    vision = [name for name in weights if name.startswith("visual.")]
+    assert vision
+    changed = weights | {name: weights[name].roll(1, 0) for name in vision}
+    save_file(changed, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    found = {}
+    for name in ("model", "other"):
+        job = picture_job(
+            tmp_path,
+            algorithm={"type": "distillation", "promptsPerStep": 4, "samplesPerPrompt": 2},
+            reference={"teachers": [{"path": str(tmp_path / name), "dataSources": ["colors"]}]},
+            roles={"actorRollout": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}},
+            rewards=[],
+            steps={"total": 1},
+        )
+        (tmp_path / f"by-{name}").mkdir()
+        manifest = tiny_jobs.write_manifest(tmp_path / f"by-{name}", tmp_path, **job)
+        rows = run_folders.rows(tiny_jobs.run_alone(manifest), 1, "advantages")
+        found[name] = max(abs(row["advantage"]) for row in rows)
+    assert found["model"] < 1e-5
+    assert found["other"] > 1e-3
 
 
 def test_rows_about_a_picture_go_on_with_newer_weights(run_through, tmp_path: Path) -> None:

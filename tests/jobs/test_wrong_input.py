@@ -125,6 +125,13 @@ def package(wrong: RefusedJob) -> None:
     wrong.set("spec.rewards", [{"function": "score", "source": {"package": "no.such"}}])
 
 
+def unclaimed(wrong: RefusedJob) -> None:
+    """Rows of which none of the teachers has the data source."""
+    wrong.set("spec.algorithm.kl", {"in": "loss"})
+    teacher = {"path": str(wrong.model), "dataSources": ["gsm8k", "aime"]}
+    wrong.set("spec.reference", {"teachers": [teacher]})
+
+
 NO_FUNCTION = reward("letters = 1")
 """Keeps a job from starting that is told something else."""
 
@@ -149,6 +156,7 @@ CASES: dict[str, Spoil] = {
     "output not writable": output(lambda _: Path("/proc/run")),  # not even for root
     "no ground truth": routed(*[good_row()] * 4, good_row(reward_model={})),
     "data source": routed(*[good_row()] * 4, good_row(data_source="ppojob/division")),
+    "data source without a teacher": unclaimed,
     "prompt too long": rows(good_row("3" * 100)),
     "rows twice (a warning)": rows_twice,
     "reward function without its package": reward("import no_such_package\n"),

@@ -98,6 +98,18 @@ def reference(spoil: Callable[[Path], object], **roles: object) -> Spoil:
     return spoil_reference
 
 
+def teacher(spoil: Callable[[Path], object]) -> Spoil:
+    """The same where it is one of several, of some data sources."""
+
+    def spoil_teacher(wrong: RefusedJob) -> None:
+        reference(spoil)(wrong)
+        folder = str(wrong.files / "teacher")
+        several = [{"path": folder, "dataSources": ["other"]}]
+        wrong.set("spec.reference", {"path": str(wrong.model), "teachers": several})
+
+    return spoil_teacher
+
+
 def other_tokens(folder: Path) -> None:
     """Two tokens that have changed places."""
     path = folder / "tokenizer.json"
@@ -175,6 +187,7 @@ CASES: dict[str, Spoil] = {
     "reference: other tokens": reference(other_tokens),
     "reference: fewer tokens": reference(lambda folder: smaller_vocabulary(folder, 90)),
     "reference: no model": reference(shutil.rmtree),
+    "teacher: fewer tokens": teacher(lambda folder: smaller_vocabulary(folder, 90)),
     "reference: more tokens over tensor ranks, and too few heads": reference(
         lambda folder: smaller_vocabulary(folder, 128),
         actorRollout={"ranksPerReplica": 2, "parallelism": {"tensor": 2}},

@@ -29,7 +29,10 @@ START: dict[str, Any] = {
             "entropyControl": {"maxCoefficient": 1.0},
         },
         "optimizer": {"schedule": "cosine", "type": "muon"},
-        "reference": {"path": "/data/teacher"},
+        "reference": {
+            "path": "/data/teacher",
+            "teachers": [{"path": "/data/other", "dataSources": ["a"]}],
+        },
         "critic": {"optimizer": {"schedule": "cosine", "type": "muon"}, "miniBatchPrompts": 8},
         "rewards": [
             {

@@ -87,6 +87,7 @@ class Case:
     routers: RouterCoefficients | None = None  # of the losses that these have of their own
     full_kl: bool = False
     teacher: Divergence | None = None  # the loss, instead of that of the policy
+    teachers: tuple[int, ...] = ()  # which of two models each group has; none for one
     optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
     seeing: bool = False  # prompts show pictures
@@ -135,6 +136,9 @@ CASES = {
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
+    "teachers": Case(
+        (0, 1, 1, 1, 0), budget=30, teacher=Divergence("forward_kl"), teachers=(0, 1, 1, 1, 0)
+    ),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
     "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
@@ -296,10 +300,13 @@ def objective(*, full_kl: bool = False) -> PolicyObjective:
 
 
 def head_with_kl(
-    engine: TrainEngine, folder: Path, world: World, divergence: Divergence = REVERSE_KL
+    engine: TrainEngine,
+    folder: Path,
+    world: World,
+    name: str,
+    divergence: Divergence = REVERSE_KL,
 ) -> HeadOf:
     """The KL, or another divergence, to another model."""
-    name = "untied" if divergence != REVERSE_KL else "tied"
     reference = ForwardEngine(load_model(folder / name, world=world), HEAD, engine._training, world)
     return lambda rows: HeadWithKl(HEAD, reference.last_states(rows), divergence)
 
@@ -310,23 +317,25 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     engine = make_engine(model, case, world)
     form = PictureForm.read(folder / case.model) if case.seeing else None
     everything = rows_of_step(broken=case.broken, long=case.long, form=form)
+    everything.teachers = list(case.teachers)
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
     results = {"logprobs": engine.predict(rows, records=case.replayed)[0]}
     if rows.experts is not None and rows.prompt_experts is not None:
         # Others than routers would choose now.
         rows.experts = (rows.experts + 1) % MIXTURE["num_experts"]
         rows.prompt_experts = (rows.prompt_experts + 1) % MIXTURE["num_experts"]
-    head_of = head_with_kl(engine, folder, world) if case.full_kl else None
+    heads = [head_with_kl(engine, folder, world, "tied")] if case.full_kl else []
     goal: PolicyObjective | DistillationObjective = objective(full_kl=case.full_kl)
     if case.teacher is not None:
-        head_of = head_with_kl(engine, folder, world, case.teacher)
+        names = ("untied", "tied") if case.teachers else ("untied",)
+        heads = [head_with_kl(engine, folder, world, name, case.teacher) for name in names]
         goal = DistillationObjective(Aggregation("token_mean"))
     torch.manual_seed(world.dims.data_coordinate(world.rank))
-    engine.update(rows, goal, head_of)
+    engine.update(rows, goal, heads)
     trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     gradients = {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
     results |= of_all_stages(world, gradients)
-    stats = step_statistics([engine.update(rows, goal, head_of)])
+    stats = step_statistics([engine.update(rows, goal, heads)])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
     results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
     return results

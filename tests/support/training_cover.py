@@ -34,16 +34,27 @@ _SHARED = (
 _CASES = {
     "2": (
         *(*_SHARED, "even_untied", "other_micro_batches", "a_rank_without_rows", "biases"),
-        *("qwen3_recomputed", "experts_recomputed", "adapters_recomputed", "muon_of_adapters"),
+        *(
+            "teachers",
+            "qwen3_recomputed",
+            "experts_recomputed",
+            "adapters_recomputed",
+            "muon_of_adapters",
+        ),
         "sgd",
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
-        *("adapters_of_biased_layers", "teacher", "pictures_behind_layers"),
+        *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
-        *("adapters_of_biased_layers", "muon_of_adapters", "adapters_of_a_shared_expert"),
+        *(
+            "teachers",
+            "adapters_of_biased_layers",
+            "muon_of_adapters",
+            "adapters_of_a_shared_expert",
+        ),
         "pictures_behind_layers",
     ),
     "p3": (
@@ -60,7 +71,13 @@ _CASES = {
         *("small_micro_batches", "experts", "muon", "full_kl", "dropout", "dropout_recomputed"),
         "pictures",
     ),
-    "2p2": ("small_micro_batches", "spread", "full_kl", "a_gradient_that_is_not_finite"),
+    "2p2": (
+        "small_micro_batches",
+        "spread",
+        "full_kl",
+        "teachers",
+        "a_gradient_that_is_not_finite",
+    ),
 }
 _SCENARIOS = {
     "checkpoint-adapters": (*OF_ONE_KIND, "2p2"),

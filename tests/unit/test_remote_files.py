@@ -122,6 +122,17 @@ def begin(folder: Path) -> None:
     (folder / "checkpoints" / "journal.jsonl").write_text("{}\n")
 
 
+def test_models_of_several_teachers_are_fetched(store, tmp_path):
+    _, url = store
+    teachers = [{"path": f"{url}/model", "dataSources": ["a"]}]
+    algorithm = {"type": "distillation", "promptsPerStep": 1}
+    reference = {"path": "/teacher", "teachers": teachers}
+    config = job_of(url, algorithm=algorithm, reference=reference, rewards=[])
+    found = locate(config, tmp_path / "runs" / "fetches").spec.reference_paths
+    assert found[0] == "/teacher"
+    assert Path(found[1], "model.safetensors").stat().st_size == 100_000
+
+
 def test_a_job_reads_what_was_fetched_and_is_the_job_that_was_written(store, tmp_path):
     root, url = store
     config, folder = job_of(url), tmp_path / "runs" / "fetches"

@@ -238,6 +238,27 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type == 'distillation'
     must: has(self.reference)
 
+    spec.reference | | Required
+        it names no model; path: FOLDER, or teachers: [{path: FOLDER, dataSources: [NAME]}]
+    must: has(self.path) || self.teachers.size() > 0
+
+    spec.reference | teachers | Duplicate | here
+        the model is there twice; each once, with all of its data sources, and none that is
+        reference.path
+    must: self.teachers.all(one, (!has(self.path) || one.path != self.path)
+        && self.teachers.exists_one(other, other.path == one.path))
+
+    spec.reference | teachers | Duplicate | here
+        a data source is there twice; each once
+    must: self.teachers.all(one, one.dataSources.all(source,
+        one.dataSources.exists_one(same, same == source)
+        && self.teachers.exists_one(other, source in other.dataSources)))
+
+    spec | reference.teachers | NotInThisVersion | here
+        pairs that are compared with several models: not in this version; reference.path
+    when: self.algorithm.type == 'dpo' && has(self.reference)
+    must: self.reference.teachers.size() == 0
+
     spec.algorithm | $BESIDE_TEACHER | NoEffect | here
         nothing but the teacher is learnt from with type: distillation; remove it, or another type
         with kl.in: loss and reference, which learns from rewards too

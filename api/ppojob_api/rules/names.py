@@ -3,7 +3,7 @@
 import keyword
 import re
 
-from ppojob_api.remote_files import DATA_FIELDS, MODEL_FIELDS, SCHEMES
+from ppojob_api.remote_files import DATA_FIELDS, MODEL_FIELDS, SCHEMES, TEACHERS_FIELD
 from ppojob_api.rules.rule import present, rules, words
 from ppojob_api.v1alpha1.section import TEMPLATE_MARK
 from ppojob_api.well_known import (
@@ -36,6 +36,7 @@ _MARK = TEMPLATE_MARK.replace("%", "%%")
 _PATHS = (
     *((path, "%s", f"self.{path}") for path in _SINGLE),
     *((path, f"(self.{path}.matches(r'{_MARK}') || %s)", f"self.{path}") for path in _TEMPLATES),
+    (TEACHERS_FIELD, f"self.{TEACHERS_FIELD}.all(one, %s)", "one.path"),
     ("data.train", "self.data.train.all(file, %s)", "file.path"),
     ("data.validation", "self.data.validation.all(file, %s)", "file.path"),
     ("rewards", _OF_REWARDS, "one.source.path"),
@@ -43,7 +44,7 @@ _PATHS = (
     ("agent.interactions", _OF_AGENT.replace("$LIST", "interactions"), "one.source.path"),
 )
 
-_FETCHED = {*MODEL_FIELDS, *DATA_FIELDS}
+_FETCHED = {*MODEL_FIELDS, TEACHERS_FIELD, *DATA_FIELDS}
 _FETCHED_URLS = (
     f"it is none of the URLs that are read ({', '.join(SCHEMES)}), or has a password, ? or #, which"
     " the run would show; such a URL with credentials in the environment, or a path"

@@ -8,6 +8,7 @@ from pydantic import Field
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.pod_settings import PodSettings
+from ppojob_api.v1alpha1.reference import ReferenceSpec
 from ppojob_api.v1alpha1.roles import RolesSpec
 from ppojob_api.v1alpha1.rollout import RewardModelSpec, RewardSpec, RolloutSpec, SandboxSpec
 from ppojob_api.v1alpha1.schedule import (
@@ -27,7 +28,6 @@ from ppojob_api.v1alpha1.training import (
     LoraSpec,
     ModelSpec,
     OptimizerSpec,
-    ReferenceSpec,
     TrainingSpec,
 )
 
@@ -81,8 +81,8 @@ class PPOJobSpec(Section):
     """Rows of several turns, with tools; absent: each row is one response."""
 
     reference: ReferenceSpec | None = None
-    """Another model as the reference of the KL, or as the teacher; absent: the policy as it was
-    before training."""
+    """Another model as the reference of the KL, or as the teacher, or several by data source;
+    absent: the policy as it was before training."""
 
     critic: CriticSpec | None = None
     """The value model, type ppo only; absent: the defaults when the algorithm has one."""
@@ -163,9 +163,16 @@ class PPOJobSpec(Section):
         return self.model.lora if is_beside else None
 
     @property
-    def reference_path(self) -> str:
-        """Folder of the reference."""
-        return self.model.path if self.reference is None else self.reference.path
+    def reference_paths(self) -> tuple[str, ...]:
+        """Folders of the models of the reference, by their numbers."""
+        return (self.model.path,) if self.reference is None else self.reference.paths
+
+    @property
+    def compared_sources(self) -> frozenset[str] | None:
+        """Data sources of the rows that the reference reads; None for all."""
+        if self.reference is None or self.steps.generate_only:
+            return None
+        return self.reference.data_sources
 
     @property
     def prompts(self) -> DataSpec:

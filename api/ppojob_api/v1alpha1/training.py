@@ -187,10 +187,11 @@ class DataSpec(Section):
     """The same of the other answer. OpenRLHF: rejected_key, rejected."""
 
     data_source_key: Name = "data_source"
-    """Column that routes a row to its reward. verl: data.reward_fn_key, data_source."""
+    """Column that routes a row to its reward, and to its model in reference.teachers.
+    verl: data.reward_fn_key, data_source."""
 
     data_source: Name | None = None
-    """What routes every row to its reward, where no column does."""
+    """The same of every row, where no column says it."""
 
     max_prompt_tokens: Tokens = 512
     """Longest prompt. verl: data.max_prompt_length, 512."""
@@ -350,14 +351,6 @@ class CriticOptimizerSpec(OptimizerSpec):
 
     learning_rate: LearningRate = 1e-5
     """Peak learning rate. verl: critic.optim.lr, 1e-5."""
-
-
-class ReferenceSpec(Section):
-    """The frozen model that the policy is compared with, where it is another one."""
-
-    path: Path
-    """Folder in Hugging Face form, of a model with the policy's tokens; it may be larger.
-    verl: actor_rollout_ref.ref.model.path."""
 
 
 class CriticSpec(Section):

@@ -162,16 +162,25 @@ def _aggregation(verl: Verl, job: Draft, kind: str, mode: str) -> None:
 
 
 def _teachers(verl: Verl) -> list[str]:
-    """The keys with models of teachers; one of a name of its own takes the place of verl's."""
-    named = [
+    """The keys with models of teachers; those of names of their own take the place of verl's.
+
+    Of several each has a data source for its key, or there are none.
+    """
+    found = [
         f"{_TEACHERS}.{path}" for path in verl.below(_TEACHERS) if path.endswith(".model_path")
     ]
-    return [key for key in named if key != _TEACHER] or named
+    named = [key for key in found if key != _TEACHER] or found
+    return named if len(named) == 1 or all(map(verl.is_given, map(_source, named))) else []
+
+
+def _source(teacher: str) -> str:
+    """The key with the data source of a teacher."""
+    return teacher.removesuffix("model_path") + "key"
 
 
 def _learns_from_teacher(verl: Verl) -> bool:
     """Whether a teacher stands in the place of rewards."""
-    is_on = verl[f"{_TEACHING}.enabled"] and len(_teachers(verl)) == 1
+    is_on = verl[f"{_TEACHING}.enabled"] and _teachers(verl)
     return bool(is_on and not verl[f"{_TEACHER_LOSS}.use_task_rewards"])
 
 
@@ -182,20 +191,15 @@ def distillation(verl: Verl, job: Draft) -> None:
     on, mode = f"{_TEACHING}.enabled", f"{_TEACHER_LOSS}.loss_mode"
     gradient = f"{_TEACHER_LOSS}.use_policy_gradient"
     teachers = _teachers(verl)
-    if len(teachers) != 1:
-        why = "one teacher for all data sources" if teachers else "no teacher is named"
-        job.leave_out(why, on, *teachers)
+    if not teachers:
+        job.leave_out("no teacher is named, or one of several has no key", on)
         return
-    teacher = teachers[0]
     has_rewards = not _learns_from_teacher(verl)
     if has_rewards and (verl[gradient] or str(verl[mode]).startswith("forward")):
         why = "beside task rewards a teacher is the reference of a KL in the loss, by an estimator"
         job.leave_out(why, on)
         return
-    job.set("spec.reference.path", verl[teacher], teacher)
-    # Of one teacher neither the data source counts nor its engines: it is a reference.
-    entry = teacher.removesuffix("model_path")
-    job.keep(*(key for key in verl.typed if key.startswith(entry) and key != teacher))
+    _references(verl, job, teachers)
     _token_limit(verl, job, has_rewards=has_rewards)
     if has_rewards:
         section = "spec.algorithm.kl"
@@ -225,6 +229,29 @@ def distillation(verl: Verl, job: Draft) -> None:
         if verl[f"{_TEACHING}.nnodes"]:
             why = "over the whole vocabulary the teacher lives in the ranks of the policy"
             job.leave_out(why, f"{_TEACHING}.nnodes", changes_numbers=False)
+
+
+def _references(verl: Verl, job: Draft, teachers: list[str]) -> None:
+    """The models of the teachers, and of several their data sources."""
+    column, sources = f"{_TEACHING}.teacher_key", [_source(teacher) for teacher in teachers]
+    # No engine of theirs counts, nor of one teacher the data source: it is a reference.
+    entries = tuple(teacher.removesuffix("model_path") for teacher in teachers)
+    read = {*teachers} if len(teachers) == 1 else {*teachers, *sources}
+    job.keep(*(key for key in verl.typed if key.startswith(entries) and key not in read))
+    if len(teachers) == 1:
+        job.set("spec.reference.path", verl[teachers[0]], teachers[0])
+        job.keep(column)
+        return
+    by_path: dict[str, list[str]] = {}
+    for teacher, source in zip(teachers, sources, strict=True):
+        by_path.setdefault(verl[teacher], []).append(verl[source])
+    found = [{"path": path, "dataSources": own} for path, own in by_path.items()]
+    job.set("spec.reference.teachers", found, *teachers, *sources)
+    if verl[column] == verl["data.reward_fn_key"]:
+        job.keep(column)
+    else:
+        why = "teachers and rewards are chosen by one column, spec.data.dataSourceKey"
+        job.leave_out(why, column)
 
 
 def _token_limit(verl: Verl, job: Draft, *, has_rewards: bool) -> None:
@@ -270,7 +297,7 @@ def places_of_kl(verl: Verl) -> tuple[bool, bool]:
 
 def kl(verl: Verl, job: Draft) -> None:
     """Where a KL is charged: verl has a switch and a coefficient for each of two places."""
-    if verl[f"{_TEACHING}.enabled"] and len(_teachers(verl)) == 1:
+    if verl[f"{_TEACHING}.enabled"] and _teachers(verl):
         return
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
     in_reward, in_loss = places_of_kl(verl)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,14 +135,39 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 )
 def test_what_keeps_a_job_from_showing_pictures(tmp_path: Path, changes, told) -> None:
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **changes)
-    why = why_blind(resolve(load_job(manifest)).spec)
+    why = why_blind(resolve(load_job(manifest)).spec)("tiny")
     assert (told is None) == (why == "")
     assert told is None or told in why
 
 
+def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path) -> None:
+    """Of a data source that a model reads which takes no pictures, or others, rows have none."""
+    seeing, blind, finer = folder / "model", folder / "blind", folder / "finer"
+    shutil.copytree(seeing, finer)
+    blind.mkdir()
+    (blind / "config.json").write_text("{}")
+    settings = finer / "preprocessor_config.json"
+    told = json.loads(settings.read_text())
+    settings.write_text(json.dumps(told | {"patch_size": told["patch_size"] + 1}))
+    teachers = [{"path": str(path), "dataSources": [path.name]} for path in (blind, finer)]
+    manifest = tiny_jobs.write_manifest(
+        folder / "job",
+        folder,
+        algorithm={"type": "distillation", "promptsPerStep": 4},
+        data={**tiny_jobs.make_manifest(folder)["spec"]["data"], "validation": []},
+        rewards=[],
+        steps={"total": 1},
+        reference={"path": str(seeing), "teachers": teachers},
+    )
+    why = why_blind(resolve(load_job(manifest)).spec)
+    assert why("another") == ""
+    assert why("finer").startswith(f"{finer} of spec.reference ")
+    assert why("blind").startswith(f"{blind} of spec.reference ")
+
+
 def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:
     seen = good_row("<image>?", images=[{"bytes": RED}])
-    with ChatTokenizer(folder / "model", blind="pictures with vLLM: not in this version") as chat:
+    with ChatTokenizer(folder / "model", blind=lambda _: "no pictures with vLLM") as chat:
         files = PromptFiles(folder, chat)
         (line,) = files.errors(files.table("a.parquet", seen, good_row(images=[])))
-    assert line.startswith("a.parquet:0:images: got pictures: pictures with vLLM: ")
+    assert line.startswith("a.parquet:0:images: got pictures: no pictures with vLLM; ")

@@ -125,7 +125,7 @@ def test_an_update_has_the_gradient_of_the_textbook(make_model, make_rows):
     engine = TrainEngine(ours, HEAD, TRAINING, OptimizerSpec(gradient_clip=0.0), 10)
     frozen = ForwardEngine(reference, HEAD, TRAINING)
     measured = engine.update(
-        rows, PolicyObjective.of(SPEC), lambda part: HeadWithKl(HEAD, frozen.last_states(part))
+        rows, PolicyObjective.of(SPEC), [lambda part: HeadWithKl(HEAD, frozen.last_states(part))]
     )
 
     z, y = (
@@ -146,6 +146,38 @@ def test_an_update_has_the_gradient_of_the_textbook(make_model, make_rows):
     )
     assert relative_difference(found, expected) < 1e-4
     assert all(parameter.grad is None for parameter in reference.parameters())
+
+
+def test_of_several_teachers_each_is_compared_with_at_its_own_rows(make_model, make_rows):
+    """Rows of one are scattered among those of the other."""
+    rows = make_rows()
+    rows.teachers = [number % 2 for number in range(rows.num_groups)]
+    ours, theirs = make_model(), make_model()
+    teachers = [make_model(tied=False), make_model(initializer_range=0.3)]
+    z, *of_teachers = (
+        torch.cat([logits for logits, _ in padded_logits(model, rows)]) / 0.9
+        for model in (theirs, *teachers)
+    )
+    second = torch.tensor(rows.teachers, dtype=torch.bool)[rows.row_groups][rows.token_rows]
+    y = torch.where(second[:, None], of_teachers[1], of_teachers[0])
+    loss = literal(DIVERGENCES[1], z, y)[rows.mask].mean()
+    loss.backward(inputs=list(theirs.parameters()))
+
+    engine = TrainEngine(ours, HEAD, TRAINING, OptimizerSpec(gradient_clip=0.0), 10)
+    frozen = [ForwardEngine(teacher, HEAD, TRAINING) for teacher in teachers]
+    measured = engine.update(
+        rows,
+        DistillationObjective(Aggregation("token_mean")),
+        [
+            lambda part, one=one: HeadWithKl(HEAD, one.last_states(part), DIVERGENCES[1])
+            for one in frozen
+        ],
+    )
+    assert step_statistics([measured])["distillation/loss"] == pytest.approx(loss.item(), rel=1e-4)
+    found, expected = (
+        {name: p.grad for name, p in model.named_parameters()} for model in (ours, theirs)
+    )
+    assert relative_difference(found, expected) < 1e-4
 
 
 @pytest.mark.parametrize("is_bounded", [False, True])
@@ -173,7 +205,7 @@ def test_an_update_by_a_teacher_is_that_of_the_textbook(
     measured = engine.update(
         rows,
         DistillationObjective(Aggregation("token_mean"), limit),
-        lambda part: HeadWithKl(HEAD, frozen.last_states(part), divergence),
+        [lambda part: HeadWithKl(HEAD, frozen.last_states(part), divergence)],
     )
     statistics = step_statistics([measured])
     assert statistics["actor/loss"] == pytest.approx(loss.item(), rel=1e-4)

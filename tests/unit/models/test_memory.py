@@ -171,6 +171,20 @@ def test_a_reference_that_an_update_compares_with_is_there_in_its_turn(tmp_path,
     assert "reference" not in turns["rollout engine"]
 
 
+@pytest.mark.parametrize("offload", [[], ["weights"]])
+def test_of_several_teachers_that_leave_one_is_on_the_device(tmp_path, offload):
+    roles = {"actorRollout": {"gpusPerReplica": 1}, "reference": {"offload": offload}}
+    algorithm = {"type": "distillation", "promptsPerStep": 4}
+    teachers = [{"path": "/a", "dataSources": ["a"]}, {"path": "/b", "dataSources": ["b"]}]
+    changes = {"reference": {"teachers": teachers}, "roles": roles}
+    config = config_of(tmp_path, algorithm=algorithm, **changes)
+    parameters = {config.spec.model.path: POLICY, "/a": CRITIC, "/b": 3 * CRITIC}
+    assert held_by_rank(config, "actorRollout", parameters)["reference"] == 16 * CRITIC
+    turns = held_in_turns(config, "actorRollout", parameters)
+    assert turns["reference"]["reference"] == (12 if offload else 16) * CRITIC
+    assert turns["policy"].get("reference", 0) == (0 if offload else 16 * CRITIC)
+
+
 def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
     pods = {"ranksPerReplica": 4, "parallelism": {"dataShard": 2}}
     roles = {"actorRollout": pods, "critic": {"colocateWith": "none", **pods}}

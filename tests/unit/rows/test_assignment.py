@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_trainer.rows.assignment import assign
+from ppojob_trainer.rows.assignment import assign, assign_kinds
 
 COSTS = st.lists(st.integers(0, 10**9), max_size=40)
 PARTS = st.integers(1, 9)
@@ -34,6 +34,17 @@ def test_every_item_has_one_part_and_no_part_is_needlessly_empty(costs, parts):
 def test_the_dearest_part_is_no_dearer_than_the_greedy_one(costs, parts):
     dearest = max(loads(costs, assign(costs, parts), parts))
     assert dearest <= max(greedy_loads(costs, parts))
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 3)), max_size=20), PARTS)
+def test_of_each_kind_the_dearest_part_is_as_cheap_as_of_the_kind_alone(items, parts):
+    costs, kinds = [cost for cost, _ in items], [kind for _, kind in items]
+    assigned = assign_kinds(costs, kinds, parts)
+    assert len(set(assigned)) == min(parts, len(items))
+    for kind in set(kinds):
+        own = [cost for cost, other in items if other == kind]
+        shares = tuple(part for part, other in zip(assigned, kinds, strict=True) if other == kind)
+        assert sorted(loads(own, shares, parts)) == sorted(loads(own, assign(own, parts), parts))
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 3))

@@ -135,5 +135,5 @@ def test_inputs_of_layers_wait_for_their_backward_pass_in_host_memory(tmp_path, 
         alive.append(sum(not one.expired() for one in inputs))
         return training_cases.HEAD(*args)
 
-    engine.update(training_cases.rows_of_step(), training_cases.objective(), lambda _: head)
+    engine.update(training_cases.rows_of_step(), training_cases.objective(), [lambda _: head])
     assert alive == [kept]

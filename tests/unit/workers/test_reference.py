@@ -4,10 +4,11 @@ from lone_role import grpo_spec
 from training_cases import objective, rows_of_step
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.workers.reference import FollowingReference
+from ppojob_trainer.workers.reference import FollowingReference, Reference, Teachers
 from ppojob_trainer.workers.state_writer import writes_of
 
 
@@ -87,3 +88,42 @@ def test_a_checkpoint_brings_the_reference_back_and_none_the_beginning(
     assert is_equal(weights(other), beginning)
     with pytest.raises(DamagedCheckpoint):
         other.restore(checkpoint, [])
+
+
+def test_each_of_several_models_reads_its_own_rows_while_the_other_is_away(tmp_path, learner):
+    """The numbers are those of each alone; a model that is not at work has no byte there."""
+    job = grpo_spec(1, 1).model_dump(mode="json")
+    job["model"]["path"] = str(tmp_path / "tied")
+    job["reference"] = {
+        "path": str(tmp_path / "tied"),
+        "teachers": [{"path": str(tmp_path / "untied"), "dataSources": ["a"]}],
+    }
+    job["roles"]["reference"] = {"offload": ["weights"]}
+    spec = PPOJobSpec.model_validate(job)
+    rows = rows_of_step()
+    rows.teachers = [1, 0, 0, 1, 0]
+    world = World.alone()
+    alone = [Reference(spec, world, number) for number in range(2)]
+    expected = torch.zeros(rows.num_tokens)
+    for number, model in enumerate(alone):
+        with model.resident.at_work():
+            (logprobs,) = model.predict(rows)
+        own = torch.tensor([rows.teachers[group] == number for group in rows.row_groups.tolist()])
+        expected = torch.where(own[rows.token_rows], logprobs, expected)
+
+    teachers, there = Teachers(spec, world), []
+    for model in teachers._models:
+        model.engine.model.base_model.register_forward_pre_hook(
+            lambda *_: there.append(list(map(on_device, teachers._models)))
+        )
+    (found,) = teachers.predict(rows)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert {tuple(one) for one in there} == {(True, False), (False, True)}
+    nobody = rows.select(torch.arange(0))
+    assert teachers.predict(nobody)[0].numel() == 0
+    teachers.resident.leave()
+    assert not any(map(on_device, teachers._models))
+
+
+def on_device(reference: Reference) -> bool:
+    return any(w.untyped_storage().nbytes() for w in reference.engine.model.parameters())

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ppojob_api.run_config import RunConfig
@@ -45,7 +45,12 @@ def open_prompts(
     )
     agents = row_agents(spec.agent)
 
-    def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
+    def opened(
+        files: Sequence[DataFile],
+        data: DataSpec,
+        max_rows: int | None,
+        sources: Collection[str] | None = None,
+    ) -> PromptDataset:
         rewards = checks_of(spec)
         dataset = stack.enter_context(
             PromptDataset.open(
@@ -54,6 +59,7 @@ def open_prompts(
                 chat,
                 rewards=rewards,
                 agents=agents,
+                sources=sources,
                 max_rows=max_rows,
                 given=spec.algorithm.given,
             )
@@ -63,7 +69,7 @@ def open_prompts(
         return dataset
 
     data = spec.prompts
-    train = opened(data.train, data, data.max_train_rows)
+    train = opened(data.train, data, data.max_train_rows, spec.compared_sources)
     if spec.steps.generate_only:
         return train, train
     field, drawn = spec.algorithm.draw

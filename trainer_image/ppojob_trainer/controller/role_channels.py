@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ppojob_api.v1alpha1.reference import ReferenceSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.rpc.client import Call
@@ -20,6 +21,7 @@ from ppojob_trainer.rpc.messages.rows import (
     MoveRows,
     OpenChannel,
     PlaceRows,
+    RowIndex,
 )
 from ppojob_trainer.rpc.methods import MOVE_COLUMNS, MOVE_ROWS, OPEN_CHANNEL, PLACE_ROWS, Method
 from ppojob_trainer.rpc.wire import Nothing, RequestId
@@ -34,11 +36,13 @@ class RoleChannels:
     Attributes:
         owner: the role whose ranks own the rows.
         job_uid: part of the names of the job's stores.
+        reference: its models, by the data source of a prompt; None where it has one for all.
     """
 
     roles: Roles
     owner: RoleGroup
     job_uid: str
+    reference: ReferenceSpec | None = None
 
     def open(self, peer: RoleGroup, step: int, seconds: float = CHANNEL_SECONDS) -> None:
         """Open the channel between the present attempts of the owner and a peer, unless it is open.
@@ -98,8 +102,17 @@ class RoleChannels:
         origins = None
         if batch.origins is not None:
             origins = [(origin.round, origin.position) for origin in batch.origins]
-        request = PlaceRows(batch.index, origins)
+        request = PlaceRows(self._index(batch), origins)
         self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, "place_rows"))
+
+    def _index(self, batch: Batch) -> RowIndex:
+        """Which rows there are, who owns them, and which model of the reference reads them."""
+        if self.reference is None:
+            return batch.index
+        found = [self.reference.number_for(prompt.data_source) for prompt in batch.prompts]
+        numbers = [number for number in found if number is not None]
+        assert len(numbers) == len(found), "data is refused that no model reads"
+        return msgspec.structs.replace(batch.index, teachers=numbers)
 
     def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
         """Bring the rows to a role, over a channel between the present attempts of both."""
@@ -107,7 +120,7 @@ class RoleChannels:
             return
         self.open(consumer, step)
         name = BatchName(self.roles.rewinds, step, batch.purpose)
-        index = batch.index
+        index = self._index(batch)
         self.ask_both(
             consumer,
             MOVE_ROWS,
@@ -127,7 +140,7 @@ class RoleChannels:
         """Bring columns to a role that has the rows, or those that it filled in to the owners."""
         if consumer is self.owner:
             return
-        index = batch.index
+        index = self._index(batch)
         self.ask_both(
             consumer,
             MOVE_COLUMNS,

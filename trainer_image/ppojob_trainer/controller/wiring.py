@@ -81,7 +81,8 @@ def build_loop(
     roles = _roles(environment, stop, stack)
     hosts = _hosts(config, roles)
     tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
-    channels = RoleChannels(roles, hosts["actorRollout"], config.uid)
+    several = spec.reference if len(spec.reference_paths) > 1 else None
+    channels = RoleChannels(roles, hosts["actorRollout"], config.uid, several)
     stages = _rollout_stages(spec, roles, hosts, channels, tape, began, reporter.drawn)
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)

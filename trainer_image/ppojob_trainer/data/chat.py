@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ class ChatTokenizer(Closeable):
             which a run began: with any other, a run that is resumed on another day or machine would
             see other prompts. None for the time of this call.
         tools: schemas of what the model may call, for its prompts.
-        blind: why rows of this job have no pictures; empty where they may.
+        blind: says why rows of a data source have no pictures; empty where they may.
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
@@ -66,7 +66,7 @@ class ChatTokenizer(Closeable):
         setting: str = "spec.model.chatTemplate",
         began: float | None = None,
         tools: Tools = (),
-        blind: str = "",
+        blind: Callable[[str], str] = lambda _: "",
     ) -> None:
         model = Path(model_folder)
         files = read_tokenizer_files(

@@ -1,6 +1,7 @@
 """Finds all that is wrong with a job's data, before anything is started."""
 
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,7 @@ def check_files(
     *,
     rewards: RewardChecks | None,
     agents: RowAgents | None = None,
+    sources: Collection[str] | None = None,
     draw: tuple[str, int] | None,
     given: GivenType | None = None,
 ) -> DataReport:
@@ -44,7 +46,7 @@ def check_files(
     `draw` is the field of `spec.algorithm` that says how many prompts are drawn at once, and how
     many; None where all are answered once. For the rest see `PromptDataset.open`.
     """
-    train = Scan(spec, chat, rewards, agents, spec.max_train_rows, given=given)
+    train = Scan(spec, chat, rewards, agents, spec.max_train_rows, sources, given=given)
     train.read(spec.train)
     held_out = spec.of_validation
     validation = Scan(held_out, chat, rewards, agents, spec.max_validation_rows, given=given)

@@ -1,7 +1,7 @@
 """Prompts by number, from files that may be larger than memory."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Self
 
 import msgspec
@@ -52,6 +52,7 @@ class PromptDataset(PromptStore):
         max_rows: int | None = None,
         rewards: RewardChecks | None = None,
         agents: RowAgents | None = None,
+        sources: Collection[str] | None = None,
         given: GivenType | None = None,
     ) -> Self:
         """Check every row of the files and open them as one data set.
@@ -65,6 +66,7 @@ class PromptDataset(PromptStore):
                 every seed.
             rewards: what the reward side can score; None for no check of it.
             agents: who answers in rows that are conversations; None where no row is one.
+            sources: data sources that the reference of the job reads; None for all.
             given: the type of the job where rows have their answers, which are learnt.
 
         Raises:
@@ -73,7 +75,9 @@ class PromptDataset(PromptStore):
         """
         dataset = cls()
         try:
-            scan = Scan(data_spec, chat, rewards, agents, max_rows, store=dataset, given=given)
+            scan = Scan(
+                data_spec, chat, rewards, agents, max_rows, sources, store=dataset, given=given
+            )
             scan.read(files)
             if scan.errors:
                 raise ConfigError(scan.errors.lines())

@@ -8,7 +8,7 @@ sizes: transformers 5, `models/qwen2_vl/image_processing_pil_qwen2_vl.py`, `smar
 import io
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -132,14 +132,23 @@ class PictureForm:
         return [list(row) for row in zip(*found, strict=True)]
 
 
-def why_blind(spec: PPOJobSpec) -> str:
-    """What keeps the rows of a job from having pictures; empty where they may have them."""
-    if spec.critic is None and spec.reference is None:
-        return ""
-    return (
-        "pictures with another model (spec.critic, spec.reference), which reads text: not in this "
-        "version"
-    )
+def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
+    """Say of a data source what keeps its rows from having pictures; empty where they may.
+
+    A model of the reference reads the policy's tokens, so it takes pictures as the policy does.
+    """
+    form = PictureForm.read(Path(spec.model.path))
+    forms = [PictureForm.read(Path(path)) for path in spec.reference_paths]
+
+    def why(data_source: str) -> str:
+        if spec.critic is not None:
+            return "pictures with spec.critic, which reads text: not in this version"
+        number = 0 if spec.reference is None else spec.reference.number_for(data_source)
+        if number is None or forms[number] == form:
+            return ""
+        return f"{spec.reference_paths[number]} of spec.reference takes none, or not as the policy"
+
+    return why
 
 
 def packed(pictures: Sequence[bytes]) -> bytes:

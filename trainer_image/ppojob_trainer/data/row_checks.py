@@ -118,6 +118,15 @@ def unrewarded(row: PromptRow, rewards: RewardChecks | None, spec: DataSpec) -> 
     return DataProblem(spec.answer_key or GROUND_TRUTH, got, why, allowed)
 
 
+def unread(row: PromptRow, sources: Collection[str] | None, spec: DataSpec) -> DataProblem | None:
+    """Say that no model of the reference reads a row; `sources` are theirs, None for all."""
+    if sources is None or row.data_source in sources:
+        return None
+    got, why = repr(row.data_source), "none of spec.reference.teachers has it in its dataSources"
+    allowed = f"one of {', '.join(sorted(sources))}, or spec.reference.path for all others"
+    return DataProblem(spec.data_source_key, got, why, allowed)
+
+
 def truthless(row: PromptRow, spec: DataSpec) -> DataProblem | None:
     """Tell of a row without ground truth, which a function of the user's may not need."""
     if row.ground_truth is not None:

@@ -26,6 +26,7 @@ from ppojob_trainer.data.row_checks import (
     RowAgents,
     shown_tools,
     truthless,
+    unread,
     unrewarded,
     untaken_kwargs,
     with_control_token,
@@ -71,6 +72,7 @@ class Scan:
         rewards: what the reward side can score; None for no check (a custom function).
         agents: who answers in rows that are conversations; None where none is.
         max_rows: only the first rows; None for all.
+        sources: data sources that the job's reference reads; None for all.
         store: takes the rows to draw from; None where rows are checked only. Keys that find
             duplicates are collected then.
         digests: SHA-256 of what each file's rows are made of, in hex.
@@ -90,6 +92,7 @@ class Scan:
     rewards: RewardChecks | None
     agents: RowAgents | None
     max_rows: int | None
+    sources: Collection[str] | None = None
     store: PromptStore | None = None
     given: GivenType | None = None
     files: list[RowFile] = field(default_factory=list)
@@ -226,8 +229,8 @@ class Scan:
         if self.given is not None:
             return read_demonstration(cells, self.spec)
         row, difficulty = read_row(cells, self.spec, **self._asked)
-        if row.pictures and self.chat.blind:
-            raise BadCell(pictures.COLUMN, "pictures", self.chat.blind, "rows without this column")
+        if row.pictures and (why := self.chat.blind(row.data_source)):
+            raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
         return row, difficulty, ()
 
     def _told(self, cells: Row, row: PromptRow) -> Told:
@@ -302,6 +305,7 @@ class Scan:
         found = (
             (self.errors, self._other_kind(candidate)),
             (self.errors, unrewarded(row, self.rewards, self.spec)),
+            (self.errors, unread(row, self.sources, self.spec)),
             (self.errors, wrong_selection(row.extra_info, tools)),
             (self.errors, self.agents.problem(row) if self.agents is not None else None),
             (self.warnings, truthless(row, self.spec) if may_need_truth else None),

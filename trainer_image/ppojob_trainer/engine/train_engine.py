@@ -1,7 +1,7 @@
 """TrainEngine: forward passes and updates of one model in training."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import torch
@@ -95,7 +95,7 @@ class TrainEngine(ForwardEngine):
         self,
         experience: Experience,
         objective: Objective,
-        head_of: HeadOf | None = None,
+        heads: Sequence[HeadOf] = (),
     ) -> PassStatistics:
         """One optimizer step on a mini-batch; all ranks do so together.
 
@@ -104,8 +104,8 @@ class TrainEngine(ForwardEngine):
         `<area>/skipped`; the schedule goes on.
 
         The rows are this rank's of the mini-batch, maybe none, with the columns that the objective
-        reads. `head_of` makes the head of each micro-batch, None for the engine's own; all ranks
-        call it equally often.
+        reads. `heads` make the head of each micro-batch, one for the rows of each model of the
+        reference, model after model; none for the engine's own. All ranks call each equally often.
 
         Returns:
             What all ranks have measured. Losses are divided by the denominators; sums over tokens
@@ -121,12 +121,20 @@ class TrainEngine(ForwardEngine):
             rows = objective.rows_with_gradient(experience)
         self._clear_gradients()
         whole_groups = isinstance(objective, PairObjective)
-        passes = self._passes(experience, rows, whole_groups=whole_groups)
+        passes = [
+            (head_of, chosen)
+            for teacher, head_of in enumerate(heads or (None,))
+            for chosen in self._passes(
+                experience,
+                rows[experience.read_by(teacher)[rows]] if heads else rows,
+                whole_groups=whole_groups,
+            )
+        ]
         parts: list[LossParts] = []
         under_way: deque[tuple[Passed, LossParts | None]] = deque()
         for turn, number in turns(len(passes), self._stage.ranks.behind):
             if turn == "forward":
-                chosen = passes[number]
+                head_of, chosen = passes[number]
                 batch = experience.select(chosen) if len(chosen) else None
                 begun = self._begin(batch, objective, denominators, head_of, router_losses)
                 under_way.append(begun)

@@ -305,16 +305,15 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     yield from _check_engines(spec)
     yield from _check_routers(spec)
     pods = model_pods(spec.roles)
-    folders: dict[RoleName, str | None] = {
-        "actorRollout": spec.model.path,
-        "reference": spec.reference_path if spec.algorithm.has_reference else None,
-        "critic": spec.critic.path if spec.critic else None,
-        "rewardModel": spec.reward_model.path if spec.reward_model else None,
-    }
+    references = spec.reference_paths if spec.algorithm.has_reference else ()
+    folders: list[tuple[RoleName, str | None]] = [
+        ("actorRollout", spec.model.path),
+        *(("reference", folder) for folder in references),
+        ("critic", spec.critic.path if spec.critic else None),
+        ("rewardModel", spec.reward_model.path if spec.reward_model else None),
+    ]
     # A role without pods of its own lives in those of the policy.
-    hosted = {
-        (role if role in pods else "actorRollout", folder) for role, folder in folders.items()
-    }
+    hosted = {(role if role in pods else "actorRollout", folder) for role, folder in folders}
     for host, folder in sorted((host, folder) for host, folder in hosted if folder):
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:

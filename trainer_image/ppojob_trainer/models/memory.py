@@ -6,7 +6,7 @@ memory of libraries come on top. So what is refused here could never have run.
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -44,8 +44,8 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     Nor is a vision tower counted, which nobody trains, nor are layers behind the model's own.
     """
     spec = config.spec
-    others = spec.reference, spec.critic, spec.reward_model
-    folders = {spec.model.path} | {model.path for model in others if model and model.path}
+    others = {model.path for model in (spec.critic, spec.reward_model) if model and model.path}
+    folders = {spec.model.path, *spec.reference_paths, *others}
     return {folder: _count_of(folder) for folder in folders}
 
 
@@ -180,8 +180,10 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     # With adapters the policy is its own reference.
     reference, is_base = spec.roles.reference, lora is not None and spec.reference is None
     if "reference" in living and reference and not (is_base and "actorRollout" in living):
-        count = parameters.get(spec.reference_path, 0)
-        found["reference"] = part(spec.model.dtype, count, reference.offload)
+        counts = [parameters.get(path, 0) for path in spec.reference_paths]
+        found["reference"] = _one_at_work(
+            [part(spec.model.dtype, count, reference.offload) for count in counts]
+        )
     if "critic" in living and critic is not None and spec.roles.critic is not None:
         path, offload = critic.path or "", spec.roles.critic.offload
         count, moments = parameters.get(path, 0), critic.optimizer.moments
@@ -202,6 +204,16 @@ def _model(weights: int, offload: Collection[str], moments: int | None) -> Held:
     resting = 0 if "weights" in offload else own
     saved = 0 if moments is None else weights + kept
     return Held(own + kept, at_work=own + staying, at_rest=resting + staying, saved=saved)
+
+
+def _one_at_work(models: Sequence[Held]) -> Held:
+    """Several models, of which one works while the others rest."""
+    resting = sum(model.at_rest for model in models)
+    return Held(
+        sum(model.whole for model in models),
+        at_work=max(resting - model.at_rest + model.at_work for model in models),
+        at_rest=resting,
+    )
 
 
 def _adapters(

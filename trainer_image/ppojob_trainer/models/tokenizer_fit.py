@@ -7,7 +7,6 @@ from typing import Final
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
-from ppojob_trainer.models.kinds import REFERENCE
 from ppojob_trainer.models.problems import ModelReason
 
 _SAME: Final = "a model with the policy's tokenizer"
@@ -41,18 +40,21 @@ def check_tokenizer_fit(
             )
 
 
-def check_rows(rows: int | None, policy_rows: int | None, *, is_cut: bool) -> Iterator[Problem]:
+def check_rows(
+    where: str, rows: int | None, policy_rows: int | None, *, is_cut: bool
+) -> Iterator[Problem]:
     """Check that a reference has a row for each that the policy has, if both are known.
 
-    More rows are padding. `is_cut`: tensor ranks compare the parts of both output layers that they
-    have, and these are of other tokens where one layer is longer.
+    `where` is the field of its folder. More rows are padding. `is_cut`: tensor ranks compare the
+    parts of both output layers that they have, and these are of other tokens where one layer is
+    longer.
     """
     if rows is None or policy_rows is None:
         return
     got = f"an embedding of {rows} rows"
     if rows < policy_rows:
         yield Problem(
-            REFERENCE.where,
+            where,
             got,
             f"the policy may draw any of {policy_rows} tokens",
             _SAME,
@@ -60,7 +62,7 @@ def check_rows(rows: int | None, policy_rows: int | None, *, is_cut: bool) -> It
         )
     elif rows > policy_rows and is_cut:
         yield Problem(
-            REFERENCE.where,
+            where,
             got,
             f"tensor ranks have other tokens of it than of the policy's {policy_rows} rows: not in "
             "this version",

@@ -97,6 +97,29 @@ class Resident:
             self.leave()
 
 
+class OneOfSeveral(Resident):
+    """Weights of several models, of which those of one are on the device; all, where none leave."""
+
+    def __init__(self, models: Sequence[Resident]) -> None:
+        super().__init__((), leaves=False)
+        self._models = models
+        self.chosen = 0
+
+    def choose(self, number: int) -> None:
+        """Have one model enter, and the one before it leave."""
+        if number != self.chosen:
+            self._models[self.chosen].leave()
+        self.chosen = number
+        self._models[number].enter()
+
+    def enter(self) -> None:
+        """May be on the device: a model enters when it is chosen."""
+
+    def leave(self) -> None:
+        """Leave the device, if the weights ever do."""
+        self._models[self.chosen].leave()
+
+
 def saved_on_host() -> AbstractContextManager[object]:
     """Keep in host memory what a forward pass within the block saves for its backward pass."""
 

@@ -52,6 +52,28 @@ def assign(costs: Sequence[int], parts: int) -> tuple[int, ...]:
     return tuple(assigned)
 
 
+def assign_kinds(costs: Sequence[int], kinds: Sequence[int], parts: int) -> tuple[int, ...]:
+    """Divide items over parts so that of each kind the dearest part is cheap, as `assign` does.
+
+    The dearest share of a kind goes to the part that has least of the kinds before it, so that no
+    part is empty where there are at least as many items.
+    """
+    assigned, totals = [0] * len(costs), [0] * parts
+    for kind in sorted({*kinds}):
+        items = [item for item, own in enumerate(kinds) if own == kind]
+        shares = assign([costs[item] for item in items], parts)
+        sums = [0] * parts
+        for item, share in zip(items, shares, strict=True):
+            sums[share] += costs[item]
+        dearest = sorted(range(parts), key=sums.__getitem__, reverse=True)
+        cheapest = sorted(range(parts), key=totals.__getitem__)
+        places = dict(zip(dearest, cheapest, strict=True))
+        for item, share in zip(items, shares, strict=True):
+            assigned[item] = places[share]
+            totals[places[share]] += costs[item]
+    return tuple(assigned)
+
+
 def _largest_differencing(costs: Sequence[int], parts: int) -> list[_Share]:
     empty: list[_Share] = [(0, ())] * (parts - 1)
     # Spread (negated), first item and shares of each division, dearest share first. No two have an

@@ -25,6 +25,8 @@ class BatchIndex:
     owners: tuple[int, ...]  # (groups,) the rank that holds each group, prompt and rows together
     # (groups,) bytes of the pictures of each prompt; empty where none has any
     picture_bytes: tuple[int, ...] = ()
+    # (groups,) number of the reference's model that reads each; empty where it has one for all
+    teachers: tuple[int, ...] = ()
 
     @property
     def num_groups(self) -> int:
@@ -74,6 +76,7 @@ class BatchIndex:
             samples=self.samples // parts,
             owners=_each(self.owners, parts),
             picture_bytes=_each(self.picture_bytes, parts),
+            teachers=_each(self.teachers, parts),
         )
 
     def select(self, positions: Sequence[int]) -> BatchIndex:
@@ -84,6 +87,7 @@ class BatchIndex:
             samples=self.samples,
             owners=tuple(self.owners[p] for p in positions),
             picture_bytes=tuple(self.picture_bytes[p] for p in positions if self.picture_bytes),
+            teachers=tuple(self.teachers[p] for p in positions if self.teachers),
         )
 
 

@@ -60,6 +60,8 @@ class Experience:
     copies: Tensor | None = None
     # (groups,) the pictures of each prompt as one value (`data.pictures`); empty where none has any
     pictures: list[bytes] = field(default_factory=list)
+    # (groups,) number of the reference's model that reads each; empty where it has one for all
+    teachers: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not all(prompt.numel() for prompt in self.prompts):
@@ -111,6 +113,12 @@ class Experience:
         """(tokens of these prompts,) int64: their positions among the tokens of all prompts."""
         return _index(self.prompt_lengths, groups)
 
+    def read_by(self, teacher: int) -> Tensor:
+        """(rows,) bool: which rows a model of the reference reads, by its number."""
+        if not self.teachers:
+            return torch.ones(self.num_rows, dtype=torch.bool)
+        return torch.tensor(self.teachers)[self.row_groups] == teacher
+
     def cut(self, parts: int) -> Experience:
         """The same rows, each group as so many groups of equal rows, one after the other.
 
@@ -126,6 +134,7 @@ class Experience:
             row_groups=torch.arange(len(groups)).repeat_interleave(rows),
             prompt_experts=None if of_prompts is None else of_prompts[self.prompt_index(groups)],
             pictures=[self.pictures[group] for group in groups.tolist() if self.pictures],
+            teachers=[self.teachers[group] for group in groups.tolist() if self.teachers],
         )
 
     def select(self, rows: Tensor | Sequence[int]) -> Experience:
@@ -155,6 +164,7 @@ class Experience:
             lengths=self.lengths[rows],
             prompt_experts=of_prompts,
             pictures=[self.pictures[group] for group in positions if self.pictures],
+            teachers=[self.teachers[group] for group in positions if self.teachers],
             **columns,
         )
 
@@ -183,6 +193,7 @@ def joined(parts: Sequence[Experience]) -> Experience:
         pictures=[one for part in parts for one in part.pictures or [b""] * part.num_groups]
         if any(part.pictures for part in parts)
         else [],
+        teachers=[one for part in parts for one in part.teachers],
         **columns,
     )
 
@@ -190,7 +201,8 @@ def joined(parts: Sequence[Experience]) -> Experience:
 TOKEN_COLUMNS = tuple(
     one.name
     for one in fields(Experience)
-    if one.name not in ("prompts", "row_groups", "lengths", "prompt_experts", "pictures")
+    if one.name
+    not in ("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "teachers")
 )
 """Names of the columns with one entry a response token."""
 

@@ -189,7 +189,7 @@ def _folders(environment: PodEnvironment) -> set[str]:
     if here & {"actorRollout", "rollout"}:
         found |= {spec.model.tokenizer_path}
     if "reference" in here:
-        found |= {spec.reference_path}
+        found |= {*spec.reference_paths}
     if "critic" in here and spec.critic is not None:
         found |= {spec.critic.path, spec.critic.lora.path if spec.critic.lora else None}
     if "rewardModel" in here and spec.reward_model is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.link import Link
-from ppojob_trainer.rows.assignment import assign, group_costs
+from ppojob_trainer.rows.assignment import assign, assign_kinds, group_costs
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import (
     TransferPlan,
@@ -42,8 +42,13 @@ class GroupCosts:
         return 1 if self.whole_groups else index.parts_for(dims.data_size)
 
     def assigned(self, index: BatchIndex, dims: ParallelDims) -> tuple[int, ...]:
-        """(groups,) the data-parallel coordinate that computes each, of about equal costs."""
+        """(groups,) the data-parallel coordinate that computes each, of about equal costs.
+
+        Of several models of a reference each takes its turn on all ranks, so its own are balanced.
+        """
         costs = group_costs(index, self.linear, share_prompts=self.share_prompts)
+        if index.teachers:
+            return assign_kinds(costs, index.teachers, dims.data_size)
         return assign(costs, dims.data_size)
 
     def leaders(self, index: BatchIndex, dims: ParallelDims) -> tuple[int, ...]:
@@ -159,7 +164,9 @@ class BatchRows:
         """The rows that the coordinate of this rank computes, by a plan for its leader."""
         moved = move_rows(self.link, index, plan, held, columns)
         positions = plan.needed_by(self.dims.leader_of(self.link.member))
-        return hand_on(self.within, index, positions, moved, columns)
+        staged = hand_on(self.within, index, positions, moved, columns)
+        staged.teachers = list(index.select(positions).teachers)
+        return staged
 
     def _present(self, columns: Sequence[str]) -> list[str]:
         """Those of the columns that the job has."""

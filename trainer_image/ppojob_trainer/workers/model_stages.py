@@ -23,7 +23,7 @@ from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_turns import DeviceTurns
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
-from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference
+from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference, Teachers
 from ppojob_trainer.workers.row_channels import RowChannels, batch_index
 from ppojob_trainer.workers.state_writer import StateWriter, writes_of
 from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
@@ -36,7 +36,7 @@ class ModelStages:
     run_folder: Path  # what paths in requests are relative to
     channels: RowChannels  # to other roles
     # models by the names that requests use
-    frozen: dict[str, Reference] = field(default_factory=dict)
+    frozen: dict[str, Reference | Teachers] = field(default_factory=dict)
     trained: dict[str, Policy | Critic] = field(default_factory=dict)  # likewise
     # the reference, where it takes over weights of the policy; one of the frozen ones
     following: FollowingReference | None = None
@@ -133,7 +133,7 @@ def open_stages(
     """Load the reference and the critic where they live here, beside the policy or without it."""
     spec = environment.config.spec
     trained: dict[str, Policy | Critic] = {} if policy is None else {"policy": policy}
-    frozen: dict[str, Reference] = {}
+    frozen: dict[str, Reference | Teachers] = {}
     living = environment.config.topology.living_in(environment.role)
     following: FollowingReference | None = None
     if "reference" in living:
@@ -143,7 +143,9 @@ def open_stages(
             following = FollowingReference(spec, world, refresh, policy.learner)
         is_base = spec.reference is None and spec.model.lora is not None
         if policy is not None and is_base:
-            reference: Reference = BaseReference(spec, world, policy.learner)
+            reference: Reference | Teachers = BaseReference(spec, world, policy.learner)
+        elif len(spec.reference_paths) > 1:
+            reference = Teachers(spec, world)
         else:
             reference = following or Reference(spec, world)
         frozen["reference"] = reference

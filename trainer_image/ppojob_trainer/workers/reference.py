@@ -1,8 +1,10 @@
-"""The reference of the KL: the policy of the beginning, another model, or one that follows it."""
+"""The reference of the KL: the policy of the beginning, other models, or one that follows it."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+import torch
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -10,7 +12,7 @@ from ppojob_trainer.checkpoint.files import MODEL_FILE, entry_of, files_of_all_r
 from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
-from ppojob_trainer.engine.head import Head, LastStates, PolicyHead
+from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
@@ -18,7 +20,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import box_of, local_part
-from ppojob_trainer.parallel.offload import Resident
+from ppojob_trainer.parallel.offload import OneOfSeveral, Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
@@ -33,7 +35,11 @@ ROLE: Final = "reference"
 class Reference:
     """The model of the KL, which stays as it is; the ranks of the world hold it together."""
 
-    def __init__(self, spec: PPOJobSpec, world: World) -> None:
+    num_models = 1
+
+    def __init__(self, spec: PPOJobSpec, world: World, number: int = 0) -> None:
+        """Load the model of a number among those of the job; see `ReferenceSpec.paths`."""
+        self._path = spec.reference_paths[number]
         self._spec = spec
         self._world = world
         self.engine = self._open()
@@ -41,17 +47,29 @@ class Reference:
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `ref_logprobs`."""
-        rows.fill("ref_logprobs", self.engine.predict)
+        rows.fill("ref_logprobs", self.predict)
         return PassStatistics()
+
+    def predict(self, rows: Experience) -> TokenOutputs:
+        """Log-probabilities of the tokens of rows; all ranks call it together."""
+        return self.engine.predict(rows)
+
+    def last_states(self, _number: int, rows: Experience) -> LastStates:
+        """Those of a micro-batch, by the only model; see `ForwardEngine`."""
+        return self.engine.last_states(rows)
+
+    def release(self) -> None:
+        """Give back what `last_states` has left."""
+        self.engine.release()
 
     def _open(self) -> ForwardEngine:
         """The policy of the beginning, or the model that the job names."""
         spec = self._spec
         model = load_model(
-            spec.reference_path,
+            self._path,
             DTYPES[spec.model.dtype],
             world=self._world,
-            overrides=config_changes(spec.reference_path, spec.model),
+            overrides=config_changes(self._path, spec.model),
         )
         return ForwardEngine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 
@@ -61,6 +79,44 @@ class Reference:
         return resident_weights(
             self.engine.model, leaves=role is not None and "weights" in role.offload
         )
+
+
+class Teachers:
+    """Several frozen models, each of its own rows; where they leave the device, one is there.
+
+    All ranks go through the models in the same order, also those that have no rows of one.
+    """
+
+    def __init__(self, spec: PPOJobSpec, world: World) -> None:
+        self.num_models = len(spec.reference_paths)
+        self._models = [Reference(spec, world, number) for number in range(self.num_models)]
+        self.resident = OneOfSeveral([model.resident for model in self._models])
+
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in `ref_logprobs`."""
+        rows.fill("ref_logprobs", self.predict)
+        return PassStatistics()
+
+    def predict(self, rows: Experience) -> TokenOutputs:
+        """Log-probabilities of the tokens of rows, each by its own model; all ranks together."""
+        logprobs = torch.zeros(rows.num_tokens)
+        for number, model in enumerate(self._models):
+            own = rows.read_by(number).nonzero()[:, 0]
+            self.resident.choose(number)
+            (logprobs[rows.token_index(own)],) = model.predict(rows.select(own))
+        return (logprobs,)
+
+    def last_states(self, number: int, rows: Experience) -> LastStates:
+        """Those of a micro-batch whose rows the model of this number reads."""
+        if self.resident.chosen != number:
+            self.release()
+        self.resident.choose(number)
+        return self._models[number].engine.last_states(rows)
+
+    def release(self) -> None:
+        """Give back what `last_states` has left."""
+        for model in self._models:
+            model.release()
 
 
 class BaseEngine(ForwardEngine):

@@ -130,4 +130,5 @@ def batch_index(index: RowIndex) -> BatchIndex:
         samples=index.samples,
         owners=tuple(index.owners),
         picture_bytes=tuple(index.picture_bytes),
+        teachers=tuple(index.teachers),
     )

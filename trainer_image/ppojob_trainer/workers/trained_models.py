@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 from ppojob_api.v1alpha1.algorithm import DpoSpec, RewardModelTrainingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
-from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.pair_objective import BradleyTerryLoss, DpoLoss, PairObjective
@@ -32,7 +31,7 @@ from ppojob_trainer.rows.experience import ROUTER_COLUMNS, Experience
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
-from ppojob_trainer.workers.reference import Reference
+from ppojob_trainer.workers.reference import Reference, Teachers
 
 
 def given_objective(spec: PPOJobSpec) -> SftObjective | PairObjective | None:
@@ -56,7 +55,7 @@ class Policy:
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
         self.learner = learner
         # What updates compare it with over the whole vocabulary, and held-out pairs; else None.
-        self.reference: Reference | None = None
+        self.reference: Reference | Teachers | None = None
         self._spec = spec
         self._given = given_objective(spec)
 
@@ -98,8 +97,10 @@ class Policy:
         staged, engine = rows.staged(request.prompts, columns), self.learner.engine
         if self.reference is None:
             return engine.update(staged, objective)
-        reference = self.reference.engine
-        measured = engine.update(staged, objective, partial(self._head_with_kl, reference))
+        reference = self.reference
+        numbers = range(reference.num_models)
+        heads = [partial(self._head_with_kl, reference, number) for number in numbers]
+        measured = engine.update(staged, objective, heads)
         reference.release()
         return measured
 
@@ -121,16 +122,18 @@ class Policy:
         engine = self.learner.engine
         staged = rows.staged(range(rows.index.num_groups), ())
         if self.reference is not None:
-            (staged.ref_logprobs,) = self.reference.engine.predict(staged)
+            (staged.ref_logprobs,) = self.reference.predict(staged)
         return engine.over_ranks(self._given.measured(engine.predict(staged), staged))
 
-    def _head_with_kl(self, reference: ForwardEngine, rows: Experience) -> HeadWithKl:
+    def _head_with_kl(
+        self, reference: Reference | Teachers, number: int, rows: Experience
+    ) -> HeadWithKl:
         own, divergence = self._spec.algorithm.divergence, REVERSE_KL
         if own is not None:
             divergence = Divergence(own.divergence, own.beta)
         head = PolicyHead.of_updates(self._spec)
         by_itself = replace(rows, experts=None, prompt_experts=None)
-        return HeadWithKl(head, reference.last_states(by_itself), divergence)
+        return HeadWithKl(head, reference.last_states(number, by_itself), divergence)
 
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:

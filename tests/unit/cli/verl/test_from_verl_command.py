@@ -51,7 +51,10 @@ def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     assert not read.problems
     job = validation.validate(read.value)
     assert isinstance(job, PPOJob)
-    assert name != "pictures.sh" or (job.spec.rollout.engine, why_blind(job.spec)) == ("vllm", "")
+    assert name != "pictures.sh" or (job.spec.rollout.engine, why_blind(job.spec)("")) == (
+        "vllm",
+        "",
+    )
 
 
 def test_positional_parameters_are_given_by_number() -> None:

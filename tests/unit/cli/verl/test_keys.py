@@ -81,6 +81,14 @@ def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
 # Of each, what is given and what it becomes, with the fate of keys that are not written.
 TEACHING = "distillation.enabled=true distillation.teacher_models.teacher_model.model_path=t"
 TEACHERS = "distillation.teacher_models"
+SEVERAL = " ".join(
+    f"+{TEACHERS}.{name}.model_path={path} +{TEACHERS}.{name}.key={source}"
+    for name, path, source in (
+        ("a", "u", "openai/gsm8k"),
+        ("b", "v", "hiyouga/geometry3k"),
+        ("c", "u", "dapo"),
+    )
+)
 LOSS = "distillation.distillation_loss"
 DIVERGENCE = "spec.algorithm.distillation.divergence"
 BASE = [
@@ -293,11 +301,21 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (f"{TEACHING} {LOSS}.use_task_rewards=false", {DIVERGENCE: "reverse_kl"}),
-    # A teacher of a name of its own takes the place of verl's; of two there is none.
+    # A teacher of a name of its own takes the place of verl's; of several each has a data source.
     (f"{TEACHING} +{TEACHERS}.gsm8k.model_path=u", {"spec.reference.path": "u"}),
     (
         f"{TEACHING} +{TEACHERS}.a.model_path=u +{TEACHERS}.b.model_path=v",
-        {"spec.reference.path": None, "spec.algorithm.type": "grpo"},
+        {"spec.reference": None, "spec.algorithm.type": "grpo"},
+    ),
+    (
+        f"{TEACHING} {LOSS}.use_task_rewards=false {SEVERAL}",
+        {
+            "spec.algorithm.type": "distillation",
+            "spec.reference.teachers": [
+                {"path": "u", "dataSources": ["openai/gsm8k", "dapo"]},
+                {"path": "v", "dataSources": ["hiyouga/geometry3k"]},
+            ],
+        },
     ),
     (
         f"{TEACHING} {LOSS}.use_task_rewards=false {LOSS}.loss_max_clamp=10.0",
@@ -686,6 +704,20 @@ def test_what_belongs_to_a_teacher_of_its_own_name_is_not_missed() -> None:
     given = [f"+{TEACHERS}.one.{name}={value}" for name, value in own.items()]
     job = converted([*BASE, "distillation.enabled=true", f"+{TEACHERS}.one.model_path=u", *given])
     assert {job.outcomes[f"{TEACHERS}.one.{name}"].fate for name in own} == {Fate.SAME}
+
+
+@pytest.mark.parametrize(
+    ("several", "column", "fate"),
+    [
+        ("", "a", Fate.SAME),
+        (SEVERAL, "data_source", Fate.SAME),
+        (SEVERAL, "a", Fate.LOST),
+        (f"{SEVERAL} data.reward_fn_key=a", "a", Fate.SAME),
+    ],
+)
+def test_several_teachers_are_chosen_as_rewards_are(several: str, column: str, fate: Fate) -> None:
+    given = [*TEACHING.split(), *several.split(), f"distillation.teacher_key={column}"]
+    assert converted([*BASE, *given]).outcomes["distillation.teacher_key"].fate == fate
 
 
 @pytest.mark.parametrize(

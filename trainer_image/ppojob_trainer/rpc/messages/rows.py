@@ -30,6 +30,7 @@ class RowIndex(msgspec.Struct, frozen=True):
         lengths: (rows,) response tokens, prompt-major.
         owners: (prompts,) the rank that owns the rows of each prompt.
         picture_bytes: (prompts,) of the pictures of each, as one value; empty where none has any.
+        teachers: (prompts,) number of the reference's model that reads each; empty for one model.
     """
 
     prompt_lengths: list[int]
@@ -37,6 +38,7 @@ class RowIndex(msgspec.Struct, frozen=True):
     samples: int
     owners: list[int]
     picture_bytes: list[int] = []
+    teachers: list[int] = []
 
 
 class PlaceRows(msgspec.Struct, frozen=True):
