@@ -252,10 +252,14 @@ fp8_recipe override_transformer_config.fp8 | not yet | float8
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
 megatron.tensor_model_parallel_size | spec.roles.actorRollout.parallelism.tensor
 megatron.pipeline_model_parallel_size | spec.roles.actorRollout.parallelism.pipeline
+megatron.expert_model_parallel_size | spec.roles.actorRollout.parallelism.expert
+megatron.expert_tensor_parallel_size | not needed | experts that ranks share are whole
 critic.megatron.tensor_model_parallel_size | spec.roles.critic.parallelism.tensor
 ref.megatron.tensor_model_parallel_size | spec.roles.reference.parallelism.tensor
 critic.megatron.pipeline_model_parallel_size | spec.roles.critic.parallelism.pipeline
 ref.megatron.pipeline_model_parallel_size | spec.roles.reference.parallelism.pipeline
+critic.megatron.expert_model_parallel_size | spec.roles.critic.parallelism.expert
+ref.megatron.expert_model_parallel_size | spec.roles.reference.parallelism.expert
 ulysses_sequence_parallel_size | spec.roles.actorRollout.parallelism.sequence
 critic.ulysses_sequence_parallel_size | spec.roles.critic.parallelism.sequence
 ref.ulysses_sequence_parallel_size | spec.roles.reference.parallelism.sequence

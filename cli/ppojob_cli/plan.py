@@ -58,7 +58,7 @@ def role_lines(config: RunConfig) -> Iterator[str]:
         layout = (settings.get(role.role) or {}).get("parallelism", {})
         told = [
             f"{word} {layout[word]}"
-            for word in ("pipeline", "tensor", "sequence")
+            for word in ("pipeline", "tensor", "sequence", "expert")
             if layout.get(word, 1) > 1
         ]
         if role.role == "rollout" and config.spec.rollout.max_staleness:

@@ -12,11 +12,13 @@ from transformers import AutoModelForCausalLM
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
-@pytest.mark.parametrize(("engine", "replay"), [("vllm", "recompute"), ("huggingface", "rollout")])
+@pytest.mark.parametrize(
+    ("engine", "replay", "expert"), [("vllm", "recompute", 1), ("huggingface", "rollout", 2)]
+)
 def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
-    run_through, tmp_path: Path, engine: str, replay: str
+    run_through, tmp_path: Path, engine: str, replay: str, expert: int
 ):
-    """Over two ranks, which both have rows for some of the experts only; experts are kept."""
+    """Over two ranks, which have all experts by halves or half of them each; experts are kept."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.0, "mixture")
     cache = {"kvCacheGib": 0.1} if engine == "vllm" else {}
     job = {
@@ -28,7 +30,7 @@ def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
             "routerReplay": replay,
         },
         "rollout": {"engine": engine, "dtype": "float32", "maxSequences": 16, **cache},
-        "roles": {"actorRollout": {"ranksPerReplica": 2}},
+        "roles": {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"expert": expert}}},
         "steps": {"total": 2},
         "checkpoint": {"every": 1},
         "timeouts": {"livenessSeconds": 120},

@@ -229,6 +229,9 @@ CASES: dict[str, Spoil] = {
     "fewer layers than ranks": lambda wrong: wrong.set(
         "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"pipeline": 3}}
     ),
+    "ranks that share experts of none": lambda wrong: wrong.set(
+        "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"expert": 3}}
+    ),
     "context too short": lambda wrong: wrong.set("spec.data.maxResponseTokens", 400),
 }
 

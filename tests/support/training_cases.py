@@ -119,6 +119,10 @@ CASES = {
     "experts_recomputed": Case(
         (1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True, routers=ROUTERS
     ),
+    "experts_by_muon": Case((0, 1, 1, 1, 0), budget=40, model="qwen3_moe", optimizer=MUON),
+    "stacks_replayed": Case(
+        (0, 0, 0, 0, 1), budget=30, model="gpt_oss", recompute=True, replayed=True
+    ),
     "adapters_of_a_shared_expert": Case((0, 1, 0, 1, 0), model="qwen2_moe", lora=LoraSpec(rank=2)),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
@@ -167,6 +171,14 @@ LAYOUTS = {
     "p3": ParallelDims(pipeline=3),
     "2p2": ParallelDims(pipeline=2, shard=2),
 }
+EXPERT_LAYOUTS = {
+    "e2": ParallelDims(shard=2, expert=2),
+    "2x1s2e2": ParallelDims(replicate=2, sequence=2, expert=2),
+    "2t2e2": ParallelDims(shard=2, tensor=2, expert=2),
+    "2e2p2": ParallelDims(pipeline=2, shard=2, expert=2),
+}
+"""Of ranks that share the experts of a layer."""
+
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     **{family: FAMILY_MODELS[family] for family in FAMILIES},
     "gemma2": (Gemma2ForCausalLM, {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True}),
@@ -261,7 +273,8 @@ def rows_of_rank(owners: Sequence[int], rank: int, dims: ParallelDims) -> Tensor
 
 
 def name_of(dims: ParallelDims) -> str:
-    return next(name for name, layout in LAYOUTS.items() if layout == dims)
+    layouts = {**LAYOUTS, **EXPERT_LAYOUTS}
+    return next(name for name, layout in layouts.items() if layout == dims)
 
 
 def make_engine(

@@ -10,6 +10,8 @@ import faulthandler
 import multiprocessing
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from traceback import format_exc
@@ -20,30 +22,34 @@ from training_cover import COVER, SAVED, WHOLE, WORLDS, Cover
 from training_scenarios import SCENARIOS, run_foreign_checkpoints
 
 from ppojob_trainer.checkpoint.tensors import write_tensors
+from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
+
+Work = Callable[[Path, Path, World], None]
+"""Writes into the folder of a layout what its ranks find with the models of another one."""
 
 
 def run_rank(
-    rank: int, layout: str, port: int, root: Path, cover: Cover, leave: Barrier, *, again: bool
+    rank: int, dims: ParallelDims, port: int, results: Path, work: Work, leave: Barrier
 ) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    results = root / layout
     meeting = MeetingPoint("127.0.1.1", port, "uid/actorRollout/0")
     address = f"127.0.1.{rank + 1}"
-    dims, cpu = LAYOUTS[layout], torch.device("cpu")
+    cpu = torch.device("cpu")
     with open_world(rank, dims.size, cpu, dims=dims, address=address, meeting=meeting) as world:
         try:
-            (write_foreign if again else write_results)(results, root, world, cover)
+            work(results, results.parent, world)
             # A gloo group that is closed resets its connections, whatever others still read there.
             leave.wait(timeout=60)
         except BaseException:  # before the group is closed, which fails the others
-            (results / f"failure-{rank}").write_text(f"{layout}, rank {rank}:\n{format_exc()}")
+            told = f"{results.name}, rank {rank}:\n{format_exc()}"
+            (results / f"failure-{rank}").write_text(told)
             raise
 
 
-def write_results(results: Path, root: Path, world: World, cover: Cover) -> None:
+def write_results(results: Path, root: Path, world: World, *, cover: Cover) -> None:
     for name in cover.scenarios_of(results.name):
         write_tensors(results / f"{name}-{world.rank}.safetensors", SCENARIOS[name](root, world))
     for name, case in cover.cases_of(results.name).items():
@@ -52,7 +58,7 @@ def write_results(results: Path, root: Path, world: World, cover: Cover) -> None
     write_tensors(results / f"again-{world.rank}.safetensors", repeated)
 
 
-def write_foreign(results: Path, root: Path, world: World, cover: Cover) -> None:
+def write_foreign(results: Path, root: Path, world: World, *, cover: Cover) -> None:
     path = results / f"foreign_checkpoints-{world.rank}.safetensors"
     written = [
         (name, writer)
@@ -63,22 +69,19 @@ def write_foreign(results: Path, root: Path, world: World, cover: Cover) -> None
     write_tensors(path, run_foreign_checkpoints(root, world, written))
 
 
-def run_world(layout: str, root: Path, cover: Cover, *, again: bool = False) -> None:
+def run_world(results: Path, dims: ParallelDims, work: Work) -> None:
     """Run all ranks of a layout, each a fork; where any fails, say what the first one met."""
-    (root / layout).mkdir(exist_ok=again)
+    results.mkdir(exist_ok=True)
     with socket.create_server(("127.0.1.1", 0)) as server:
         port = server.getsockname()[1]
     forks = multiprocessing.get_context("fork")
-    leave = forks.Barrier(LAYOUTS[layout].size)
+    leave = forks.Barrier(dims.size)
     # The last rank first: whoever comes early waits for rank 0.
     ranks = {
         rank: forks.Process(
-            target=run_rank,
-            args=(rank, layout, port, root, cover, leave),
-            kwargs={"again": again},
-            daemon=True,
+            target=run_rank, args=(rank, dims, port, results, work, leave), daemon=True
         )
-        for rank in reversed(range(LAYOUTS[layout].size))
+        for rank in reversed(range(dims.size))
     }
     for process in ranks.values():
         process.start()
@@ -86,8 +89,8 @@ def run_world(layout: str, root: Path, cover: Cover, *, again: bool = False) -> 
         process.join()
     codes = [process.exitcode or 0 for process in ranks.values()]
     if any(codes):
-        told = sorted((root / layout).glob("failure-*"), key=lambda path: path.stat().st_mtime_ns)
-        first = told[0].read_text() if told else layout
+        told = sorted(results.glob("failure-*"), key=lambda path: path.stat().st_mtime_ns)
+        first = told[0].read_text() if told else results.name
         sys.exit(f"{first}\nexit codes of ranks {list(ranks)}: {codes}")
 
 
@@ -95,6 +98,6 @@ if __name__ == "__main__":
     folder, cover = Path(sys.argv[1]), {"cover": COVER, "whole": WHOLE}[sys.argv[2]]
     selected = sys.argv[3:]
     for layout in selected or WORLDS:
-        run_world(layout, folder, cover)
+        run_world(folder / layout, LAYOUTS[layout], partial(write_results, cover=cover))
     for layout in () if selected else WORLDS:
-        run_world(layout, folder, cover, again=True)
+        run_world(folder / layout, LAYOUTS[layout], partial(write_foreign, cover=cover))

@@ -28,6 +28,9 @@ def _in_own_pods(role: str) -> str:
     return f"has(self.roles.{role}) && self.roles.{role}.colocateWith == 'none'"
 
 
+_OWN_RANKS = f"self.replicas * {_ranks_of_pod()}"
+_WITHIN = "(self.parallelism.sequence * self.parallelism.tensor * self.parallelism.pipeline)"
+
 # A batch that is too small would leave ranks idle in updates, also in parts of groups. The batches:
 # the field, the role that it is dealt to, when, and whether an API server looks at it. They go to
 # ranks that share rows as to one. Given answers are one sample a prompt, so a pair stays whole.
@@ -162,6 +165,12 @@ ROLE_RULES = (
         when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
         must: $OWN_RANKS / $WITHIN % self.parallelism.dataShard == 0
 
+        $MODELS | parallelism.expert | Conflict
+            so many ranks share the experts of a layer; a number that divides dataShard x sequence
+            x tensor ${$SHARDS * $ALIKE}
+        when: self.parallelism.expert > 1 && $OWN_RANKS % $WITHIN == 0
+        must: $SHARDS * $ALIKE % self.parallelism.expert == 0
+
         $HOSTED | | NoEffect
             settings of pods have no effect in the pods of another role; remove them, or
             colocateWith: none for pods of its own
@@ -182,9 +191,10 @@ ROLE_RULES = (
         DEVICES=" ".join(f"spec.roles.{role}" for role in (*MODEL_ROLES, "rollout")),
         MODELS=" ".join(f"spec.roles.{role}" for role in MODEL_ROLES),
         HOSTED=" ".join(f"spec.roles.{role}" for role in _HOSTED),
-        OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",
+        OWN_RANKS=_OWN_RANKS,
         ALIKE="(self.parallelism.sequence * self.parallelism.tensor)",
-        WITHIN="(self.parallelism.sequence * self.parallelism.tensor * self.parallelism.pipeline)",
+        WITHIN=_WITHIN,
+        SHARDS=either("parallelism.dataShard", f"{_OWN_RANKS} / {_WITHIN}"),
         THREADS=f"{_ranks_of_pod()} * {either('threadsPerRank', '1')}",
         POD_FIELDS=" ".join(members(RolePods)),
     ),

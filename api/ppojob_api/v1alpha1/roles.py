@@ -33,6 +33,11 @@ class TrainingParallelism(Section):
     """Ranks that each have a run of a model's layers, and pass micro-batches on (1F1B); at most its
     layers. They wait for each other the less, the more micro-batches a mini-batch has."""
 
+    expert: Count = 1
+    """Ranks that share the experts of a mixture's layers, to which tokens travel; a divisor of
+    dataShard x sequence x tensor, and of the experts. With tensor experts are whole, as by verl's
+    expert_tensor_parallel_size of 1. verl: megatron.expert_model_parallel_size, 1."""
+
 
 class DevicePods(Section):
     """Pods whose ranks compute on GPUs, or on processors."""

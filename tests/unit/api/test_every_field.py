@@ -27,10 +27,10 @@ CANNOT_BE_SET = {
     ),
     *("spec.algorithm.kl.referenceRefresh", "spec.algorithm.resampling.power"),
     # Beside another choice that the job makes.
-    *(  # dropout of adapters
+    *(  # dropout of adapters, and so one rank that could share experts
         f"spec.roles.{role}.parallelism.{name}"
         for role in ("actorRollout", "critic")
-        for name in ("sequence", "tensor")
+        for name in ("sequence", "tensor", "expert")
     ),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("clipLow", "clipHigh", "dualClip")),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("dppoKl", "gspo", "sapo", "clipCov")),

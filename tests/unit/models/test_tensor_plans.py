@@ -166,6 +166,28 @@ def test_a_dense_model_has_no_routers(
     assert found == [(field, ReasonCode.NO_EFFECT) for field in fields if refused]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "policy", "critic", "refused"),
+    [
+        (2, EXPERTS, {}, None),
+        (4, EXPERTS, EXPERTS, ReasonCode.OUT_OF_RANGE),
+        (2, {}, EXPERTS, None),
+        (2, {}, {}, ReasonCode.NO_EFFECT),
+    ],
+)
+def test_ranks_share_experts_where_there_are_some(
+    tmp_path: Path, ranks: int, policy, critic, refused
+) -> None:
+    """Of one of the models that live in the same ranks, and as many of each."""
+    roles = {"actorRollout": {"ranksPerReplica": 4, "parallelism": {"expert": ranks}}}
+    models = {"model": {**SIZES, **policy}, "critic": {**SIZES, **critic}}
+    ppo = {"type": "ppo", "promptsPerStep": 4, "samplesPerPrompt": 1}
+    job = {"critic": {"path": str(tmp_path / "critic")}, "roles": roles, "algorithm": ppo}
+    found = [(p.where, p.reason_code) for p in problems(tmp_path, models, **job)]
+    place = "spec.roles.actorRollout.parallelism.expert"
+    assert found == ([(place, refused)] if refused else [])
+
+
 @pytest.mark.parametrize(("engine", "refused"), [("vllm", True), ("huggingface", False)])
 def test_vllm_has_no_adapters_beside_experts(tmp_path: Path, engine: str, refused: bool) -> None:
     model = {"path": str(tmp_path / "model"), "lora": {"rank": 2}}

@@ -1,19 +1,20 @@
 import itertools
-from dataclasses import asdict
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.roles import TrainingParallelism
-from ppojob_trainer.parallel.dims import WITHIN, ParallelDims
+from ppojob_trainer.parallel.dims import WITHIN, Dimension, ParallelDims
 
 LAYOUTS = st.builds(ParallelDims, *[st.integers(1, 3)] * 5).filter(lambda dims: dims.size <= 54)
 
 
 def places(dims: ParallelDims) -> list[dict[str, int]]:
     """Where each rank stands: the last dimension runs fastest."""
-    sizes = asdict(dims)
+    sizes = {name: getattr(dims, name) for name in get_args(Dimension)}
     found = itertools.product(*map(range, sizes.values()))
     return [dict(zip(sizes, place, strict=True)) for place in found]
 
@@ -32,7 +33,7 @@ def test_a_leader_is_the_first_of_those_that_compute_the_same_rows(dims):
     assert len(dims.leaders) == dims.data_size
 
 
-@given(LAYOUTS, st.sets(st.sampled_from(list(asdict(ParallelDims())))))
+@given(LAYOUTS, st.sets(st.sampled_from(get_args(Dimension))))
 def test_groups_part_the_ranks_and_differ_in_their_dimensions_alone(dims, names):
     groups = dims.groups(*names)
     assert sorted(rank for ranks in groups for rank in ranks) == list(range(dims.size))
@@ -41,6 +42,22 @@ def test_groups_part_the_ranks_and_differ_in_their_dimensions_alone(dims, names)
         fixed = {name: place for name, place in at.items() if name not in names}
         expected = [r for r, other in enumerate(places(dims)) if fixed.items() <= other.items()]
         assert list(dims.along(rank, *names)) == expected
+
+
+@given(LAYOUTS, st.integers(1, 6))
+def test_neighbours_of_a_copy_and_a_stage_share_experts(dims, expert):
+    together = dims.shard * dims.sequence * dims.tensor
+    sharing = replace(dims, expert=expert)
+    if together % expert:
+        with pytest.raises(ValueError, match="share experts"):
+            sharing.check_size(dims.size)
+        return
+    sharing.check_size(dims.size)
+    groups = sharing.of_experts.groups("sequence")
+    assert groups == [tuple(range(first, first + expert)) for first in range(0, dims.size, expert)]
+    for ranks in dims.groups("shard", "sequence", "tensor"):
+        same = [ranks[number::expert] for number in range(expert)]
+        assert set(same) <= set(sharing.of_experts.groups("shard"))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +69,7 @@ def test_groups_part_the_ranks_and_differ_in_their_dimensions_alone(dims, names)
         ({"data_shard": 1}, 2, ParallelDims(replicate=2)),
         ({"tensor": 2}, 4, ParallelDims(shard=2, tensor=2)),
         ({"tensor": 2, "data_shard": 2}, 8, ParallelDims(replicate=2, shard=2, tensor=2)),
+        ({"tensor": 2, "expert": 4}, 4, ParallelDims(shard=2, tensor=2, expert=4)),
         ({"sequence": 2}, 2, ParallelDims(sequence=2)),
         ({"sequence": 2}, 6, ParallelDims(shard=3, sequence=2)),
         (

@@ -314,6 +314,9 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     ]
     # A role without pods of its own lives in those of the policy.
     hosted = {(role if role in pods else "actorRollout", folder) for role, folder in folders}
+    for host, pod in pods.items():
+        own = {sizes_of(folder) for where, folder in hosted if where == host and folder}
+        yield from _check_experts(host, pod.parallelism.expert, own)
     for host, folder in sorted((host, folder) for host, folder in hosted if folder):
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
@@ -357,6 +360,18 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
                 f"at most {sizes.layers}",
                 ReasonCode.OUT_OF_RANGE,
             )
+
+
+def _check_experts(host: RoleName, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
+    """Experts that cannot be dealt to so many ranks, of models that live in the same pods."""
+    where = f"spec.roles.{host}.parallelism.expert"
+    counts = {0 if sizes is None else sizes.experts for sizes in models}
+    if ranks > 1 and not any(counts) and None not in models:
+        why = "no model of these pods has experts"
+        yield Problem(where, shown(ranks), why, "remove it", ReasonCode.NO_EFFECT)
+    elif (most := gcd(*counts)) % ranks:
+        why = "so many ranks share the experts of each layer"
+        yield Problem(where, shown(ranks), why, f"a divisor of {most}", ReasonCode.OUT_OF_RANGE)
 
 
 def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:

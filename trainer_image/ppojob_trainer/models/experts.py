@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 from ppojob_trainer.models.families import FAMILIES, Mixture
 from ppojob_trainer.models.mixtures import CORRECTION
 from ppojob_trainer.models.routes import follow_routes
+from ppojob_trainer.parallel.boxes import local_part
+from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
 
 _GAIN: Final = 1.702
 _LIMIT: Final = 7.0
@@ -22,31 +24,44 @@ _LIMIT: Final = 7.0
 
 
 class ByExpert:
-    """Tokens in the order of the experts that they go to, each once for each of its experts."""
+    """Tokens in the order of the experts that they go to, each once for each of its experts.
 
-    def __init__(self, chosen: Tensor, count: int) -> None:
+    Those of all ranks that share the experts meet at the rank that holds theirs.
+    """
+
+    def __init__(self, chosen: Tensor, count: int, ranks: ExpertRanks) -> None:
         """Of (t, k) int64, the numbers of each token's experts, of so many."""
+        self._tokens = len(chosen)
+        self._own = ranks.own_tokens(self._tokens)
+        chosen = chosen[self._own]
         self._shape = chosen.shape
         self._order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=count)
-        self.ends = counts.cumsum(0, dtype=torch.int32)
-        self._chosen = chosen
+        self._journey = ranks.journey(torch.bincount(chosen.flatten(), minlength=count))
+        self.ends = self._journey.counts.cumsum(0, dtype=torch.int32)
 
-    @property
-    def experts(self) -> Tensor:
-        """(t * k,) int64, the expert of each row."""
-        return self._chosen.flatten()[self._order]
+    def experts(self, rows: Tensor) -> Tensor:
+        """(r,) int64, the expert of each row, counted from the first that this rank holds."""
+        places = torch.arange(len(rows), device=rows.device)
+        return torch.bucketize(places, self.ends, right=True)
 
     def rows(self, states: Tensor) -> Tensor:
-        """(t, h) of the tokens as (t * k, h)."""
-        return states.repeat_interleave(self._shape[1], dim=0)[self._order]
+        """(t, h) of the tokens as (r, h), the rows of the experts that this rank holds."""
+        own = states[self._own].repeat_interleave(self._shape[1], dim=0)
+        return self._journey.there(own[self._order])
 
     def summed(self, said: Tensor, weights: Tensor) -> Tensor:
-        """What experts say of each row, (t * k, h), by weights (t, k) added up: (t, h)."""
+        """What experts say of each row, (r, h), by weights (t, k) added up: (t, h).
+
+        Of tensor ranks a summand.
+        """
         in_turn = torch.empty_like(self._order)
         in_turn[self._order] = torch.arange(len(self._order), device=self._order.device)
-        weighted = said[in_turn].view(*self._shape, -1) * weights[..., None]
-        return weighted.sum(dim=1)
+        weighted = self._journey.back(said)[in_turn].view(*self._shape, said.shape[-1])
+        weighted = weighted * weights[self._own, :, None]
+        summed, before = weighted.sum(dim=1), self._own.start
+        if len(summed) == self._tokens:
+            return summed
+        return functional.pad(summed, (0, 0, before, self._tokens - self._own.stop))
 
 
 class Matrix(nn.Module):
@@ -75,6 +90,9 @@ class Expert(nn.Module):
 class Experts(nn.ModuleList):
     """The experts of a layer, called as those of transformers are."""
 
+    ranks: ExpertRanks = ALONE
+    """Those that share them: in the place of an expert that another holds stands none."""
+
     def __init__(self, stacked: Any, names: tuple[str, str, str]) -> None:
         """Take the matrices apart that a module of transformers holds stacked, and name them."""
         gates_and_ups, downs = stacked.gate_up_proj.detach(), stacked.down_proj.detach()
@@ -94,11 +112,12 @@ class Experts(nn.ModuleList):
             chosen: (t, k) int64, the numbers of each token's experts.
             weights: (t, k) how much each counts.
         """
-        by_expert = ByExpert(chosen, len(self))
+        by_expert = ByExpert(chosen, len(self), self.ranks)
         rows = by_expert.rows(states)
+        held = [self[expert] for expert in self.ranks.held(len(self))]
 
         def product(rows: Tensor, name: str) -> Tensor:
-            matrices = [getattr(expert, name)(rows) for expert in self]
+            matrices = [getattr(expert, name)(rows) for expert in held]
             return grouped_product(rows, by_expert.ends, matrices)
 
         gate, up, down = self._names
@@ -111,6 +130,8 @@ class StackedExperts(nn.Module):
 
     gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) where the family has it so
     down_proj: nn.Parameter  # (e, i, h), or (e, h, i)
+    ranks: ExpertRanks = ALONE
+    """Those that share them: of each stack, cut over them, a rank sees its own experts."""
 
     def __init__(self, stacked: Any, mixture: Mixture) -> None:
         """Take the parameters of a module of transformers."""
@@ -124,22 +145,27 @@ class StackedExperts(nn.Module):
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """As `Experts`."""
-        by_expert = ByExpert(chosen, len(self.down_proj))
+        by_expert = ByExpert(chosen, len(self.down_proj), self.ranks)
         rows = by_expert.rows(states)
 
         def product(rows: Tensor, name: str) -> Tensor:
-            matrix, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
+            matrix, bias = self._held(name), self._held(f"{name}_bias")
             if self._is_out_first:
                 matrix = matrix.mT
             found = stacked_product(rows, by_expert.ends, matrix)
             if bias is not None:
                 # Cast behind the choice: its gradient is added up in the type of the weight.
-                found = found + bias.index_select(0, by_expert.experts).to(found.dtype)
+                found = found + bias.index_select(0, by_expert.experts(rows)).to(found.dtype)
             return found
 
         inner = product(rows, "gate_up_proj")
         said = _clamped(inner) if self._is_clamped else _gated(*inner.chunk(2, dim=-1))
         return by_expert.summed(product(said, "down_proj"), weights).to(states.dtype)
+
+    def _held(self, name: str) -> Any:
+        """This rank's experts of a stack, or of biases; None where the family has none."""
+        stack = getattr(self, name, None)
+        return None if stack is None else local_part(stack)
 
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:
@@ -172,6 +198,11 @@ def split_experts(model: PreTrainedModel) -> None:
             )
             _keep_correction(getattr(layer.mlp, mixture.router))
             _rename(layer, mixture.block)
+
+
+def experts_of(model: nn.Module) -> list[Experts | StackedExperts]:
+    """The experts of each layer of a model, or of a stage of it."""
+    return [one for one in model.modules() if isinstance(one, Experts | StackedExperts)]
 
 
 def _keep_correction(router: nn.Module) -> None:

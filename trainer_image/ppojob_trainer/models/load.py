@@ -23,7 +23,7 @@ from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, pe
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import WHOLE_NAMES, read_config, sees_pictures
-from ppojob_trainer.models.experts import split_experts
+from ppojob_trainer.models.experts import experts_of, split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import (
@@ -44,6 +44,7 @@ from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
 from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
@@ -354,8 +355,9 @@ def _load_sharded(
     split_experts(model)
     if lora is not None:
         add_adapters(model, lora)
-    keep_stage(model, PipelineRanks.of(world))
-    shard_model(model, world, styles_of(model) if world.dims.tensor > 1 else {})
+    keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
+    styles = styles_of(model) if world.dims.tensor > 1 else {}
+    shard_model(model, world, styles, experts_of(model))
     weights = read_weights(folder)
     if weights.problems:
         raise ValueError("; ".join(str(problem) for problem in weights.problems))

@@ -2,7 +2,8 @@
 
 Layers, embedding, last norm and head stand in the model under their names where a stage has them;
 in the place of the others stands what hands hidden states on. So whatever goes through a model's
-weights goes through those of the stage.
+weights goes through those of the stage. Where ranks share the experts of a layer, each has those of
+its own under their names, in the same way; stacks of experts are cut over the ranks instead.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from ppojob_trainer.models.experts import Experts, experts_of
 from ppojob_trainer.parallel.boxes import is_first_holder
+from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.pipeline import PipelineRanks
 
 _LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
+_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _STAGE: Final = "pipeline_stage"
 
 
@@ -32,12 +36,14 @@ class HandsOn(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """The stage of this rank; without a pipeline all of the model."""
+    """The stage of this rank; without a pipeline, or ranks that share experts, all of the model."""
 
     ranks: PipelineRanks = field(default_factory=PipelineRanks)
     layers: int = 0  # of the whole model
     outline: Any = None  # the whole model, without values; None where the stage is all of it
     is_tied: bool = False  # whether the head's weight is the embedding, which both ends have then
+    expert_ranks: ExpertRanks = field(default_factory=ExpertRanks)
+    experts: int = 0  # of each layer, with names of their own; 0 where ranks share none of those
 
     def first_holder(self, name: str) -> int:
         """The first stage that has a tensor, by its name in the model or in an adapter's file."""
@@ -46,6 +52,11 @@ class PipelineStage:
             stages = range(self.ranks.size)
             return next(s for s in stages if int(layer[1]) in layers_of(s, stages, self.layers))
         return 0 if ".embed_tokens." in name else self.ranks.size - 1
+
+    def holder_of_expert(self, name: str) -> int | None:
+        """Which of the ranks that share experts has a tensor; None where it is no expert's."""
+        expert = _EXPERT.search(name) if self.experts else None
+        return expert and self.expert_ranks.holder(int(expert[1]), self.experts)
 
     def counts(self, name: str, tensor: Tensor) -> bool:
         """Whether no rank before this one holds the same part of a tensor of this stage."""
@@ -81,12 +92,28 @@ def outline_of(model: nn.Module) -> nn.Module:
     return model if outline is None else outline
 
 
-def keep_stage(model: nn.Module, ranks: PipelineRanks) -> None:
+def keep_stage(model: nn.Module, ranks: PipelineRanks, expert_ranks: ExpertRanks) -> None:
     """Leave of a model of transformers, on the meta device, what a rank's stage has."""
-    if ranks.size == 1:
+    if ranks.size == expert_ranks.size == 1:
         return
     base: Any = model.base_model
     outline, layers = copy.deepcopy(model), len(base.layers)
+    is_tied = ranks.size > 1 and _keep_layers(model, ranks)
+    count = 0
+    for experts in experts_of(model):
+        experts.ranks = expert_ranks
+        if isinstance(experts, Experts) and expert_ranks.size > 1:
+            count = len(experts)
+            for expert in set(range(count)) - set(expert_ranks.held(count)):
+                experts[expert] = HandsOn()
+    stage = PipelineStage(ranks, layers, outline, is_tied, expert_ranks, count)
+    setattr(model, _STAGE, stage)
+
+
+def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
+    """Leave of a model what stands at a stage, and say whether both ends have its embedding."""
+    base: Any = model.base_model
+    layers = len(base.layers)
     heads = {name: module for name, module in model.named_children() if module is not base}
     is_tied = any(
         base.embed_tokens.weight is getattr(head, "weight", None) for head in heads.values()
@@ -104,7 +131,7 @@ def keep_stage(model: nn.Module, ranks: PipelineRanks) -> None:
     if not ranks.is_last and not (is_tied and ranks.is_first):
         for name in heads:
             setattr(model, name, HandsOn())
-    setattr(model, _STAGE, PipelineStage(ranks, layers, outline, is_tied))
+    return is_tied
 
 
 def shared_embedding(model: nn.Module) -> nn.Parameter | None:

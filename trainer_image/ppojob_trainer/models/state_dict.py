@@ -49,16 +49,20 @@ def every_adapter(model: nn.Module) -> dict[str, Adapter]:
 def told_by_holders(model: nn.Module, join: Join) -> Join:
     """Let what the first stage that has a tensor makes of it be what all of them get.
 
-    A collective of the stages, in the order of whoever calls it.
+    So with an expert, which one of the ranks has that share them. A collective of all of those and
+    of the stages, in the order of whoever calls it.
     """
     stage, device = stage_of(model), next(model.parameters()).device
 
     def told(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        holder = stage.first_holder(name)
-        if holder == stage.ranks.number:
+        holder, expert_holder = stage.first_holder(name), stage.holder_of_expert(name)
+        is_here = holder == stage.ranks.number
+        if is_here and expert_holder in {None, stage.expert_ranks.number}:
             made = join(name, tensor, dtype).contiguous()
         else:
             made = torch.empty(tensor.shape, dtype=dtype, device=device)
+        if is_here and expert_holder is not None:
+            made = stage.expert_ranks.told(made, expert_holder)
         return stage.ranks.told(made, holder)
 
     return join if stage.outline is None else told

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.lora import A, B
 from ppojob_trainer.parallel.tensor_styles import (
@@ -99,11 +100,17 @@ def _mixture(mixture: Mixture) -> dict[str, Style]:
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:
-    """The style of each module of a model that has parameters of its own, or is in its plan."""
+    """The style of each module of a model that has parameters of its own, or is in its plan.
+
+    Experts that ranks share have none.
+    """
     config: Any = model.config
     plan = plan_of(FAMILIES[config.model_type])
+    whole = {one for layer in experts_of(model) if layer.ranks.size > 1 for one in layer.modules()}
     found = {}
     for name, module in model.named_modules():
+        if module in whole:
+            continue
         place = re.sub(r"\.\d+\.", ".*.", name)
         if place in plan or any(True for _ in module.parameters(recurse=False)):
             found[name] = plan[place]

@@ -3,13 +3,14 @@
 A role's ranks fill a grid of five dimensions. Ranks that differ in `replicate` or `shard` compute
 other rows; those that differ in nothing but `pipeline`, `sequence` or `tensor` compute the same
 rows together and are one *data-parallel coordinate*, for which its first rank, the leader, speaks.
+Experts of a mixture are dealt over the same ranks in another way, see `ParallelDims.of_experts`.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class ParallelDims:
     shard: int = 1  # parts of each weight of a copy
     sequence: int = 1  # runs of the tokens of a micro-batch, and as many parts of each shard
     tensor: int = 1  # parts of each matrix product
+    expert: int = 1  # no dimension: shares of a layer's experts, whatever dimension ranks differ in
 
     @classmethod
     def of(cls, layout: TrainingParallelism, ranks: int) -> ParallelDims:
@@ -47,25 +49,39 @@ class ParallelDims:
         within = layout.pipeline * layout.sequence * layout.tensor
         shard = layout.data_shard or max(1, ranks // within)
         copies = max(1, ranks // (shard * within))
-        dims = cls(layout.pipeline, copies, shard, layout.sequence, layout.tensor)
+        dims = cls(layout.pipeline, copies, shard, layout.sequence, layout.tensor, layout.expert)
         dims.check_size(ranks)
         return dims
 
     def check_size(self, ranks: int) -> None:
-        """Refuse a number of ranks that does not fill the layout.
+        """Refuse a number of ranks that does not fill the layout, and experts that do not divide.
 
         Raises:
-            ValueError: it is another.
+            ValueError: it is another; ranks cannot be divided into groups that share experts.
         """
         if self.size != ranks:
             raise ValueError(
                 f"dims: got {ranks} ranks: {self} has {self.size} places; as many ranks as places"
             )
+        if self.shard * self.sequence * self.tensor % self.expert:
+            raise ValueError(
+                f"dims: got {self}: as many ranks share experts as divide shard x sequence x tensor"
+            )
 
     @property
     def size(self) -> int:
         """Ranks of the role."""
-        return prod(astuple(self))
+        return prod(self._grid.values())
+
+    @property
+    def of_experts(self) -> ParallelDims:
+        """The same ranks in the same order, as they hold experts.
+
+        Neighbours, along `sequence` here, share a layer's experts: each of them has some. Those
+        along `shard` have parts of the same ones. Nobody has parts of matrix products.
+        """
+        groups = self.shard * self.sequence * self.tensor // self.expert
+        return ParallelDims(self.pipeline, self.replicate, groups, self.expert)
 
     @property
     def data_size(self) -> int:
@@ -106,7 +122,12 @@ class ParallelDims:
 
     def groups(self, *names: Dimension) -> list[tuple[int, ...]]:
         """All ranks, in groups that differ in nothing but some dimensions, by their first ranks."""
-        sizes = asdict(self)
+        sizes = self._grid
         order = sorted(range(len(sizes)), key=lambda axis: list(sizes)[axis] in names)
-        grid = np.arange(self.size).reshape(astuple(self)).transpose(order)
+        grid = np.arange(self.size).reshape(*sizes.values()).transpose(order)
         return [tuple(ranks) for ranks in grid.reshape(-1, prod(sizes[n] for n in names)).tolist()]
+
+    @property
+    def _grid(self) -> dict[Dimension, int]:
+        """Ranks in each dimension, the slowest first."""
+        return {name: getattr(self, name) for name in get_args(Dimension)}

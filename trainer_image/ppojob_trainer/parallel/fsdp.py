@@ -5,18 +5,23 @@ for each rank of `HOLDERS`, and a layer's are put together just while it compute
 has copies of the model, each is cut so, and gradients are added up within a copy and then over
 copies. They are added up, never averaged: losses have been divided by the counts of all ranks. A
 model of a world of one stays a plain module, and everything here leaves it alone.
+
+Where ranks share the experts of a layer, these are modules of their own, which only the ranks with
+parts of the same experts put together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.dims import HOLDERS, Dimension
@@ -26,6 +31,12 @@ from ppojob_trainer.parallel.world import World
 Result = TypeVar("Result")
 
 _ROOT_METHOD = "_compute_as_forward"
+_MESH: Final[Mapping[str, tuple[Dimension, ...]]] = {
+    "replicate": ("replicate",),
+    "shard": HOLDERS,
+    "tensor": ("tensor",),
+}
+"""Ranks that hold a model; of shards there is always a group."""
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
@@ -34,21 +45,29 @@ def fill(tensor: Tensor, values: Tensor) -> None:
         local_part(tensor).copy_(values[box_of(tensor).slices])
 
 
-def shard_model(model: nn.Module, world: World, styles: Mapping[str, Style]) -> None:
+def shard_model(
+    model: nn.Module, world: World, styles: Mapping[str, Style], experts: Sequence[nn.Module]
+) -> None:
     """Cut a model of transformers over the ranks, which are several, layer by layer.
 
     Where it is on the meta device it has no weights yet. Where there are tensor ranks its layers
-    are cut over those by their styles, which are by names of modules.
+    are cut over those by their styles, which are by names of modules. `experts` are those of each
+    layer, with no style where ranks share them; what parameters these have themselves, beside their
+    modules', are stacks of all of them.
     """
-    mesh = _mesh(world)
+    groups = {name: world.along(*of) for name, of in _MESH.items()}
+    mesh = _mesh(world, groups)
     if world.dims.tensor > 1:
         *data, tensor = mesh.mesh_dim_names or ()
         cut_layers(model, styles, mesh[tensor])
         mesh = mesh[tuple(data)]
     base: Any = model.base_model
     held = (layer for layer in base.layers if any(True for _ in layer.parameters()))
-    for module in (*held, model):
-        fully_shard(module, mesh=mesh)
+    meshes = dict.fromkeys((*held, model), mesh)
+    if world.dims.expert > 1:
+        meshes = dict.fromkeys(experts, _deal_experts(world, experts)) | meshes
+    for module, ranks in meshes.items():
+        fully_shard(module, mesh=ranks)
         # Without the first, gloo is asked for a multiplication that it does not know.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
@@ -88,18 +107,25 @@ def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
         model.set_requires_gradient_sync(is_last)
 
 
-def _mesh(world: World) -> DeviceMesh:
-    """The ranks that hold a model, by the dimensions in which they differ, and always by shards."""
-    names: dict[str, tuple[Dimension, ...]] = {
-        "replicate": ("replicate",),
-        "shard": HOLDERS,
-        "tensor": ("tensor",),
-    }
-    groups = {name: group for name, of in names.items() if (group := world.along(*of)) is not None}
+def _deal_experts(world: World, experts: Sequence[nn.Module]) -> DeviceMesh:
+    """Cut stacks of experts over the ranks that share them, and say who has parts of the same."""
+    groups = {"replicate": world.along("replicate"), "shard": world.expert_shards}
+    mesh = _mesh(world, {**groups, "expert": world.experts})
+    *data, expert = mesh.mesh_dim_names or ()
+    for layer in experts:
+        for name, stack in list(layer.named_parameters(recurse=False)):
+            part = distribute_tensor(stack.detach(), mesh[expert], [Shard(0)], src_data_rank=None)
+            setattr(layer, name, nn.Parameter(part, requires_grad=stack.requires_grad))
+    return mesh[tuple(data)]
+
+
+def _mesh(world: World, groups: Mapping[str, dist.ProcessGroup | None]) -> DeviceMesh:
+    """The ranks that hold a model, by the dimensions in which they differ, the slowest first."""
+    found = {name: group for name, group in groups.items() if group is not None}
     ranks = torch.tensor(world.dims.along(world.rank, "replicate", *HOLDERS, "tensor"))
     return DeviceMesh.from_group(
-        list(groups.values()),
+        list(found.values()),
         world.device.type,
-        mesh=ranks.view([group.size() for group in groups.values()]),
-        mesh_dim_names=tuple(groups),
+        mesh=ranks.view([group.size() for group in found.values()]),
+        mesh_dim_names=tuple(found),
     )

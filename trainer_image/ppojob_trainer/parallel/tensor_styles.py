@@ -144,23 +144,22 @@ class Vocabulary(TensorLayer):
 def cut_layers(model: nn.Module, styles: Mapping[str, Style], ranks: DeviceMesh) -> None:
     """Cut the layers of a model, which may be on the meta device, each by its style.
 
-    Styles are by names of modules; all that have parameters of their own are named. A parameter
-    that two of them share stays shared.
+    Styles are by names of modules; those without one stay as they are. A parameter that two of them
+    share stays shared.
     """
     cut: dict[nn.Parameter, nn.Parameter] = {}
     for name, layer in model.named_modules():
+        if name not in styles:
+            continue
         for key, parameter in dict(layer.named_parameters(recurse=False)).items():
             if parameter not in cut:
                 placement = _PLACEMENTS.get(styles[name].cuts.get(key), Replicate())
                 part = distribute_tensor(parameter.detach(), ranks, [placement], src_data_rank=None)
                 cut[parameter] = nn.Parameter(part, requires_grad=parameter.requires_grad)
             setattr(layer, key, cut[parameter])
-        if name in styles:
-            kind = styles[name].layer
-            layer.__class__ = type(
-                f"{kind.__name__}{type(layer).__name__}", (kind, type(layer)), {}
-            )
-            layer.style, layer.ranks = styles[name], ranks
+        kind = styles[name].layer
+        layer.__class__ = type(f"{kind.__name__}{type(layer).__name__}", (kind, type(layer)), {})
+        layer.style, layer.ranks = styles[name], ranks
 
 
 class _Sum(torch.autograd.Function):

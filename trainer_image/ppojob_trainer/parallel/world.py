@@ -83,6 +83,10 @@ class World:
     # the ranks along `pipeline` again, for what goes back; None where this rank is the only one
     back: dist.ProcessGroup | None = None
     _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
+    # of the ranks that share the experts of a layer, and of those that have parts of the same ones;
+    # None where all ranks have parts of all
+    experts: dist.ProcessGroup | None = None
+    expert_shards: dist.ProcessGroup | None = None
     # of the ranks that share this one's rollout engine; None where it has one of its own
     engine: dist.ProcessGroup | None = None
 
@@ -175,11 +179,16 @@ def open_world(
     )
     try:
         groups, back = _open_groups(dims, rank, open_group)
+        experts = expert_shards = None
+        if dims.expert > 1:
+            experts = _open_division(dims.of_experts.groups("sequence"), rank, open_group)
+            expert_shards = _open_division(dims.of_experts.groups("shard"), rank, open_group)
         engine = None
         if engine_ranks > 1:
             engines = ParallelDims(replicate=size // engine_ranks, tensor=engine_ranks)
             engine = _open_division(engines.groups("tensor"), rank, open_group)
-        yield World(rank, size, device, dist.group.WORLD, store, dims, back, groups, engine)
+        shared = {"experts": experts, "expert_shards": expert_shards, "engine": engine}
+        yield World(rank, size, device, dist.group.WORLD, store, dims, back, groups, **shared)
     finally:
         dist.destroy_process_group()
 

@@ -259,6 +259,15 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{ACTOR}.megatron.pipeline_model_parallel_size=2",
         {"spec.roles.actorRollout.parallelism.pipeline": 2},
     ),
+    (
+        f"{ACTOR}.megatron.expert_model_parallel_size=4",
+        {"spec.roles.actorRollout.parallelism.expert": 4},
+    ),
+    ("engine.ep_size=4", {"spec.roles.actorRollout.parallelism.expert": 4}),
+    (
+        f"{ACTOR}.veomni.expert_parallel_size=8",
+        {"spec.roles.actorRollout.parallelism.expert": 8},
+    ),
     # One pair of bounds is that of all losses; verl's own where none is given.
     (
         f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10",
