@@ -90,7 +90,7 @@ class Expert(nn.Module):
 class Experts(nn.ModuleList):
     """The experts of a layer, called as those of transformers are."""
 
-    ranks: ExpertRanks = ALONE
+    expert_ranks: ExpertRanks = ALONE
     """Those that share them: in the place of an expert that another holds stands none."""
 
     def __init__(self, stacked: Any, names: tuple[str, str, str]) -> None:
@@ -112,9 +112,9 @@ class Experts(nn.ModuleList):
             chosen: (t, k) int64, the numbers of each token's experts.
             weights: (t, k) how much each counts.
         """
-        by_expert = ByExpert(chosen, len(self), self.ranks)
+        by_expert = ByExpert(chosen, len(self), self.expert_ranks)
         rows = by_expert.rows(states)
-        held = [self[expert] for expert in self.ranks.held(len(self))]
+        held = [self[expert] for expert in self.expert_ranks.held(len(self))]
 
         def product(rows: Tensor, name: str) -> Tensor:
             matrices = [getattr(expert, name)(rows) for expert in held]
@@ -130,7 +130,7 @@ class StackedExperts(nn.Module):
 
     gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) where the family has it so
     down_proj: nn.Parameter  # (e, i, h), or (e, h, i)
-    ranks: ExpertRanks = ALONE
+    expert_ranks: ExpertRanks = ALONE
     """Those that share them: of each stack, cut over them, a rank sees its own experts."""
 
     def __init__(self, stacked: Any, mixture: Mixture) -> None:
@@ -145,7 +145,7 @@ class StackedExperts(nn.Module):
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """As `Experts`."""
-        by_expert = ByExpert(chosen, len(self.down_proj), self.ranks)
+        by_expert = ByExpert(chosen, len(self.down_proj), self.expert_ranks)
         rows = by_expert.rows(states)
 
         def product(rows: Tensor, name: str) -> Tensor:

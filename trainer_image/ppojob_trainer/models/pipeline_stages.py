@@ -101,7 +101,7 @@ def keep_stage(model: nn.Module, ranks: PipelineRanks, expert_ranks: ExpertRanks
     is_tied = ranks.size > 1 and _keep_layers(model, ranks)
     count = 0
     for experts in experts_of(model):
-        experts.ranks = expert_ranks
+        experts.expert_ranks = expert_ranks
         if isinstance(experts, Experts) and expert_ranks.size > 1:
             count = len(experts)
             for expert in set(range(count)) - set(expert_ranks.held(count)):

@@ -106,7 +106,9 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
     """
     config: Any = model.config
     plan = plan_of(FAMILIES[config.model_type])
-    whole = {one for layer in experts_of(model) if layer.ranks.size > 1 for one in layer.modules()}
+    whole = {
+        one for layer in experts_of(model) if layer.expert_ranks.size > 1 for one in layer.modules()
+    }
     found = {}
     for name, module in model.named_modules():
         if module in whole:
