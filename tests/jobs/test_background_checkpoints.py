@@ -6,6 +6,7 @@ from pathlib import Path
 import job_points
 import pytest
 import run_folders
+import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -69,3 +70,22 @@ def test_a_request_to_end_waits_for_what_is_written(start, tiny_job, output, und
     assert sorted(path.name for path in (output / "checkpoints").glob(".step-*")) == []
     start(tiny_job(**SECTIONS), output).succeed()
     assert run_folders.result(output) == undisturbed
+
+
+def test_one_of_several_roles_is_lost_while_they_write(run_through, tiny_job, output, alone):
+    """Ranks of the policy and a critic in pods of its own; nobody else loses its process."""
+    job = {
+        **tiny_jobs.PPO,
+        "roles": {**tiny_jobs.OWN_PODS, "actorRollout": {"ranksPerReplica": 2}},
+        "steps": {"total": 5},
+        "timeouts": {"livenessSeconds": 60},
+    }
+    points = (
+        "rpc.save_shards.answer.after@1=kill",
+        "checkpoint.shard.write.middle@3=kill",
+        "rpc.score.answer.before@4=kill",
+        "controller.step.computed@2=kill",
+    )
+    run_through(tiny_job(**job, **SECTIONS), output, *points, seconds=900)
+    calm = alone(**job, checkpoint={"every": 1}, recovery=SECTIONS["recovery"])
+    assert run_folders.result(output) == run_folders.result(calm)
