@@ -45,8 +45,9 @@ def given_answers(verl: Verl, job: Draft) -> None:
     """Rows that have their answers, which verl limits together with the prompt."""
     longest = "data.max_length"
     if verl.is_given(longest):
-        for name in ("maxPromptTokens", "maxResponseTokens"):
-            job.set(f"spec.data.{name}", verl[longest], longest)
+        for part in ("Prompt", "Response"):
+            if not verl.is_given(f"data.max_{part.lower()}_length"):
+                job.set(f"spec.data.max{part}Tokens", verl[longest], longest)
         job.note("of prompt and answer together there, of each of them here", longest)
     for field, key in (("promptKey", "data.prompt"), ("answerKey", "data.response")):
         column, inner = f"{key}_key", f"{key}_dict_keys"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ppojob_api import shape
@@ -65,6 +65,8 @@ def converted(overrides: list[str]) -> Draft:
 
 @settings(deadline=None)
 @given(st.dictionaries(st.one_of(st.sampled_from(NAMES), UNKNOWN), VALUES, max_size=12))
+@example({"data.max_length": "8", "data.max_prompt_length": "9", "data.max_response_length": "7"})
+@example({"data.max_length": "8", "data.max_prompt_length": "9"})
 def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
     read = of_overrides((f"{key}={value}", "") for key, value in values.items())
     job = convert(read)
