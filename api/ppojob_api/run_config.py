@@ -132,6 +132,7 @@ class RunConfig(Section):
         """
         spec = self.as_written.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
+        del parts["training"]["reshardAfterForward"]  # the same bits
         roles = parts.pop("roles").items()
         layout = {
             "roles": {name: role and _without_offload(role) for name, role in roles},

@@ -177,13 +177,13 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     validation = ", ".join(time for time in times if time) if spec.data.validation else ""
     yield f"validation: {validation or 'never'}"
     every = spec.checkpoint.every
-    on_the_way = f"every {counted(every, 'step')}, " if every else ""
+    written = ", written beside the steps" if spec.checkpoint.background else ""
+    on_the_way = f"every {counted(every, 'step')}{written}, " if every else ""
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
     newest = f"the newest {spec.checkpoint.keep_last} are kept"
-    written = ", written beside the steps" if spec.checkpoint.background else ""
     copied = f", and copied to {target}" if (target := spec.checkpoint.copy_to) else ""
-    yield f"checkpoints: {on_the_way}after the last step{written}; {newest}{kept}{copied}"
+    yield f"checkpoints: {on_the_way}after the last step; {newest}{kept}{copied}"
 
 
 def _type_lines(config: RunConfig) -> Iterator[str]:

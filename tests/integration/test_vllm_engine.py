@@ -9,6 +9,9 @@ from engine_processes import run_together
 from made_once import made_once
 from tiny_models import FOR_ENGINES, save_model
 
+from ppojob_trainer.models.architectures import NO_FLOAT16_IN_VLLM
+from ppojob_trainer.models.families import FAMILIES
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).with_name("vllm_facts.py")
@@ -192,6 +195,10 @@ def test_limits_of_tokens_and_memory_are_those_that_were_asked_for(facts: Facts)
     assert facts["limits"]["cuda as asked"] == [96, 0.3, True, 3, True]
     # A prompt is computed whole there, and the longest has 128 tokens.
     assert facts["limits"]["cpu as asked"][0] == 128
+
+
+def test_models_that_vllm_does_not_compute_in_float16_are_known(facts: Facts) -> None:
+    assert set(facts["without float16"]) & FAMILIES.keys() == NO_FLOAT16_IN_VLLM
 
 
 def test_weights_that_do_not_fit_end_the_engine(behaviour: Facts) -> None:

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -460,6 +461,9 @@ def all_facts(folder: Path, output: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"behaviour": behaviour(folder / "tied", "float32")}
     facts["behaviour"]["unknown"] = unknown_weight(folder / "tied")
     facts["limits"] = scheduler_limits(folder / "tied")
+    facts["without float16"] = sorted(
+        sys.modules["vllm.config.model"]._FLOAT16_NOT_SUPPORTED_MODELS
+    )
     facts["other device"] = refusal(
         lambda: VllmEngine(section("float32"), folder / "tied", device="cuda")
     )

@@ -89,7 +89,8 @@ def need_space(folder: Path, size_bytes: int) -> None:
         StorageError: the disk has less; one with a quota may refuse later.
     """
     stat = os.statvfs(folder)
-    if stat.f_bavail * stat.f_frsize < size_bytes:
+    # Some file systems tell no sizes.
+    if stat.f_blocks and stat.f_bavail * stat.f_frsize < size_bytes:
         doing = f"write of {size_bytes / 2**20:.0f} MiB"
         raise_storage_error(folder / "_", doing, OSError(errno.ENOSPC, ""))
 

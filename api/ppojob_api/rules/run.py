@@ -143,6 +143,12 @@ LENGTH_RULES = rules(
 
 CHECKPOINT_RULES = rules(
     """
+    spec.checkpoint | background | NoEffect
+        the checkpoint behind the last step is written at once, and without every there is no
+        other; every: N, or remove it
+    when: self.background
+    must: has(self.every)
+
     spec.checkpoint | best.metric | BadForm
         it is not a metric of a validation; a name that begins with $NAMES, or $LOSS
     when: has(self.best)
@@ -319,6 +325,12 @@ SAMPLING_RULES = rules(
         rollout.adapters: merged
     when: has(self.model.lora) && self.rollout.adapters == 'beside' && self.rollout.engine == 'vllm'
     must: self.model.lora.rank <= $VLLM_LORA_RANK
+
+    spec | training.autocast | Conflict
+        weights of bfloat16 and products of float16 are made float32 for what lies between them;
+        model.dtype: float32, or autocast: bfloat16
+    when: self.training.autocast == 'float16'
+    must: self.model.dtype == 'float32'
 
     spec.model | trustRemoteCode | NotInThisVersion
         code that comes with a model: not in this version; false

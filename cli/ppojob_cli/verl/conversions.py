@@ -58,6 +58,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         surroundings.checkpoints_kept,
         surroundings.examples,
         surroundings.skipped_rollout,
+        surroundings.background,
         asynchronous.prompts,
         asynchronous.staleness,
         algorithm.estimator,

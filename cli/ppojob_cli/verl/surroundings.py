@@ -365,6 +365,15 @@ def length(verl: Verl, job: Draft) -> None:
         job.note(why, epochs)
 
 
+def background(verl: Verl, job: Draft) -> None:
+    """Checkpoints that are written beside the steps; the last one has none beside it."""
+    for key in (f"{at}.checkpoint.async_save" for at in ("actor_rollout_ref.actor", "critic")):
+        if verl.is_given(key) and verl[key] and verl["trainer.save_freq"] <= 0:
+            job.leave_out("the last checkpoint is the only one", key, changes_numbers=False)
+        elif verl.is_given(key):
+            job.copy(key)
+
+
 def name(verl: Verl, job: Draft) -> None:
     """The name of the experiment in the letters of a cluster."""
     key = "trainer.experiment_name"

@@ -197,6 +197,19 @@ def test_vllm_has_no_adapters_beside_experts(tmp_path: Path, engine: str, refuse
     assert [(one.where, one.reason_code) for one in found] == ([refusal] if refused else [])
 
 
+@pytest.mark.parametrize(
+    ("kind", "engine", "refused"),
+    [("glm4", "vllm", True), ("glm4", "huggingface", False), ("llama", "vllm", False)],
+)
+def test_models_that_vllm_does_not_compute_in_float16(
+    tmp_path: Path, kind: str, engine: str, refused: bool
+) -> None:
+    rollout = {"engine": engine, "dtype": "float16"}
+    found = problems(tmp_path, {"model": {**SIZES, "model_type": kind}}, rollout=rollout)
+    refusal = ("spec.rollout.dtype", ReasonCode.CONFLICT)
+    assert [(one.where, one.reason_code) for one in found] == ([refusal] if refused else [])
+
+
 HYBRID = {"model_type": "qwen3_5_text", **SIZES, **DELTA_NETWORKS}
 
 

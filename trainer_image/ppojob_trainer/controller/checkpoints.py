@@ -26,7 +26,7 @@ from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
 from ppojob_trainer.controller.position import Position
 from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.errors import ConfigError, RoleLost, StorageError
+from ppojob_trainer.errors import ConfigError, DamagedCheckpoint, RoleLost, StorageError
 from ppojob_trainer.rpc.client import Pending
 from ppojob_trainer.rpc.messages.saving import AskWritten, Saved, SaveShards, Written
 from ppojob_trainer.rpc.methods import SAVE_SHARDS, SHARDS_WRITTEN
@@ -195,7 +195,7 @@ class Checkpoints:
                 try:
                     self._complete(one.pending, one.progress, one.files + _files(asked.answers))
                     self._begun = None
-                except StorageError:
+                except (StorageError, DamagedCheckpoint):
                     one.is_refused = True
 
     def settle(self) -> None:
@@ -215,9 +215,11 @@ class Checkpoints:
         except RoleLost:
             self._begun = one
             raise
-        except StorageError:
+        except (StorageError, DamagedCheckpoint) as problem:
             self._failures += 1
             self.store.clear()
+            if isinstance(problem, DamagedCheckpoint):  # files went with an attempt that failed
+                raise StorageError(one.pending.folder, str(problem)) from problem
             raise
 
     def leave(self, step: int) -> None:

@@ -114,13 +114,16 @@ class Loop:
         if self.checkpoints.copies is not None:
             self.checkpoints.copies.start()
         while True:
+            in_step = True
             try:
                 while not self.is_done(progress) and (self._is_begun or not self.stop_requested()):
                     progress = self._advance(progress)
+                in_step = False
                 self._finish(progress)
                 return progress
             except RoleLost as loss:
                 progress = self._recovered(partial(self.recovery.recover, loss, progress), progress)
+                self._is_begun = self._is_begun and in_step
 
     def is_done(self, progress: Progress) -> bool:
         """Whether all steps are done and no validation is owed."""

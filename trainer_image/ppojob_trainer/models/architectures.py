@@ -28,6 +28,9 @@ from ppojob_trainer.models.problems import ModelReason
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 
+NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4"})
+"""Types of models that vLLM does not compute in float16, for their numbers become too large."""
+
 VLLM_LATENT: Final = 576
 """What a token's latents are for vLLM's kernels: DeepSeek-V3's 512 and 64."""
 
@@ -439,6 +442,15 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             f"adapters beside the weights {own_kind} in vLLM: not in this version",
             "merged, or engine: huggingface",
             ReasonCode.NOT_IN_THIS_VERSION,
+        )
+    is_half = spec.rollout.engine == "vllm" and spec.rollout.dtype == "float16"
+    if is_half and sizes.model_type in NO_FLOAT16_IN_VLLM:
+        yield Problem(
+            "spec.rollout.dtype",
+            shown(spec.rollout.dtype),
+            f"numbers of {sizes.model_type} become too large for it, and vLLM does not take it",
+            "bfloat16 or float32",
+            ReasonCode.CONFLICT,
         )
     is_on_cpu = (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0
     if (
