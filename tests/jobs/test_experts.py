@@ -12,6 +12,10 @@ from transformers import AutoModelForCausalLM
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
+BESIDE = {"training": {"autocast": "float16", "reshardAfterForward": False}}
+"""What else ranks that share experts are tried with, and checkpoints in the background."""
+
+
 @pytest.mark.parametrize(
     ("engine", "replay", "expert"), [("vllm", "recompute", 1), ("huggingface", "rollout", 2)]
 )
@@ -30,9 +34,10 @@ def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
             "routerReplay": replay,
         },
         "rollout": {"engine": engine, "dtype": "float32", "maxSequences": 16, **cache},
+        **({} if expert == 1 else BESIDE),
         "roles": {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"expert": expert}}},
         "steps": {"total": 2},
-        "checkpoint": {"every": 1},
+        "checkpoint": {"every": 1, "background": expert > 1},
         "timeouts": {"livenessSeconds": 120},
         "recovery": {"restartsWithoutProgress": 100},
     }

@@ -176,7 +176,7 @@ class RewardModelSpec(Section):
     """File with a Jinja chat template, or the template itself; absent: the tokenizer's own."""
 
     dtype: AutoFloatType = "auto"
-    """Type of the weights; auto: as rollout.dtype. verl: bfloat16."""
+    """Type of the weights; auto: as that of rollout.dtype. verl: bfloat16."""
 
     max_tokens: Tokens | None = None
     """Longest conversation in the reward model's tokens; absent: what the model takes.

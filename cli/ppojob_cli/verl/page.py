@@ -4,7 +4,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 
-from ppojob_cli.verl.keys import Line, Section, find, head, sections
+from ppojob_cli.verl.keys import Line, Section, find, head, main_name, sections
 
 
 def page() -> str:
@@ -31,6 +31,8 @@ def _rows(section: Section, line: Line) -> Iterator[str]:
 
 def _ours(name: str) -> str:
     key = find(name)
+    if key is not None and key.row.status:  # another name may be told of by that of verl's today
+        key = find(main_name(name)) or key
     assert key is not None
     return key.row.status or ", ".join(f"`{field}`" for field in key.row.here)
 

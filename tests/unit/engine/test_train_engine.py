@@ -266,3 +266,6 @@ def test_a_scale_doubles_after_400_finite_updates_in_a_row():
     resumed = LossScale()
     resumed.load(scale.state())
     assert resumed == scale
+    for _ in range(60):
+        scale.after(is_finite=False)
+    assert scale.value == 2.0**-24

@@ -40,7 +40,7 @@ def test_a_trained_weight_takes_four_numbers_and_the_engine_one(tmp_path):
 
 
 def test_copies_for_checkpoints_are_of_weights_and_moments_and_on_no_gpu(tmp_path):
-    checkpoint = {"background": True}
+    checkpoint = {"background": True, "every": 5}
     config = config_of(tmp_path, **tiny_jobs.PPO, checkpoint=checkpoint)
     assert held(config, "actorRollout")["copies for checkpoints"] == 2 * 12 * POLICY
     on_gpus = {"actorRollout": {"gpusPerReplica": 1}}

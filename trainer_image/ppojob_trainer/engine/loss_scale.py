@@ -15,6 +15,9 @@ from torch import Tensor
 NAME: Final = "loss_scale"
 """Its name among the tensors of an engine's state."""
 
+_LEAST: Final = 2.0**-24
+"""The smallest number of float16."""
+
 _GROWS_AFTER: Final = 400
 """Steps, as in verl; torch's own default is 2000."""
 
@@ -30,7 +33,7 @@ class LossScale:
         """Go on behind an update, whose gradient was finite or not."""
         self.steps = self.steps + 1 if is_finite else 0
         if not is_finite:
-            self.value /= 2.0
+            self.value = max(self.value / 2.0, _LEAST)
         elif self.steps == _GROWS_AFTER:
             self.value, self.steps = self.value * 2.0, 0
 

@@ -167,7 +167,8 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         cut = shards * layout.sequence
         if spec.training.reshard_after_forward or cut == 1:
             return held
-        return replace(held, at_work=held.at_work + cut * size)  # all layers, put together
+        # All layers, put together; of experts that ranks share a share, and most weights are theirs.
+        return replace(held, at_work=held.at_work + cut * size // layout.expert)
 
     found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:
