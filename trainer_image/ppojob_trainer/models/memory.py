@@ -167,7 +167,7 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         cut = shards * layout.sequence
         if spec.training.reshard_after_forward or cut == 1:
             return held
-        # All layers, put together; of experts that ranks share a share, and most weights are theirs.
+        # All layers, put together; of experts that ranks share a share, and they are most of it.
         return replace(held, at_work=held.at_work + cut * size // layout.expert)
 
     found: dict[str, Held] = {}
