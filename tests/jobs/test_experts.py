@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
-BESIDE = {"training": {"autocast": "float16", "reshardAfterForward": False}}
+BESIDE = {"training": {"autocast": "none", "reshardAfterForward": False}}
 """What else ranks that share experts are tried with, and checkpoints in the background."""
 
 
