@@ -116,7 +116,7 @@ class Loop:
         while True:
             in_step = True
             try:
-                while not self.is_done(progress) and (self._is_begun or not self.stop_requested()):
+                while not (self.is_done(progress) or self._ends_here(progress)):
                     progress = self._advance(progress)
                 in_step = False
                 self._finish(progress)
@@ -127,8 +127,14 @@ class Loop:
 
     def is_done(self, progress: Progress) -> bool:
         """Whether all steps are done and no validation is owed."""
-        owes = self._validates_first(progress) or self._owed_validation(progress) is not None
-        return self._is_last(progress) and not owes
+        return self._is_last(progress) and not self._owes(progress)
+
+    def _owes(self, progress: Progress) -> bool:
+        return self._validates_first(progress) or self._owed_validation(progress) is not None
+
+    def _ends_here(self, progress: Progress) -> bool:
+        """Whether it was asked to end, and no step has begun to change what ranks have."""
+        return self.stop_requested() and (not self._is_begun or self._owes(progress))
 
     def _is_last(self, progress: Progress) -> bool:
         """Whether no step follows: all are done, or dynamic sampling has drawn all passes."""
