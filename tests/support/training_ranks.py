@@ -17,16 +17,27 @@ from pathlib import Path
 from traceback import format_exc
 
 import torch
+from torch import Tensor
 from training_cases import CASES, LAYOUTS, run_case
 from training_cover import COVER, SAVED, WHOLE, WORLDS, Cover
 from training_scenarios import SCENARIOS, run_foreign_checkpoints
 
-from ppojob_trainer.checkpoint.tensors import write_tensors
+from ppojob_trainer.checkpoint.tensors import read_tensors, write_tensors
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 
 Work = Callable[[Path, Path, World], None]
 """Writes into the folder of a layout what its ranks find with the models of another one."""
+
+
+def results(folder: Path, layout: str, name: str, rank: int = 0) -> dict[str, Tensor]:
+    """What a rank of a layout has left behind under a name."""
+    return read_tensors(folder / layout / f"{name}-{rank}.safetensors")
+
+
+def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by what stands behind."""
+    return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
 
 
 def run_rank(

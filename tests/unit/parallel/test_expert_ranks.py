@@ -14,8 +14,9 @@ from expert_worlds import SAVED, TRIED
 from made_once import made_once
 from torch import Tensor
 from training_cases import CASES, EXPERT_LAYOUTS, run_case
+from training_ranks import results, under
 
-from ppojob_trainer.checkpoint.tensors import read_tensors, write_tensors
+from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.parallel.world import World
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200)]
@@ -39,14 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, done.stderr[-4_000:]
 
     return made_once(tmp_path_factory, "expert-worlds", make)
-
-
-def results(folder: Path, layout: str, name: str, rank: int = 0) -> dict[str, Tensor]:
-    return read_tensors(folder / layout / f"{name}-{rank}.safetensors")
-
-
-def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
 
 
 def of_all(folder: Path, layout: str, name: str, prefix: str = "") -> dict[str, Tensor]:

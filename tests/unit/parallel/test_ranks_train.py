@@ -30,8 +30,9 @@ from training_cases import (
     run_case,
 )
 from training_cover import COVER, SAVED, WHOLE, WORLDS, Cover
+from training_ranks import results, under
 
-from ppojob_trainer.checkpoint.tensors import read_tensors, write_tensors
+from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
@@ -120,14 +121,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         assert done.returncode == 0, done.stderr[-4_000:]
 
     return made_once(tmp_path_factory, "worlds", make)
-
-
-def results(folder: Path, layout: str, name: str, rank: int = 0) -> dict[str, Tensor]:
-    return read_tensors(folder / layout / f"{name}-{rank}.safetensors")
-
-
-def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-NAME: Final = "loss_scale"
+LOSS_SCALE: Final = "loss_scale"
 """Its name among the tensors of an engine's state."""
 
 _LEAST: Final = 2.0**-24

@@ -13,8 +13,7 @@ from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
 from ppojob_trainer.engine.head import Head
-from ppojob_trainer.engine.loss_scale import NAME as LOSS_SCALE
-from ppojob_trainer.engine.loss_scale import LossScale
+from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
