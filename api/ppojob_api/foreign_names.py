@@ -251,8 +251,13 @@ moe_z_loss_coeff | spec.algorithm.routerZCoefficient
 fp8_recipe override_transformer_config.fp8 | not yet | float8
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
 megatron.tensor_model_parallel_size | spec.roles.actorRollout.parallelism.tensor
+megatron.tp megatron.tp_size engine.tp engine.tp_size | spec.roles.actorRollout.parallelism.tensor
 megatron.pipeline_model_parallel_size | spec.roles.actorRollout.parallelism.pipeline
+megatron.pp megatron.pp_size engine.pp engine.pp_size | spec.roles.actorRollout.parallelism.pipeline
 megatron.expert_model_parallel_size | spec.roles.actorRollout.parallelism.expert
+megatron.ep megatron.ep_size engine.ep engine.ep_size | spec.roles.actorRollout.parallelism.expert
+veomni.expert_parallel_size | spec.roles.actorRollout.parallelism.expert
+torchtitan.expert_parallel_size | spec.roles.actorRollout.parallelism.expert
 megatron.expert_tensor_parallel_size | not needed | experts that ranks share are whole
 critic.megatron.tensor_model_parallel_size | spec.roles.critic.parallelism.tensor
 ref.megatron.tensor_model_parallel_size | spec.roles.reference.parallelism.tensor
