@@ -477,7 +477,8 @@ delta | spec.algorithm.policyLoss.dualClip
 cliprange | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh
 loss_type | spec.algorithm.lossAggregation | spec.algorithm.dpo.lossType of DPO
 label_smoothing | spec.algorithm.dpo.labelSmoothing
-rpo_alpha | spec.algorithm.dpo.sftWeight
+rpo_alpha cpo_alpha | spec.algorithm.dpo.sftWeight
+simpo_gamma | spec.algorithm.dpo.targetMargin
 teacher_model_name_or_path | spec.reference.path | a folder
 lmbda | not needed | the policy draws all responses; sft learns given ones
 seq_kd teacher_model_init_kwargs | not yet | responses of the teacher, settings beside its folder
@@ -649,6 +650,10 @@ spec.algorithm.type | rloo_vectorized | rloo
 spec.algorithm.type | sft_trainer supervised | sft
 spec.algorithm.type | rm bradley_terry | reward_model
 spec.algorithm.type | ipo | dpo | with dpo.lossType: ipo
+spec.algorithm.type | simpo | dpo | with dpo.lossType: simpo
+spec.algorithm.type | orpo | dpo | with dpo.lossType: orpo
+spec.algorithm.type | cpo | dpo | with dpo.lossType: cpo
+spec.algorithm.type | kto bco | not yet
 spec.algorithm.type | gkd minillm opd on_policy_distillation distill | distillation
 spec.algorithm.type | maxrl | not yet
 spec.algorithm.distillation.divergence | k1 kl | sampled_reverse_kl

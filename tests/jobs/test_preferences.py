@@ -96,6 +96,17 @@ def test_pairs_are_learnt_and_only_what_is_needed_runs(whole: Path) -> None:
     assert logs == {"tiny-controller-0", "tiny-actor-rollout-0"}
 
 
+def test_without_a_reference(pairs: Path, alone: Callable[..., Path]) -> None:
+    """SimPO learns them from the policy alone, which the rewards are of then."""
+    sections = sections_of(pairs, "dpo")
+    sections["algorithm"]["dpo"] = {"lossType": "simpo", "beta": 2.0, "targetMargin": 1.0}
+    records = run_folders.metrics(alone(**sections))
+    held_out = [record for record in records if "val/loss" in record]
+    assert held_out[0]["val/rewards/chosen"] < -2.0
+    assert held_out[-1]["val/loss"] < 0.5 * held_out[0]["val/loss"]
+    assert not any(name.startswith("timing_s/ref") for name in records[-1])
+
+
 def result(output: Path) -> dict[str, object]:
     weights = (output / "export" / "model.safetensors").read_bytes()
     return {"metrics": run_folders.without_clock(output), "weights": weights}

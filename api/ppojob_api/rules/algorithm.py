@@ -8,11 +8,15 @@ from ppojob_api.v1alpha1.algorithm import (
     FULL_KL,
     GIVEN,
     GRADIENT_OF_K2,
+    PAIR_LOSSES,
     PAIRS,
     SAMPLED_REVERSE_KL,
 )
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
+
+_SMOOTHED = sorted(name for name, one in PAIR_LOSSES.items() if one.has_smoothing)
+_WITH_MARGIN = sorted(name for name, one in PAIR_LOSSES.items() if one.has_margin)
 
 ALGORITHM_RULES = rules(
     """
@@ -53,8 +57,25 @@ ALGORITHM_RULES = rules(
     must: $UNSET
 
     spec.algorithm.dpo | labelSmoothing | NoEffect
-        it has no effect with another lossType; remove it, or lossType: sigmoid
-    when: self.lossType != 'sigmoid'
+        it has no effect with lossType ${self.lossType}; remove it, or one of $SMOOTHED_NAMES
+    when: !(self.lossType in $SMOOTHED)
+    must: $UNSET
+
+    spec.algorithm.dpo | labelSmoothing | OutOfRange
+        exo_pair compares with a pair of which both answers can be right; above 0
+    when: self.lossType == 'exo_pair' && has(self.labelSmoothing)
+    must: self.labelSmoothing > 0.0
+
+    spec.algorithm.dpo | targetMargin | NoEffect
+        it has no effect with lossType ${self.lossType}; remove it, or $MARGIN_NAMES
+    when: !(self.lossType in $WITH_MARGIN)
+    must: $UNSET
+
+    spec | reference roles.reference | NoEffect | here
+        pairs are compared with no reference with dpo.lossType ${self.algorithm.dpo.lossType};
+        remove it
+    when: self.algorithm.type == 'dpo' && has(self.algorithm.dpo)
+        && self.algorithm.dpo.lossType in $WITHOUT_REFERENCE
     must: $UNSET
 
     spec | data.applyChatTemplateKwargs data.templateColumns | NoEffect | here
@@ -361,6 +382,11 @@ ALGORITHM_RULES = rules(
     PAIR_NAMES=" and ".join(PAIRS),
     PAIRS=words(PAIRS),
     SAMPLED=SAMPLED_REVERSE_KL,
+    SMOOTHED=words(_SMOOTHED),
+    SMOOTHED_NAMES=", ".join(_SMOOTHED),
+    MARGIN_NAMES=" or ".join(_WITH_MARGIN),
+    WITH_MARGIN=words(_WITH_MARGIN),
+    WITHOUT_REFERENCE=words(name for name, one in PAIR_LOSSES.items() if not one.has_reference),
     WITH_OPTIONS=" ".join(
         to_camel(name) for name, one in (*ESTIMATORS.items(), *GIVEN.items()) if one.options
     ),

@@ -121,25 +121,92 @@ class DistillationSpec(Section):
     verl: distillation_loss.loss_max_clamp."""
 
 
+DpoLossType = Literal[
+    "sigmoid",
+    "sigmoid_norm",
+    "hinge",
+    "ipo",
+    "robust",
+    "exo_pair",
+    "nca_pair",
+    "bco_pair",
+    "sppo_hard",
+    "apo_zero",
+    "apo_down",
+    "cpo",
+    "simpo",
+    "orpo",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PairLoss:
+    """What a loss of pairs needs of a job.
+
+    Attributes:
+        has_reference: its rewards are relative to a reference.
+        is_mean: they are of the mean over the tokens of an answer, and not of the sum.
+        has_smoothing: it reads `labelSmoothing`.
+        has_margin: it reads `targetMargin`.
+        sft_weight: the weight of the cross-entropy of the chosen answer, where none is given.
+    """
+
+    has_reference: bool = True
+    is_mean: bool = False
+    has_smoothing: bool = False
+    has_margin: bool = False
+    sft_weight: float = 0.0
+
+
+PAIR_LOSSES: Final[Mapping[DpoLossType, PairLoss]] = {
+    "sigmoid": PairLoss(has_smoothing=True),
+    "sigmoid_norm": PairLoss(is_mean=True),
+    "hinge": PairLoss(),
+    "ipo": PairLoss(is_mean=True),
+    "robust": PairLoss(has_smoothing=True),
+    "exo_pair": PairLoss(has_smoothing=True),
+    "nca_pair": PairLoss(),
+    "bco_pair": PairLoss(),
+    "sppo_hard": PairLoss(),
+    "apo_zero": PairLoss(),
+    "apo_down": PairLoss(),
+    "cpo": PairLoss(has_reference=False, has_smoothing=True, sft_weight=1.0),
+    "simpo": PairLoss(has_reference=False, is_mean=True, has_smoothing=True, has_margin=True),
+    "orpo": PairLoss(has_reference=False, is_mean=True, sft_weight=1.0),
+}
+"""Every loss of pairs by its `lossType`; the trainer's table of that name has what it computes."""
+
+
 class DpoSpec(Section):
     """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss of pairs."""
 
     beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
     """How strongly the reference holds the policy: the rewards are so many times the logarithm of
-    their ratio. TRL: beta, 0.1."""
+    their ratio; without a reference, so many times the logarithm of the policy itself, and with
+    orpo the weight of the odds. SimPO: 2 to 2.5. TRL: beta, 0.1."""
 
-    loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
-    """sigmoid: -log sigmoid(margin of the rewards); hinge: what the margin lacks of 1
-    (arXiv:2305.10425); ipo: the squared distance of the margin of log ratios a token from
-    1 / (2 beta) (arXiv:2310.12036). TRL: loss_type, sigmoid."""
+    loss_type: DpoLossType = "sigmoid"
+    """sigmoid: -log sigmoid(margin of the rewards), DPO; sigmoid_norm: of rewards a token;
+    hinge: what the margin lacks of 1; ipo: the squared distance of the margin of log ratios a token
+    from 1 / (2 beta); cpo, simpo and orpo: without a reference; the others and their papers:
+    docs/recipes.md. TRL: loss_type, sigmoid."""
 
-    label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """How likely a pair is the wrong way round: conservative DPO, with sigmoid alone.
-    TRL: label_smoothing, 0."""
+    label_smoothing: Annotated[float, Field(ge=0, le=0.49)] | None = None
+    """How likely a pair is the wrong way round: with sigmoid, cpo and simpo conservative DPO;
+    absent: 0, with exo_pair 0.001. TRL: label_smoothing, 0."""
 
-    sft_weight: Coefficient = 0.0
+    target_margin: Annotated[float, Field(ge=0, le=1_000)] | None = None
+    """With simpo, by how much the chosen answer's reward is to be the larger one; absent: 0.5.
+    TRL: simpo_gamma, 0.5."""
+
+    sft_weight: Coefficient | None = None
     """Weight of the cross-entropy of the chosen answer, the mean over its tokens (RPO:
-    arXiv:2404.19733). TRL: rpo_alpha, none."""
+    arXiv:2404.19733); absent: 1 with cpo and orpo, else 0. TRL: rpo_alpha, none; cpo_alpha, 1."""
+
+    @property
+    def loss(self) -> PairLoss:
+        """What the loss needs."""
+        return PAIR_LOSSES[self.loss_type]
 
 
 class RewardModelTrainingSpec(Section):
@@ -492,7 +559,7 @@ class AlgorithmSpec(Section):
     @property
     def has_reference(self) -> bool:
         """Whether the policy is compared with a reference."""
-        return self.kl.in_ != "none" or self.type == "dpo" or self.estimator.has_teacher
+        return self.kl.in_ != "none" or self.compares_pairs or self.estimator.has_teacher
 
     @property
     def divergence(self) -> DistillationSpec | None:
@@ -511,7 +578,12 @@ class AlgorithmSpec(Section):
     def reads_reference(self) -> bool:
         """Whether the reference is asked how likely the tokens of the rows are."""
         is_sampled = self.estimator.has_teacher and self.divergence is None
-        return self.kl.has_estimate or self.type == "dpo" or is_sampled
+        return self.kl.has_estimate or self.compares_pairs or is_sampled
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether updates compare both answers of pairs with the reference."""
+        return self.type == "dpo" and (self.dpo or DpoSpec()).loss.has_reference
 
     @property
     def compares_vocabularies(self) -> bool:

@@ -1,6 +1,5 @@
 """Losses of pairs against the definitions: in float64, pair by pair, by transformers alone."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +7,12 @@ import pytest
 import tiny_models
 import torch
 from padded_reference import gradients, padded_logprobs, relative_difference
-from torch.nn import functional as F
 from transformers import LlamaForSequenceClassification
 
-from ppojob_api.v1alpha1.algorithm import DpoSpec, RewardModelTrainingSpec
+from ppojob_api.v1alpha1.algorithm import PAIR_LOSSES as PAIR_LOSS_NEEDS
+from ppojob_api.v1alpha1.algorithm import DpoLossType, DpoSpec, RewardModelTrainingSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import Head, PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Denominators
@@ -35,8 +35,38 @@ SPECS = {
     "conservative": {"beta": 0.5, "labelSmoothing": 0.2},
     "ipo": {"lossType": "ipo", "beta": 0.3},
     "hinge": {"lossType": "hinge", "beta": 0.2},
+    "robust": {"lossType": "robust", "beta": 0.5, "labelSmoothing": 0.2},
+    "exo_pair": {"lossType": "exo_pair", "beta": 0.5},
+    "simpo": {"lossType": "simpo", "beta": 2.0, "targetMargin": 1.0, "labelSmoothing": 0.1},
+    "cpo": {"lossType": "cpo"},
+    "orpo": {"lossType": "orpo", "beta": 0.3},
+    **{
+        name: {"lossType": name, "beta": 0.4}
+        for name in ("sigmoid_norm", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
+    },
     "with cross-entropy": {"sftWeight": 0.7},
 }
+
+OF_TRL = {
+    "sigmoid": 0.529260449,
+    "hinge": 0.640000000,
+    "ipo": 0.217777778,
+    "exo_pair": 0.331125094,
+    "nca_pair": 1.324585127,
+    "bco_pair": 1.251871092,
+    "robust": 0.484260449,
+    "sppo_hard": 5.655555556,
+    "apo_zero": 0.913544734,
+    "apo_down": 0.858651656,
+    "sigmoid_norm": 0.529260449,
+    "cpo": 0.565260449,
+    "simpo": 0.751595182,
+    "orpo": 0.049219929,
+}
+"""What the trainers of TRL (f2cd57710) give for log ratios of -0.7 and -1.9, with a beta of 0.3.
+
+A share of 0.1 of the pairs is the wrong way round with those who ask for it; TRL's DPO does not.
+"""
 
 
 @pytest.fixture
@@ -51,30 +81,74 @@ def experience() -> Experience:
 def literal_dpo(
     policy: list[torch.Tensor], reference: list[torch.Tensor], spec: DpoSpec
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """As TRL's `dpo_loss` has it, pair by pair, by the log-probabilities of rows."""
+    """As the papers have it, pair by pair, by the log-probabilities of rows."""
     losses, told = [], {"chosen": 0.0, "rejected": 0.0, "margins": 0.0, "accuracies": 0.0}
+    by_tokens = spec.loss_type in {"ipo", "sigmoid_norm", "simpo", "orpo"}
+    scale = (lambda row: row.mean()) if by_tokens else (lambda row: row.sum())
     for pair in range(len(policy) // 2):
-        chosen, rejected = policy[2 * pair], policy[2 * pair + 1]
-        scale = (lambda row: row.mean()) if spec.loss_type == "ipo" else (lambda row: row.sum())
-        chosen_ratio = scale(chosen) - scale(reference[2 * pair])
-        rejected_ratio = scale(rejected) - scale(reference[2 * pair + 1])
-        logits = chosen_ratio - rejected_ratio
-        if spec.loss_type == "sigmoid":
-            loss = (
-                -F.logsigmoid(spec.beta * logits) * (1 - spec.label_smoothing)
-                - F.logsigmoid(-spec.beta * logits) * spec.label_smoothing
-            )
-        elif spec.loss_type == "hinge":
-            loss = torch.relu(1 - spec.beta * logits)
-        else:
-            loss = (logits - 1 / (2 * spec.beta)) ** 2
-        losses.append(loss - spec.sft_weight * chosen.mean())
-        told["chosen"] += spec.beta * chosen_ratio.item()
-        told["rejected"] += spec.beta * rejected_ratio.item()
-        told["margins"] += spec.beta * logits.item()
-        told["accuracies"] += float(logits.item() > 0)
+        good, bad = scale(policy[2 * pair]), scale(policy[2 * pair + 1])
+        if spec.loss_type not in {"cpo", "simpo", "orpo"}:
+            good = good - scale(reference[2 * pair])
+            bad = bad - scale(reference[2 * pair + 1])
+        weight = spec.sft_weight or float(spec.loss_type in {"cpo", "orpo"})
+        loss = LITERAL[spec.loss_type](good, bad, spec.beta, spec.label_smoothing or 0.0)
+        losses.append(loss - weight * policy[2 * pair].mean())
+        told["chosen"] += spec.beta * good.item()
+        told["rejected"] += spec.beta * bad.item()
+        told["margins"] += spec.beta * (good - bad).item()
+        told["accuracies"] += float(good.item() > bad.item())
     count = len(losses)
     return torch.stack(losses).mean(), {name: total / count for name, total in told.items()}
+
+
+def prefers(x: torch.Tensor) -> torch.Tensor:
+    """The logistic function."""
+    return 1 / (1 + torch.exp(-x))
+
+
+def of_margin(margin: torch.Tensor, e: float) -> torch.Tensor:
+    """Of a pair that is the wrong way round with probability e."""
+    return -(1 - e) * torch.log(prefers(margin)) - e * torch.log(1 - prefers(margin))
+
+
+def to_the_pair(win: torch.Tensor, e: float) -> torch.Tensor:
+    """The reverse KL to what a pair says that is the wrong way round with probability e."""
+    return win * torch.log(win / (1 - e)) + (1 - win) * torch.log((1 - win) / e)
+
+
+def is_good(reward: torch.Tensor) -> torch.Tensor:
+    """What a classifier of answers pays for a good one."""
+    return -torch.log(prefers(reward))
+
+
+def is_bad(reward: torch.Tensor) -> torch.Tensor:
+    """What it pays for a bad one."""
+    return -torch.log(1 - prefers(reward))
+
+
+def odds(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x) / (1 - torch.exp(x))
+
+
+LITERAL: dict[str, Callable[..., torch.Tensor]] = {
+    "sigmoid": lambda c, r, b, e: of_margin(b * (c - r), e),
+    "sigmoid_norm": lambda c, r, b, e: of_margin(b * (c - r), 0),
+    "cpo": lambda c, r, b, e: of_margin(b * (c - r), e),
+    "simpo": lambda c, r, b, e: of_margin(b * c - b * r - 1.0, e),
+    "hinge": lambda c, r, b, e: torch.relu(1 - b * (c - r)),
+    "ipo": lambda c, r, b, e: (c - r - 1 / (2 * b)) ** 2,
+    "robust": lambda c, r, b, e: (
+        ((1 - e) * of_margin(b * (c - r), 0) - e * of_margin(b * (r - c), 0)) / (1 - 2 * e)
+    ),
+    "exo_pair": lambda c, r, b, e: to_the_pair(prefers(b * (c - r)), e or 1e-3),
+    "bco_pair": lambda c, r, b, e: is_good(b * c) + is_bad(b * r),
+    "nca_pair": lambda c, r, b, e: is_good(b * c) + is_bad(b * c) / 2 + is_bad(b * r) / 2,
+    "sppo_hard": lambda c, r, b, e: (c - (1 - 0.5) / b) ** 2 + (r - (0 - 0.5) / b) ** 2,
+    "apo_zero": lambda c, r, b, e: 1 - prefers(b * c) + prefers(b * r),
+    "apo_down": lambda c, r, b, e: prefers(b * c) + 1 - prefers(b * (c - r)),
+    "orpo": lambda c, r, b, e: b * of_margin(torch.log(odds(c) / odds(r)), 0),
+}
+"""A loss of one pair, by probabilities and without anything that keeps digits."""
 
 
 def trained(model: tiny_models.PreTrainedModel, rows: Experience) -> list[torch.Tensor]:
@@ -124,26 +198,15 @@ def test_dpo_equals_the_literal_reference(
     assert relative_difference(found, gradients(theirs, loss)) < 1e-5
 
 
-def test_numbers_of_the_papers_by_hand() -> None:
-    """Ratios of 3 and 1 over two tokens, and one."""
-    rows = Experience(
-        prompts=[torch.tensor([1])],
-        row_groups=torch.tensor([0, 0]),
-        response_tokens=torch.zeros(3, dtype=torch.int64),
-        lengths=torch.tensor([2, 1]),
-        mask=torch.ones(3, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(3),
-        ref_logprobs=torch.tensor([-3.0, -2.0, -4.0]),
-    )
-    logprobs = torch.tensor([-1.0, -1.0, -3.0])
-    expected = {
-        "sigmoid": math.log(1 + math.exp(-0.1 * (3 - 1))),
-        "hinge": 1 - 0.1 * (3 - 1),
-        "ipo": ((3 / 2 - 1) - 1 / (2 * 0.1)) ** 2,
-    }
-    for name, value in expected.items():
-        losses, _ = DpoLoss(DpoSpec(loss_type=name))(logprobs, rows)
-        assert losses.item() == pytest.approx(value, rel=1e-6)
+@pytest.mark.parametrize("name", OF_TRL)
+def test_numbers_are_those_of_trl(name: DpoLossType) -> None:
+    needs, beta = PAIR_LOSS_NEEDS[name], 0.3
+    chosen, rejected = torch.tensor([[-0.7], [-1.9]], dtype=torch.float64)
+    is_asked = needs.has_smoothing and name != "sigmoid"
+    options = {"label_smoothing": 0.1} if is_asked else {}
+    loss = PAIR_LOSSES[name](chosen, rejected, beta=beta, **options)
+    assert loss.item() == pytest.approx(OF_TRL[name], rel=1e-6)
+    assert set(OF_TRL) == set(PAIR_LOSSES) == set(PAIR_LOSS_NEEDS)
 
 
 @pytest.mark.parametrize("budget", [1, 10_000])

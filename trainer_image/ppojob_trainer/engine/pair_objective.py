@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ppojob_api.v1alpha1.algorithm import DpoSpec, RewardModelTrainingSpec
 from ppojob_trainer.algorithms.masked import row_mean, row_sum
+from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -22,34 +23,37 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class DpoLoss:
-    """Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290, equation 7).
+    """A loss of `PAIR_LOSSES`, and the cross-entropy of the chosen answers beside it.
 
-    With the implicit rewards `beta log(pi(y|x) / pi_ref(y|x))` of both answers and their margin m:
-    sigmoid `-log sigmoid(m)`, and with label smoothing e, where pairs are the wrong way round so
-    often, `-(1 - e) log sigmoid(m) - e log sigmoid(-m)`; hinge `max(0, 1 - m)` (Zhao et al. 2023,
-    arXiv:2305.10425); ipo `(m / beta - 1 / (2 beta))^2` (Azar et al. 2023, arXiv:2310.12036), there
-    with log ratios a token, as its authors had TRL correct it.
+    The rewards that are told are `beta` times what the loss compares: `log(pi(y|x) / pi_ref(y|x))`,
+    or `log pi(y|x)` without a reference, over an answer or its mean over the tokens.
     """
 
     spec: DpoSpec
 
     def __call__(self, logprobs: Tensor, rows: Experience) -> tuple[Tensor, Tensor]:
-        """Losses (pairs,) and rewards (rows,) of rows that have `ref_logprobs`."""
-        assert rows.ref_logprobs is not None, "the reference comes before the update"
-        spec, of_row = self.spec, row_mean if self.spec.loss_type == "ipo" else row_sum
-        ratios = of_row(logprobs - rows.ref_logprobs, rows.mask, rows.lengths)
-        rewards = spec.beta * ratios
-        margins = rewards[0::2] - rewards[1::2]
-        if spec.loss_type == "ipo":
-            losses = (margins / spec.beta - 1.0 / (2.0 * spec.beta)).square()
-        elif spec.loss_type == "hinge":
-            losses = F.relu(1.0 - margins)
-        else:
-            is_wrong = spec.label_smoothing
-            losses = -(1.0 - is_wrong) * F.logsigmoid(margins) - is_wrong * F.logsigmoid(-margins)
-        if spec.sft_weight:
-            losses = losses - spec.sft_weight * row_mean(logprobs, rows.mask, rows.lengths)[0::2]
-        return losses, rewards
+        """Losses (pairs,) and rewards (rows,); `ref_logprobs` are there, if it reads them."""
+        spec, needs = self.spec, self.spec.loss
+        compared = logprobs
+        if needs.has_reference:
+            assert rows.ref_logprobs is not None, "the reference comes before the update"
+            compared = logprobs - rows.ref_logprobs
+        ratios = (row_mean if needs.is_mean else row_sum)(compared, rows.mask, rows.lengths)
+        losses = PAIR_LOSSES[spec.loss_type](ratios[0::2], ratios[1::2], **_options(spec))
+        sft_weight = needs.sft_weight if spec.sft_weight is None else spec.sft_weight
+        if sft_weight:
+            losses = losses - sft_weight * row_mean(logprobs, rows.mask, rows.lengths)[0::2]
+        return losses, spec.beta * ratios
+
+
+def _options(spec: DpoSpec) -> dict[str, float]:
+    """The options of its loss that are given, by the names of the arguments."""
+    named = {
+        "beta": spec.beta,
+        "label_smoothing": spec.label_smoothing,
+        "target_margin": spec.target_margin,
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

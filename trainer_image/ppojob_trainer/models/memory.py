@@ -100,7 +100,7 @@ def held_in_turns(
     if "reward model" in turns:  # it scores beside the engine
         turns["reward model"].add(ENGINE)
     algorithm = config.spec.algorithm
-    if "policy" in turns and (algorithm.compares_vocabularies or algorithm.type == "dpo"):
+    if "policy" in turns and (algorithm.compares_vocabularies or algorithm.compares_pairs):
         turns["policy"].add(
             "reference"
         )  # an update compares with it, or the loss of held-out pairs

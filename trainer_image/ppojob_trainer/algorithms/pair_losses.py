@@ -1,0 +1,154 @@
+"""Losses of preferences: of the chosen answers c and the rejected answers r of pairs.
+
+All take `chosen` and `rejected`, (pairs,), and give losses, (pairs,). Both are logarithms of
+`pi(y|x) / pi_ref(y|x)`, or of `pi(y|x)` in a loss without a reference: summed over the tokens of an
+answer or, where `PairLoss.is_mean` says so, their mean. m is the margin `beta (chosen - rejected)`,
+s the logistic function, e the share of pairs that are the wrong way round (`label_smoothing`).
+Numbers are those of TRL's `DPOTrainer`, and of its `CPOTrainer` and `ORPOTrainer`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+def sigmoid(
+    chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float = 0.0
+) -> Tensor:
+    """`-(1 - e) log s(m) - e log s(-m)`: DPO (Rafailov et al. 2023, arXiv:2305.18290, equation 7).
+
+    Without a reference it is CPO's (Xu et al. 2024, arXiv:2401.08417, equation 7); of means over
+    the tokens the length-normalized DPO of Tulu 3 (Lambert et al. 2024, arXiv:2411.15124).
+    """
+    margins = beta * (chosen - rejected)
+    wrong = label_smoothing * logsigmoid(-margins)
+    return -(1.0 - label_smoothing) * logsigmoid(margins) - wrong
+
+
+def hinge(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
+    """`max(0, 1 - m)`: SLiC (Zhao et al. 2023, arXiv:2305.10425)."""
+    return torch.relu(1.0 - beta * (chosen - rejected))
+
+
+def ipo(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
+    """`(m / beta - 1 / (2 beta))^2` (Azar et al. 2023, arXiv:2310.12036, equation 17).
+
+    With log ratios a token, as its authors had TRL correct it.
+    """
+    return (chosen - rejected - 1.0 / (2.0 * beta)).square()
+
+
+def robust(
+    chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float = 0.0
+) -> Tensor:
+    """`(-(1 - e) log s(m) + e log s(-m)) / (1 - 2 e)`: what DPO is without the wrong pairs.
+
+    Robust DPO (Chowdhury et al. 2024, arXiv:2403.00409, equation 12).
+    """
+    margins = beta * (chosen - rejected)
+    wrong = label_smoothing * logsigmoid(-margins)
+    right = -(1.0 - label_smoothing) * logsigmoid(margins)
+    return (right + wrong) / (1.0 - 2.0 * label_smoothing)
+
+
+def exo_pair(
+    chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float = 1e-3
+) -> Tensor:
+    """`s(m) log(s(m) / (1 - e)) + s(-m) log(s(-m) / e)`: the reverse KL to what the pair says.
+
+    EXO (Ji et al. 2024, arXiv:2402.00856, equation 16).
+    """
+    margins = beta * (chosen - rejected)
+    agrees = margins.sigmoid() * (logsigmoid(margins) - math.log1p(-label_smoothing))
+    return agrees + (-margins).sigmoid() * (logsigmoid(-margins) - math.log(label_smoothing))
+
+
+def nca_pair(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
+    """`-log s(r_c) - (log s(-r_c) + log s(-r_r)) / 2`, which keeps the chosen answer likely.
+
+    NCA (Chen et al. 2024, arXiv:2402.05369, equation 12), of rewards `beta` times the ratios.
+    """
+    good, bad = beta * chosen, beta * rejected
+    return -logsigmoid(good) - 0.5 * (logsigmoid(-good) + logsigmoid(-bad))
+
+
+def bco_pair(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
+    """`-log s(beta c) - log s(-beta r)`: a classifier of good and bad answers.
+
+    BCO (Jung et al. 2024, arXiv:2404.04656) without the shift of its rewards, as in TRL.
+    """
+    return -logsigmoid(beta * chosen) - logsigmoid(-beta * rejected)
+
+
+def sppo_hard(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
+    """`(c - 1 / (2 beta))^2 + (r + 1 / (2 beta))^2`, where the chosen answer always wins.
+
+    SPPO (Wu et al. 2024, arXiv:2405.00675, equation 4.6).
+    """
+    return (chosen - 0.5 / beta).square() + (rejected + 0.5 / beta).square()
+
+
+def apo_zero(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
+    """`1 - s(beta c) + s(beta r)`, where the chosen answer is better than the policy's own.
+
+    APO (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 7).
+    """
+    return (-beta * chosen).sigmoid() + (beta * rejected).sigmoid()
+
+
+def apo_down(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
+    """`s(beta c) + 1 - s(m)`, where the policy's own answers are better than the chosen one.
+
+    APO (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8).
+    """
+    return (beta * chosen).sigmoid() + (beta * (rejected - chosen)).sigmoid()
+
+
+def simpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    *,
+    beta: float,
+    label_smoothing: float = 0.0,
+    target_margin: float = 0.5,
+) -> Tensor:
+    """`-log s(m - target_margin)`, of log-probabilities a token, without a reference.
+
+    SimPO (Meng et al. 2024, arXiv:2405.14734, equation 6).
+    """
+    lowered = chosen - target_margin / beta
+    return sigmoid(lowered, rejected, beta=beta, label_smoothing=label_smoothing)
+
+
+def orpo(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
+    """`-beta log s(log(odds_c / odds_r))`, `odds = p / (1 - p)`, of log-probabilities a token.
+
+    ORPO (Hong et al. 2024, arXiv:2403.07691, equations 4 and 7).
+    """
+    # A sure answer has infinite odds; the bound keeps its gradient finite.
+    sure = -torch.finfo(chosen.dtype).eps
+    odds = [one - torch.log(-torch.expm1(one.clamp(max=sure))) for one in (chosen, rejected)]
+    return -beta * logsigmoid(odds[0] - odds[1])
+
+
+PAIR_LOSSES: Final[dict[str, Callable[..., Tensor]]] = {
+    "sigmoid": sigmoid,
+    "sigmoid_norm": sigmoid,
+    "hinge": hinge,
+    "ipo": ipo,
+    "robust": robust,
+    "exo_pair": exo_pair,
+    "nca_pair": nca_pair,
+    "bco_pair": bco_pair,
+    "sppo_hard": sppo_hard,
+    "apo_zero": apo_zero,
+    "apo_down": apo_down,
+    "cpo": sigmoid,
+    "simpo": simpo,
+    "orpo": orpo,
+}
+"""Every loss of pairs by the name of `spec.algorithm.dpo.lossType`."""
