@@ -91,7 +91,6 @@ return_raw_chat return_full_prompt | not needed | rows on disk hold the prompt
 return_raw_input_ids return_multi_modal_inputs | not needed | rows on disk hold the prompt
 validation_shuffle | not needed | a validation reads all rows
 image_key | not needed | pictures are in the column images
-freeze_vision_tower | not needed | vision towers are frozen
 video_key audio_key | not yet | videos and sound
 image_patch_size mm_processor_kwargs | not yet | pictures and sound
 data.tokenizer | spec.model.tokenizerPath

@@ -295,7 +295,9 @@ def make_engine(
 
 
 def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
-    model = load_model(folder / case.model, world=world, lora=case.lora, seed=3)
+    model = load_model(
+        folder / case.model, world=world, lora=case.lora, seed=3, with_tower=case.seeing
+    )
     if case.nudged:
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():

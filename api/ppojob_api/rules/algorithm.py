@@ -328,6 +328,17 @@ ALGORITHM_RULES = rules(
     when: has(self.model.lora)
     must: !self.model.freezeRouters
 
+    spec | model.freezeVisionTower | Conflict | here
+        beside adapters all weights stay as they are, the tower's too; true, or no model.lora
+    when: has(self.model.lora)
+    must: self.model.freezeVisionTower
+
+    spec | model.freezeVisionTower | NotInThisVersion | here
+        a reference that follows has a tower of its own, which follows nobody: not in this version;
+        true, or no kl.referenceRefresh
+    when: has(self.algorithm.kl.referenceRefresh)
+    must: self.model.freezeVisionTower
+
     spec | algorithm.routerBalanceCoefficient algorithm.routerZCoefficient | NoEffect
         routers that stay as they are learn nothing from it (model.freezeRouters, or model.lora);
         remove it

@@ -119,6 +119,10 @@ class ModelSpec(Section):
     freeze_routers: bool = False
     """Leave the routers of a mixture of experts as they are. verl: freeze_moe_router, false."""
 
+    freeze_vision_tower: bool = True
+    """Leave the vision tower of a model that sees pictures as it is; false: it learns too.
+    verl: freeze_vision_tower, false."""
+
 
 class DataFile(Section):
     """A file of rows, or several that count as one."""

@@ -75,21 +75,22 @@ def own_code(verl: Verl, job: Draft) -> None:
 def pictures(verl: Verl, job: Draft) -> None:
     """The tower, and columns of media; a whole configuration names all three for text too."""
     tower = "actor_rollout_ref.actor.freeze_vision_tower"
-    if verl[tower]:
-        job.keep(tower)
-    else:
-        job.note("the vision tower is frozen", tower)
     keys = ("data.image_key", "data.video_key", "data.audio_key")
     given = [key for key in keys if verl.is_given(key)]
-    if len(given) == len(keys):
+    is_whole, ranks = len(given) == len(keys), ("lora_rank", "lora.rank")
+    if any(verl[f"actor_rollout_ref.model.{rank}"] for rank in ranks):
+        job.keep(tower)  # beside adapters it is frozen
+    elif not is_whole and (given or verl.is_given(tower)):
+        job.set("spec.model.freezeVisionTower", verl[tower], tower)
+    elif not verl[tower]:
+        job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)
+    if is_whole:
         return
     job.leave_out("rows with videos or sound: not in this version", *set(given) - {keys[0]})
     if keys[0] not in given:
         return
-    if verl[keys[0]] == "images" and verl[tower]:
+    if verl[keys[0]] == "images":
         job.keep(keys[0])
-    elif verl[keys[0]] == "images":
-        job.note("the vision tower is frozen", keys[0])
     else:
         job.leave_out("pictures are in the column images", keys[0])
 

@@ -82,7 +82,7 @@ def export_model(
     """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
 
     Where the model is cut over ranks all of them call this, and weights are put together one at a
-    time; one rank writes. What nobody trains, a vision tower, is taken over too.
+    time; one rank writes. A vision tower that nobody trains is taken over too.
 
     Args:
         target: the folder, replaced as a whole; None for a rank that gives its parts only.
@@ -103,10 +103,12 @@ def export_model(
         ConfigError: ``model_folder`` has no readable config.json.
     """
     tower, stored = _tower(model_folder)
-    named = {stored.get(name, name): tensor for name, tensor in tensors} | tower
+    trained = {stored.get(name, name): tensor for name, tensor in tensors}
+    frozen = {name: tensor for name, tensor in tower.items() if name not in trained}
+    named = trained | frozen
     plain = told(join)
     changed = {stored.get(name, name): adapter for name, adapter in adapters.items()}
-    merge = _but(tower, told(_merging(changed)))
+    merge = _but(frozen, told(_merging(changed)))
     head = {SCORE_WEIGHT: named[SCORE_WEIGHT]} if is_scorer else {}
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):

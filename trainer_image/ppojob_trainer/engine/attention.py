@@ -39,6 +39,7 @@ from ppojob_trainer.engine.long_rows import (
     scaled_bmm,
 )
 from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
+from ppojob_trainer.models.vision_tower import trained_tower
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 PACKED_ATTENTION = "ppojob_packed"
@@ -402,5 +403,9 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     """Let every layer of a model attend by `attend_packed`."""
     AttentionInterface.register(PACKED_ATTENTION, attend_packed)
     AttentionMaskInterface.register(PACKED_ATTENTION, lambda *_, **__: None)  # it is in the plan
+    tower = trained_tower(model)
+    own = None if tower is None else tower.config._attn_implementation
     model.set_attn_implementation(PACKED_ATTENTION)
+    if tower is not None:  # which attends within each picture
+        tower.set_attn_implementation(own)
     use_packed_states(model)

@@ -251,7 +251,7 @@ def packed_pass(
     def compute() -> TokenOutputs:
         with saving():
             read = given
-            if tower is not None and own.pictures and stage.ranks.is_first:
+            if tower is not None and stage.ranks.is_first and (own.pictures or tower.learns):
                 read = given | _with_pictures(model, tower, own)
                 del read["input_ids"]
             states = model.base_model(
@@ -277,8 +277,9 @@ def packed_pass(
 
 def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
     """What stands for a run of tokens; each rank of a sequence sees all of the pictures."""
-    embeddings: Tensor = model.get_input_embeddings()(own.input_ids[None])
-    assert own.picture_places is not None
+    embeddings = tower.within(model.get_input_embeddings()(own.input_ids[None]))
+    if own.picture_places is None:
+        return {"inputs_embeds": embeddings}
     given = tower.shown(embeddings, own.picture_places, own.pictures, own.picture_rows)
     held = sum(not isinstance(layer, HandsOn) for layer in model.base_model.layers)
     assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"

@@ -307,6 +307,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     """
     yield from _check_engines(spec)
     yield from _check_routers(spec)
+    yield from _check_tower(spec)
     pods = model_pods(spec.roles)
     references = spec.reference_paths if spec.algorithm.has_reference else ()
     folders: list[tuple[RoleName, str | None]] = [
@@ -406,6 +407,20 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
     if spec.model.freeze_routers:
         where = "spec.model.freezeRouters"
         yield Problem(where, shown(True), why, allowed, ReasonCode.NO_EFFECT)
+
+
+def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
+    """A tower that is to learn, of a model that has none."""
+    sizes = sizes_of(spec.model.path)
+    if spec.model.freeze_vision_tower or sizes is None or FAMILIES[sizes.model_type].sees_pictures:
+        return
+    yield Problem(
+        "spec.model.freezeVisionTower",
+        shown(False),
+        f"a model of {sizes.model_type} sees no pictures",
+        "remove it",
+        ReasonCode.NO_EFFECT,
+    )
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:

@@ -40,7 +40,7 @@ from ppojob_trainer.models.mixtures import CORRECTION, stays_float32
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
-from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.vision_tower import give_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
@@ -74,6 +74,7 @@ def load_model(
     lora: LoraSpec | None = None,
     seed: int = 0,
     overrides: Mapping[str, Json] = _NOTHING,
+    with_tower: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model, in evaluation mode.
 
@@ -85,6 +86,7 @@ def load_model(
         lora: adapters beside its weights, which are frozen then; None for none.
         seed: of what adapters begin with.
         overrides: changes of its config.json, as `config_changes` gives them.
+        with_tower: its vision tower is a part of it, which learns; else it is frozen, beside it.
 
     Raises:
         ConfigError: the folder holds no model, one that cannot be trained here, not all of its
@@ -99,6 +101,7 @@ def load_model(
         trust_remote_code=trust_remote_code,
         lora=lora,
         overrides=overrides,
+        with_tower=with_tower,
     )
     _begin_adapters(model, lora, seed)
     give_tower(model, Path(folder), dtype, (world or World.alone()).device)
@@ -241,6 +244,7 @@ def _load(
     lora: LoraSpec | None = None,
     overrides: Mapping[str, Json] = _NOTHING,
     may_lack: Set[str] = frozenset(),
+    with_tower: bool = False,
     **changes: object,
 ) -> tuple[PreTrainedModel, Set[str]]:
     """Load a model of one of transformers' AutoModel... classes; adapters have no values yet.
@@ -259,7 +263,7 @@ def _load(
     world = world or World.alone()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
-        config = language_config(folder, **options)
+        config = language_config(folder, with_tower=with_tower, **options)
         change(config, overrides)
         for name, value in changes.items():
             setattr(config, name, value)
@@ -404,6 +408,9 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     """
     base: Any = model.base_model
     base.rotary_emb = type(base.rotary_emb)(config=model.config).to(device)
+    tower: Any = trained_tower(model)
+    if tower is not None:
+        tower.rotary_pos_emb = type(tower.rotary_pos_emb)(tower.config).to(device)
     scale = getattr(base.embed_tokens, "scalar_embed_scale", None)
     if scale is not None:
         base.embed_tokens.embed_scale = torch.tensor(scale, dtype=torch.float32, device=device)

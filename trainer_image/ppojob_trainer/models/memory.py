@@ -41,12 +41,17 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     """Weights of the models of a run by their folders, of all files that can be read.
 
     Without the output layer: where it is tied it is the embedding, even if a file holds it again.
-    Nor is a vision tower counted, which nobody trains, nor are layers behind the model's own.
+    Nor are layers behind the model's own counted. A vision tower that learns is under `TOWER`; one
+    that nobody trains is not counted.
     """
     spec = config.spec
     others = {model.path for model in (spec.critic, spec.reward_model) if model and model.path}
     folders = {spec.model.path, *spec.reference_paths, *others}
-    return {folder: _count_of(folder) for folder in folders}
+    found = {folder: _count_of(folder) for folder in folders}
+    if not spec.model.freeze_vision_tower:
+        tensors = read_weights(Path(spec.model.path)).tensors.items()
+        found[TOWER] = sum(tensor.size for name, tensor in tensors if name.startswith(TOWER))
+    return {name: count for name, count in found.items() if count or name != TOWER}
 
 
 def _count_of(folder: str) -> int:
@@ -174,7 +179,8 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     if "actorRollout" in living and spec.steps.trains:
         moments = spec.optimizer.moments
         whole = moments if lora is None else None
-        found["policy"] = part(spec.model.dtype, policy, actor.offload, whole)
+        count = policy + parameters.get(TOWER, 0)
+        found["policy"] = part(spec.model.dtype, count, actor.offload, whole)
         found["adapters"] = part(*_adapters(lora, spec.model.path, actor.offload), moments)
     if "actorRollout" in living:
         found |= engine

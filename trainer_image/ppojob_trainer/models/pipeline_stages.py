@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import Experts, experts_of
 from ppojob_trainer.parallel.boxes import is_first_holder
 from ppojob_trainer.parallel.experts import ExpertRanks
@@ -51,7 +52,7 @@ class PipelineStage:
         if layer is not None:
             stages = range(self.ranks.size)
             return next(s for s in stages if int(layer[1]) in layers_of(s, stages, self.layers))
-        return 0 if ".embed_tokens." in name else self.ranks.size - 1
+        return 0 if ".embed_tokens." in name or name.startswith(TOWER) else self.ranks.size - 1
 
     def holder_of_expert(self, name: str) -> int | None:
         """Which of the ranks that share experts has a tensor; None where it is no expert's."""
@@ -115,6 +116,9 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
     base: Any = model.base_model
     layers = len(base.layers)
     heads = {name: module for name, module in model.named_children() if module is not base}
+    tower = TOWER.rstrip(".")
+    if heads.pop(tower, None) is not None and not ranks.is_first:
+        setattr(model, tower, HandsOn())
     is_tied = any(
         base.embed_tokens.weight is getattr(head, "weight", None) for head in heads.values()
     )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.lora import A, B
@@ -112,6 +113,9 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
     found = {}
     for name, module in model.named_modules():
         if module in whole:
+            continue
+        if name.startswith(TOWER):  # which is whole on each of them
+            found[name] = WHOLE
             continue
         place = re.sub(r"\.\d+\.", ".*.", name)
         if place in plan or any(True for _ in module.parameters(recurse=False)):

@@ -49,6 +49,7 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
 )
 
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
+from ppojob_trainer.models.vision_tower import TOWERS
 
 
 class Qwen2VLLanguageConfig(Qwen2VLTextConfig):  # type: ignore[misc]
@@ -96,7 +97,10 @@ class Qwen35MoeLanguageConfig(Qwen3_5MoeTextConfig):  # type: ignore[misc]
 
 
 class _LanguageModel:
-    """A decoder with an output layer, as transformers' causal language models are."""
+    """A decoder with an output layer, as transformers' causal language models are.
+
+    A configuration with a `tower` has one too, under the names of folders.
+    """
 
     decoder: ClassVar[Any]
     text_config: ClassVar[type[PreTrainedConfig]] = Qwen2Config
@@ -107,6 +111,8 @@ class _LanguageModel:
         super().__init__(config)  # type: ignore[call-arg]
         self.model = self.decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if (tower := getattr(config, "tower", None)) is not None:
+            self.visual = TOWERS[config.model_type](tower)
         self.post_init()  # type: ignore[attr-defined]
 
     def forward(self, *, logits_to_keep: int = 0, **inputs: Any) -> CausalLMOutputWithPast:
@@ -177,12 +183,20 @@ for _model in _MODELS.values():
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
 
 
-def language_config(folder: Path | str, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration of the language model in a folder, of which nothing is fetched."""
+def language_config(
+    folder: Path | str, *, trust_remote_code: bool = False, with_tower: bool = False
+) -> PreTrainedConfig:
+    """The configuration of the language model in a folder, of which nothing is fetched.
+
+    `with_tower` has the model hold its vision tower, if the folder has one, as weights of its own.
+    """
     config = AutoConfig.from_pretrained(
         folder, local_files_only=True, trust_remote_code=trust_remote_code
     )
-    return language_part(config)
+    part = language_part(config)
+    if with_tower and part is not config:
+        part.tower = config.vision_config
+    return part
 
 
 def language_part(config: PreTrainedConfig) -> PreTrainedConfig:

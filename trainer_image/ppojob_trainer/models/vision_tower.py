@@ -1,13 +1,16 @@
-"""The vision tower of a model: frozen, whole on each rank, loaded when it first sees a picture."""
+"""The vision tower of a model: a part of it where it learns, else beside it.
 
-from collections.abc import Sequence
+One that is frozen, or an engine's, is whole on each rank and loaded when it first sees a picture.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
 )
@@ -22,9 +25,10 @@ from ppojob_trainer.data.pictures import PictureForm, opened, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.weight_files import read_weights
+from ppojob_trainer.parallel.boxes import local_part
 
 _EYES: Final = "vision_tower"
-_TOWERS: Final = {
+TOWERS: Final = {
     "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
     "qwen2_5_vl": Qwen2_5_VisionTransformerPretrainedModel,
     "qwen3_vl": Qwen3VLVisionModel,
@@ -32,20 +36,29 @@ _TOWERS: Final = {
     "qwen3_5": Qwen3_5VisionModel,
     "qwen3_5_moe": Qwen3_5MoeVisionModel,
 }
+"""transformers' class of a tower, by the type of the model that it belongs to."""
 
 
 class VisionTower:
     """What stands in the place of pictures in a model's embeddings, and is added behind layers.
 
-    It is no module of the model, so nobody cuts, counts, trains or saves it.
+    The tower of a model that trains it is a module of that model. Any other is not, so nobody cuts,
+    counts, trains or saves it.
     """
 
     def __init__(
-        self, folder: Path, form: PictureForm, device: torch.device, dtype: torch.dtype
+        self,
+        folder: Path,
+        form: PictureForm,
+        device: torch.device,
+        dtype: torch.dtype,
+        trained: nn.Module | None = None,
     ) -> None:
         self.form = form
         self._folder, self._device, self._dtype = folder, device, dtype
-        self._tower: nn.Module | None = None
+        self._tower = trained
+        self.learns = trained is not None
+        """Whether it is a part of its model."""
         self._processor: Any = None
 
     def shown(
@@ -89,14 +102,40 @@ class VisionTower:
         said = {file: self._said(file) for file in dict.fromkeys(files)}
         return [said[file] for file in files]
 
-    @torch.no_grad()
+    def within(self, embeddings: Tensor) -> Tensor:
+        """The same embeddings, (b, t, h), and gradients of 0 for a tower that learns.
+
+        Ranks add up gradients of all its weights, also of a pass without pictures.
+        """
+        if not (self.learns and torch.is_grad_enabled()):
+            return embeddings
+        weights = map(local_part, self._loaded().parameters())
+        return embeddings + sum(one.flatten()[:1].sum() * 0.0 for one in weights)
+
+    def take(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Take over the weights that are the tower's among those of a whole model.
+
+        Returns:
+            The others.
+        """
+        own: dict[str, Tensor] = {}
+        for name, tensor in tensors:
+            if not name.startswith(TOWER):
+                yield name, tensor
+                continue
+            own = own or self._loaded().state_dict()
+            own[name.removeprefix(TOWER)].copy_(tensor)
+
     def _said(self, file: bytes) -> Tensor:
         tower = self._loaded()
+        if self._processor is None:
+            self._processor = Qwen2VLImageProcessorPil.from_pretrained(self._folder)
         pixels = self._processor(images=[opened(file)], return_tensors="pt")
-        output = tower(
-            pixels["pixel_values"].to(self._device, self._dtype),
-            grid_thw=pixels["image_grid_thw"].to(self._device),
-        )
+        with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
+            output = tower(
+                pixels["pixel_values"].to(self._device, self._dtype),
+                grid_thw=pixels["image_grid_thw"].to(self._device),
+            )
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _loaded(self) -> nn.Module:
@@ -104,7 +143,7 @@ class VisionTower:
             return self._tower
         config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
         with torch.random.fork_rng(devices=[]):
-            tower = _TOWERS[config.model_type]._from_config(config.vision_config)
+            tower = TOWERS[config.model_type]._from_config(config.vision_config)
         weights, state = read_weights(self._folder), {}
         for name in tower.state_dict():
             if (path := weights.files.get(f"{TOWER}{name}")) is None:
@@ -114,7 +153,6 @@ class VisionTower:
             with safe_open(path, framework="pt") as file:
                 state[name] = file.get_tensor(weights.stored[f"{TOWER}{name}"])
         tower.load_state_dict(state)
-        self._processor = Qwen2VLImageProcessorPil.from_pretrained(self._folder)
         for weight in tower.parameters():  # angles of positions stay in float32, as transformers'
             weight.data = weight.data.to(self._dtype)
         self._tower = tower.to(self._device).eval().requires_grad_(False)
@@ -122,9 +160,15 @@ class VisionTower:
 
 
 def give_tower(model: nn.Module, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-    """Let a language model have the tower of its folder, if there is one."""
+    """Let a language model have the tower of its folder, if there is one, or use that within it."""
     if (form := PictureForm.read(folder)) is not None:
-        setattr(model, _EYES, VisionTower(folder, form, device, dtype))
+        setattr(model, _EYES, VisionTower(folder, form, device, dtype, trained_tower(model)))
+
+
+def trained_tower(model: nn.Module) -> PreTrainedModel | None:
+    """The tower that is a part of a model; None where there is none, or another stage has it."""
+    tower = getattr(model, TOWER.rstrip("."), None)
+    return tower if isinstance(tower, PreTrainedModel) else None
 
 
 def tower_of(model: nn.Module) -> VisionTower | None:

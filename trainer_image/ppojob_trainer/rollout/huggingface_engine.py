@@ -154,7 +154,8 @@ class HuggingFaceEngine:
         self._model.to(self._home)
         own = self._model.state_dict(keep_vars=True)
         loaded: set[int] = set()
-        for name, tensor in tensors:
+        tower = tower_of(self._model)
+        for name, tensor in tensors if tower is None else tower.take(tensors):
             if name not in own:
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             if own[name].shape != tensor.shape:

@@ -26,7 +26,7 @@ Six things about vLLM on the CPU cost time to find, and each has its line and it
 import gc
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +42,7 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.data.pictures import PictureForm
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.vision_language import language_config
-from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.vision_tower import give_tower, tower_of
 from ppojob_trainer.repeated_bits import any_kernels
 from ppojob_trainer.rollout.process_state import (
     garbage_kept,
@@ -228,7 +228,7 @@ class VllmEngine:
         try:
             with process_state_kept(own_environment="VLLM_"), self._kernels(), torch.no_grad():
                 self._wake("weights")
-                self._weights.take(self._engine, iter(tensors))
+                self._weights.take(self._engine, self._but_of_tower(tensors))
                 self._wake("kv_cache")
         except Exception as error:
             self._unusable = "loading weights failed"
@@ -238,6 +238,13 @@ class VllmEngine:
         self._policy_version = version
         self._is_asleep = False
         self.reset_cache()
+
+    def _but_of_tower(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Weights of the language model alone, once the tower has its own."""
+        if self._pictures is None:
+            return iter(tensors)
+        (tower,) = self._engine.apply_model(tower_of)
+        return tower.take(tensors)
 
     def reset_cache(self) -> None:
         """See `RolloutEngine`."""

@@ -144,7 +144,11 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     offload = spec.roles.actor_rollout.offload
 
     def load() -> PreTrainedModel:
-        load_one = load_scoring_model if is_scorer else load_model
+        load_one = (
+            load_scoring_model
+            if is_scorer
+            else partial(load_model, with_tower=not model.freeze_vision_tower)
+        )
         loaded = load_one(
             model.path, dtype, world=world, lora=model.lora, seed=spec.seed, overrides=overrides
         )
