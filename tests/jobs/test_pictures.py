@@ -47,6 +47,14 @@ def write_rows(path: Path, count: int, **told: object) -> None:
 VLLM = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
 
 
+PPO = {
+    "type": "ppo",
+    "promptsPerStep": 4,
+    "samplesPerPrompt": 4,
+    "kl": {"in": "reward", "coefficient": 0.01},
+}
+
+
 def picture_job(folder: Path, **changes: object) -> dict[str, object]:
     """A job whose rewards count letters of a colour."""
     return {
@@ -55,12 +63,7 @@ def picture_job(folder: Path, **changes: object) -> dict[str, object]:
             "train": [{"path": str(folder / "train.parquet")}],
             "validation": [],
         },
-        "algorithm": {
-            "type": "grpo",
-            "promptsPerStep": 4,
-            "samplesPerPrompt": 4,
-            "kl": {"in": "reward", "coefficient": 0.01},
-        },
+        "algorithm": {**PPO, "type": "grpo"},
         "rewards": tiny_jobs.reward_at(folder / "color.py", REWARD),
         "roles": {"actorRollout": {"ranksPerReplica": 2}},
         "steps": {"total": 3},
@@ -77,20 +80,21 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        pytest.param("seeing", {}, id="huggingface"),
+        pytest.param("seeing", {"algorithm": PPO}, id="huggingface"),
         pytest.param("seeing_3", {"rollout": VLLM}, id="vllm_learns", marks=pytest.mark.vllm),
     ],
 )
 def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     run_through, tmp_path: Path, kind: str, changes
 ):
-    """Over two ranks, one of which computes rows that the other owns; and with engines apart.
+    """Over two ranks, one of which computes rows that the other owns; and with others apart.
 
-    The tower is frozen, or learns, and engines have it as it is.
+    A critic sees the pictures too. The tower is frozen, or learns, and engines have it as it is.
     """
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1, kind)
-    write_rows(tmp_path / "train.parquet", 24)
     learns = kind == "seeing_3"
+    # Policy and critic draw dropout of one state in one process, and of two apart.
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1 if learns else 0.0, kind)
+    write_rows(tmp_path / "train.parquet", 24)
     model = {"path": str(tmp_path / "model"), "freezeVisionTower": not learns}
     job = picture_job(tmp_path, model=model, **changes)
     (tmp_path / "calm").mkdir()
@@ -114,6 +118,8 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     assert run_folders.result(killed) == run_folders.result(calm)
 
     roles = {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}}
+    if not learns:
+        roles["critic"] = {"ranksPerReplica": 2, "colocateWith": "none"}
     (tmp_path / "apart").mkdir()
     apart = tiny_jobs.write_manifest(tmp_path / "apart", tmp_path, **{**job, "roles": roles})
     assert run_folders.result(tiny_jobs.run_alone(apart)) == run_folders.result(calm)

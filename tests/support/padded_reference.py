@@ -54,6 +54,13 @@ def whole_logprobs(
     model: PreTrainedModel, folder: Path, prompt: Tensor, pictures: bytes, response: Tensor
 ) -> Tensor:
     """What transformers says of a response: pixels in, log-probabilities out."""
+    return token_logprobs(whole_logits(model, folder, prompt, pictures, response), response)[0]
+
+
+def whole_logits(
+    model: PreTrainedModel, folder: Path, prompt: Tensor, pictures: bytes, response: Tensor
+) -> Tensor:
+    """Before each token of a response, of every token."""
     ids = torch.cat([prompt, response[:-1]])[None]
     seen = {}
     if pictures:
@@ -61,8 +68,8 @@ def whole_logprobs(
         processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
         seen = dict(processor(images=images, return_tensors="pt"))
         seen["mm_token_type_ids"] = (ids == NAMES.index(PICTURE)).int()
-    logits = model(input_ids=ids, use_cache=False, **seen).logits[0, len(prompt) - 1 :]
-    return token_logprobs(logits, response)[0]
+    logits: Tensor = model(input_ids=ids, use_cache=False, **seen).logits
+    return logits[0, len(prompt) - 1 :]
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:

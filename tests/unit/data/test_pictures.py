@@ -129,12 +129,13 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
     [
         ({}, None),
         ({"rollout": {"engine": "vllm"}}, None),
-        ({**tiny_jobs.PPO, "critic": {}}, "spec.critic"),
+        ({**tiny_jobs.PPO, "critic": {}}, None),
+        ({**tiny_jobs.PPO, "critic": {"path": "/text"}}, "spec.critic"),
         ({"roles": {"actorRollout": SHARED}}, None),
     ],
 )
-def test_what_keeps_a_job_from_showing_pictures(tmp_path: Path, changes, told) -> None:
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **changes)
+def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes, told) -> None:
+    manifest = tiny_jobs.write_manifest(tmp_path, folder, **changes)
     why = why_blind(resolve(load_job(manifest)).spec)("tiny")
     assert (told is None) == (why == "")
     assert told is None or told in why

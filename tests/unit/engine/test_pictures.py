@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from padded_reference import gradients, relative_difference, whole_logprobs
+from padded_reference import gradients, relative_difference, whole_logits, whole_logprobs
 from tiny_models import NAMES, PICTURE, picture, save_seeing_model, turned
 from transformers import (
     PreTrainedModel,
@@ -22,8 +22,8 @@ from ppojob_trainer.data.pictures import PictureForm, opened, packed
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.models.load import load_model
+from ppojob_trainer.engine.head import PolicyHead, ValueHead
+from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.vision_tower import give_tower, tower_of
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
@@ -102,6 +102,28 @@ def test_the_packed_forward_is_that_of_the_whole_model(
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}
     assert relative_difference(ours, named) < 1e-5
     torch.testing.assert_close(packed_pass(model, head, rows).outputs[0], got, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_class", FAMILIES)
+def test_a_critic_sees_what_the_whole_model_does(
+    tmp_path: Path, model_class: type[PreTrainedModel]
+) -> None:
+    """One whose head is a row of the output layer values a token by its logit."""
+    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+    critic, rows = load_value_model(tmp_path), make_rows(form_of(tmp_path))
+    assert not critic.score.weight.any()
+    with torch.no_grad():
+        critic.score.weight.copy_(whole.lm_head.weight[7:8])
+    use_packed_attention(critic)
+    with torch.no_grad():
+        values = packed_pass(critic, ValueHead(), rows).outputs[0]
+        responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+        logits = [
+            whole_logits(whole, tmp_path, rows.prompts[group], rows.pictures[group], response)
+            for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
+        ]
+    expected = torch.cat(logits)[:, 7]
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_class", FAMILIES[1:])

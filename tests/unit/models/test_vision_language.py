@@ -24,7 +24,7 @@ from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models import families
 from ppojob_trainer.models.folder_checks import check_model_folder
-from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.models.kinds import CRITIC, SCORER
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
@@ -149,8 +149,9 @@ def test_adapters_are_merged_and_apart(tmp_path: Path, model_class: type[PreTrai
 
 def test_what_is_not_made_of_such_a_model_is_refused(tmp_path: Path) -> None:
     save_seeing_model(tmp_path)
-    (no_critic,) = check_model_folder(tmp_path, CRITIC, trust_remote_code=False).errors
-    assert no_critic.where == f"{tmp_path}/config.json:model_type"
+    assert not check_model_folder(tmp_path, CRITIC, trust_remote_code=False).errors
+    (no_scorer,) = check_model_folder(tmp_path, SCORER, trust_remote_code=False).errors
+    assert no_scorer.where == f"{tmp_path}/config.json:model_type"
     edit(tmp_path / "config.json", {"text_config": {"hidden_size": "wide"}})
     report = check_model_folder(tmp_path, trust_remote_code=False)
     assert f"{tmp_path}/config.json:hidden_size" in [one.where for one in report.errors]

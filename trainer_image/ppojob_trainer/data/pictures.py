@@ -135,14 +135,17 @@ class PictureForm:
 def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
     """Say of a data source what keeps its rows from having pictures; empty where they may.
 
-    A model of the reference reads the policy's tokens, so it takes pictures as the policy does.
+    Whoever else reads the policy's tokens takes pictures as the policy does.
     """
     form = PictureForm.read(Path(spec.model.path))
     forms = [PictureForm.read(Path(path)) for path in spec.reference_paths]
 
+    critic = None if spec.critic is None else spec.critic.path or spec.model.path
+    is_blind = critic is not None and PictureForm.read(Path(critic)) != form
+
     def why(data_source: str) -> str:
-        if spec.critic is not None:
-            return "pictures with spec.critic, which reads text: not in this version"
+        if is_blind:
+            return f"{critic} of spec.critic takes none, or not as the policy"
         number = 0 if spec.reference is None else spec.reference.number_for(data_source)
         if number is None or forms[number] == form:
             return ""

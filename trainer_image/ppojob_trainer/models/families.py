@@ -150,7 +150,7 @@ _QWEN3_VL: Final = Family(
     ropes=(None, "default", "mrope"),
     head_norm="each head",
     sees_pictures=True,
-    classifiers=(),
+    classifiers=(TOKENS,),
 )
 _OLMO2: Final = Family(
     "OLMo 2",
@@ -217,7 +217,7 @@ _QWEN2_VL: Final = Family(
     biases={},
     always_biased=_QUERIES,
     sees_pictures=True,
-    classifiers=(),
+    classifiers=(TOKENS,),
 )
 _QWEN3_5: Final = Family(
     "Qwen3.5 (text)",
@@ -239,7 +239,7 @@ _QWEN3_5_SEEING: Final = replace(
     models="Qwen3.5",
     ropes=(None, "default", "mrope"),
     sees_pictures=True,
-    classifiers=(),
+    classifiers=(TOKENS,),
 )
 _QWEN3_5_MOE: Final = replace(
     _QWEN3_5,
@@ -439,6 +439,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Qwen3.5 mixtures of experts",
         ropes=_QWEN3_5_SEEING.ropes,
         sees_pictures=True,
+        classifiers=(TOKENS,),
     ),
     "qwen3_next": replace(
         _QWEN3_5,

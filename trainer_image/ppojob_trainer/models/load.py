@@ -180,7 +180,7 @@ def load_value_model(
     A folder without a value head, such as the policy's, gets one of zeros (Ziegler et al.,
     arXiv:1909.08593, in its code): the first values are 0 and the first advantages those of the
     rewards. Departs from verl, which draws as transformers does: on SmolLM2 that gives values of
-    1.0 ± 0.5, and the critic first has to unlearn them.
+    1.0 ± 0.5, and the critic first has to unlearn them. One that sees pictures has a frozen tower.
 
     A sequence classifier with one label (a reward model) gives its weights, and the bias starts at
     0. Dropout on the head is off, as in verl: the values of an update and those that it is clipped
@@ -203,6 +203,7 @@ def load_value_model(
     )
     _fill_with_zeros(model, missing)
     _begin_adapters(model, lora, seed)
+    give_tower(model, Path(folder), dtype, (world or World.alone()).device)
     return model
 
 

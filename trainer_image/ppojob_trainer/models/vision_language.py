@@ -11,6 +11,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -122,6 +123,22 @@ class _LanguageModel:
         return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
 
 
+class _ValueModel:
+    """A decoder with a number of each token, as transformers' token classifiers are.
+
+    transformers has none that sees pictures.
+    """
+
+    decoder: ClassVar[Any]
+    _keys_to_ignore_on_load_unexpected: ClassVar = [rf"^{TOWER}", r"^lm_head"]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.model = self.decoder(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()  # type: ignore[attr-defined]
+
+
 class Qwen2VLForCausalLM(_LanguageModel, Qwen2VLPreTrainedModel):  # type: ignore[misc]
     """The language model of Qwen2-VL."""
 
@@ -181,6 +198,10 @@ _MODELS: Final = {
 }
 for _model in _MODELS.values():
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
+    _name = _model.__name__.replace("ForCausalLM", "ForTokenClassification")
+    _parts = {"config_class": _model.config_class, "decoder": _model.decoder}
+    _value_model = type(_name, (_ValueModel, *_model.__bases__[1:]), _parts)
+    AutoModelForTokenClassification.register(_model.config_class, _value_model, exist_ok=True)
 
 
 def language_config(
