@@ -281,9 +281,10 @@ SAMPLING_RULES = rules(
 
     spec | rollout.maxStaleness | NotInThisVersion
         algorithm.dynamicSampling knows behind the scores of a step which prompts come next, so
-        none is drawn ahead: not in this version; 0, or remove dynamicSampling
+        the first round of one step is drawn ahead: not in this version; 0 or 1, or remove
+        dynamicSampling
     when: has(self.algorithm.dynamicSampling)
-    must: self.rollout.maxStaleness == 0
+    must: self.rollout.maxStaleness <= 1
 
     spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens | NoEffect
         it has no effect with engine: huggingface; remove it, or engine: vllm

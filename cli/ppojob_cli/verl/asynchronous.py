@@ -50,9 +50,11 @@ def staleness(verl: Verl, job: Draft) -> None:
         job.set(field, 1)
     if verl.trainer is not FULLY_ASYNC:
         return
-    versions = math.ceil(verl[share])
-    job.set(field, versions, share)
-    if versions > verl[share]:
+    versions, filters = math.ceil(verl[share]), verl["algorithm.filter_groups.enable"]
+    job.set(field, min(1, versions) if filters else versions, share)
+    if filters and versions > 1:
+        job.note("1: with filter_groups the first round of one step is drawn ahead", share)
+    elif versions > verl[share]:
         job.note("a share of a step there; all rows may be a whole version older here", share)
     partial = f"{_TRAINING}.partial_rollout"
     if versions and verl[partial] != (versions > 1):

@@ -51,7 +51,7 @@ CANNOT_BE_SET = {
     *("spec.algorithm.distillation", "spec.algorithm.dpo", "spec.algorithm.rewardModel"),
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.validation.weight"),
     *("spec.data.toolsKey", "spec.data.templateColumns"),  # of SFT, and beside no agent
-    *("spec.rollout.maxStaleness", "spec.rollout.parallelism.tensor"),
+    "spec.rollout.parallelism.tensor",
     *("spec.data.seed", "spec.pods.tolerations.value"),
     *(f"spec.rollout.{name}" for name in ("kvCacheGib", "gpuMemoryShare")),
     *(f"spec.rollout.{name}" for name in ("maxBatchedTokens", "enforceEager", "engineArguments")),

@@ -86,81 +86,78 @@ class OneRound:
 
 
 @dataclass(frozen=True)
-class StepsAhead:
-    """Has rows of the steps behind it drawn while a step trains.
+class DrawnAhead:
+    """What engines in pods of their own draw of later steps while one trains.
 
-    The engines draw in phases, one a step: the rows of the next step to their end, and those of the
-    steps behind it as far as they come. Between two phases they take the newest weights. All of it
-    is a function of weights, order of prompts and seed, since phases end by what was drawn.
+    They draw in phases, one a step: the rows of the next step to their end, and those of the steps
+    behind it as far as they come. Between two phases they take the newest weights. All of it is a
+    function of weights, order of prompts and seed, since phases end by what was drawn.
 
     The first step of a run has its rows drawn at once, and so has one behind a checkpoint without
     rows: that of a run which ended there. The last step has none drawn.
 
     Attributes:
-        ahead: steps whose rows may be under way behind the one that trains; by so many versions
-            the weights that draw a token are older than those that train on it, at most.
+        size: prompts that are drawn of each step.
+        steps: whose rows may be under way behind the one that trains; by so many versions the
+            weights that draw a token are older than those that train on it, at most.
+        total_steps: how many there are, at most.
+        passes: over the data, behind which the run ends; None where steps are counted.
         order: of the prompts, from which those of a step are drawn once it begins.
     """
 
     one_round: OneRound
     engines: StandaloneEngines
-    ahead: int
+    size: int
+    steps: int
     total_steps: int
+    passes: int | None
     dataset: PromptDataset
     order: PromptOrder
 
-    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Wait for the rows of a step, and have those of the next one begun.
+    def following(self, step: int, state: OrderState) -> list[Drawn]:
+        """What is drawn for a step that begins at a place in the order of prompts, and behind."""
+        steps = min(self.steps, self.total_steps - step + 1)
+        if self.passes is not None and self.order.passes_read(state, self.size) >= self.passes:
+            return []
+        batches = self.order.batches_behind(state, self.size, steps)
+        return [self.one_round.batches(self.dataset.rows(rows)) for rows in batches]
 
-        Raises:
-            JobFailed: a token is of older weights than the job allows.
-        """
-        stages = self.one_round.stages
-        with timer("data"):
-            prompts = draw(self.one_round.algorithm.prompts_per_step)
-            batch, greedy = self.one_round.batches(prompts)
-            following = self._following(step + 1, self.order.state_dict())
+    def wait(self, step: int, drawn: Drawn, beside: Sequence[Drawn], timer: StepTimer) -> None:
+        """Wait for the rows of a step; `beside` are those behind it that are drawn with them."""
+        stages, (batch, greedy) = self.one_round.stages, drawn
         is_first = step == stages.tape.began + 1
-        beside = following[: self.ahead - 1]
         if is_first and self._is_lost(batch, step):
-            self._begin(step, step - 1, [(batch, greedy), *beside], timer)
+            self.begin(step, step - 1, [drawn, *beside], timer)
         is_begun = not is_first
         stages.generate(batch, step, greedy, timer, ahead=beside, is_begun=is_begun)
-        if following:
-            self._begin(step + 1, step - 1, following, timer)
-        metrics = staleness_metrics(batch.versions, step - 1)
-        if (oldest := metrics["async/staleness_max"]) > self.ahead:
-            raise JobFailed(
-                f"step {step}: got tokens drawn by weights {oldest:g} versions older: "
-                f"spec.rollout.maxStaleness allows {self.ahead}"
-            )
-        return Rows(batch, greedy, metrics=metrics)
 
-    def _is_lost(self, batch: Batch, step: int) -> bool:
-        """Whether the rows of a step are there, and not what was drawn in their company."""
-        tape = self.one_round.stages.tape
-        return self.ahead > 1 and tape.is_replayed(batch, step) and not tape.is_ahead(batch, step)
-
-    def _begin(self, step: int, version: int, drawn: Sequence[Drawn], timer: StepTimer) -> None:
+    def begin(self, step: int, version: int, drawn: Sequence[Drawn], timer: StepTimer) -> None:
         """Have the engines begin with a step and those behind it, with the weights of a version.
 
         Rows that are on the disk are drawn again where others are drawn beside them: how far those
         come in a phase depends on their company.
         """
         stages, (batch, greedy) = self.one_round.stages, drawn[0]
-        if self.ahead == 1 and stages.tape.is_replayed(batch, step):
+        if self.steps == 1 and stages.tape.is_replayed(batch, step):
             return
         with timer("update_weights"):
             self.engines.prepare(version)
         with timer("gen"):
             self.engines.begin(*stages.generation(batch, step, greedy, drawn[1:]))
 
-    def _following(self, step: int, state: OrderState) -> list[Drawn]:
-        """What is drawn for a step that begins at a place in the order of prompts, and behind."""
-        steps = min(self.ahead, self.total_steps - step + 1)
-        size = self.one_round.algorithm.prompts_per_step
-        batches = self.order.batches_behind(state, size, steps)
-        return [self.one_round.batches(self.dataset.rows(rows)) for rows in batches]
+    def staleness(self, batch: Batch, step: int) -> dict[str, float]:
+        """By how much the weights that drew the rows of a step are older.
+
+        Raises:
+            JobFailed: a token is of older weights than the job allows.
+        """
+        metrics = staleness_metrics(batch.versions, step - 1)
+        if (oldest := metrics["async/staleness_max"]) > self.steps:
+            raise JobFailed(
+                f"step {step}: got tokens drawn by weights {oldest:g} versions older: "
+                f"spec.rollout.maxStaleness allows {self.steps}"
+            )
+        return metrics
 
     def save(self, progress: Progress, folder: str, act: str) -> list[FileEntry]:
         """Write the rows of the step behind a state into its checkpoint, once they are drawn.
@@ -173,7 +170,7 @@ class StepsAhead:
         """
         stages, step = self.one_round.stages, progress.step + 1
         state: OrderState = {"epoch": progress.data.epoch, "cursor": progress.data.cursor}
-        following = self._following(step, state)
+        following = self.following(step, state)
         if not following:
             return []
         batch, greedy = following[0]
@@ -189,19 +186,53 @@ class StepsAhead:
             ]
         return files
 
+    def _is_lost(self, batch: Batch, step: int) -> bool:
+        """Whether the rows of a step are there, and not what was drawn in their company."""
+        tape = self.one_round.stages.tape
+        return self.steps > 1 and tape.is_replayed(batch, step) and not tape.is_ahead(batch, step)
+
+
+@dataclass(frozen=True)
+class StepsAhead:
+    """Has rows of the steps behind it drawn while a step trains."""
+
+    one_round: OneRound
+    ahead: DrawnAhead
+
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Wait for the rows of a step, and have those of the next one begun.
+
+        Raises:
+            JobFailed: a token is of older weights than the job allows.
+        """
+        ahead = self.ahead
+        with timer("data"):
+            drawn = self.one_round.batches(draw(ahead.size))
+            following = ahead.following(step + 1, ahead.order.state_dict())
+        ahead.wait(step, drawn, following[: ahead.steps - 1], timer)
+        if following:
+            ahead.begin(step + 1, step - 1, following, timer)
+        return Rows(*drawn, metrics=ahead.staleness(drawn[0], step))
+
 
 @dataclass(frozen=True)
 class DynamicSampling:
     """Makes the rows of a step in rounds.
 
+    Which prompts come next is known behind a step's last round. So the first round of the next step
+    may be drawn while this one trains; further ones are drawn when they are needed, with the
+    weights that the step begins with.
+
     Attributes:
         drops: whether responses at which a reward function failed are not trained on.
+        ahead: has first rounds drawn ahead; None where none is.
     """
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
     drops: bool
+    ahead: DrawnAhead | None = None
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Generate, score and keep rounds until the batch is full, or they are used up."""
@@ -224,9 +255,14 @@ class DynamicSampling:
                 "others fill the batch",
                 *(step, len(rounds), found, size, self.settings.metric),
             )
-        origins = choose(signals, size, lost)
+        chosen = chosen_batch(rounds, choose(signals, size, lost))
         metrics = sampling_metrics(signals, size)
-        return Rows(chosen_batch(rounds, origins), is_kept=True, metrics=metrics)
+        if self.ahead is not None:
+            following = self.ahead.following(step + 1, self.ahead.order.state_dict())
+            if following:
+                self.ahead.begin(step + 1, step - 1, following, timer)
+            metrics |= self.ahead.staleness(chosen, step)
+        return Rows(chosen, is_kept=True, metrics=metrics)
 
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer
@@ -237,7 +273,10 @@ class DynamicSampling:
             prompts = draw(self.settings.prompts_per_round)
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
-        self.stages.generate(batch, step, timer=timer)
+        if self.ahead is None or number:
+            self.stages.generate(batch, step, timer=timer)
+        else:
+            self.ahead.wait(step, (batch, None), (), timer)
         with timer("reward"):
             self.stages.score(batch, step)
         dropped = dropped_rows(batch, None, step) if self.drops else []
@@ -257,15 +296,22 @@ def batch_source(
     order: PromptOrder,
 ) -> BatchSource:
     """The source that a job asks for; where rows are replayed no engine draws any ahead."""
-    algorithm = spec.algorithm
-    one_round = OneRound(stages, algorithm)
-    if algorithm.dynamic_sampling is not None:
-        drops = spec.drops_responses
-        return DynamicSampling(stages, algorithm, algorithm.dynamic_sampling, drops)
-    ahead = spec.rollout.max_staleness
-    if ahead and isinstance(stages.engines, StandaloneEngines):
-        return StepsAhead(one_round, stages.engines, ahead, total_steps, dataset, order)
-    return one_round
+    algorithm, sampling = spec.algorithm, spec.algorithm.dynamic_sampling
+    one_round, ahead = OneRound(stages, algorithm), None
+    if spec.rollout.max_staleness and isinstance(stages.engines, StandaloneEngines):
+        ahead = DrawnAhead(
+            one_round,
+            stages.engines,
+            size=algorithm.draw[1],
+            steps=spec.rollout.max_staleness,
+            total_steps=total_steps,
+            passes=spec.steps.epochs,
+            dataset=dataset,
+            order=order,
+        )
+    if sampling is not None:
+        return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, ahead)
+    return one_round if ahead is None else StepsAhead(one_round, ahead)
 
 
 def has_signal(
@@ -332,6 +378,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
         owners=rounds[0].owners,
         lengths=[batch.lengths[row] for batch, row in rows],
         truncated=[batch.truncated[row] for batch, row in rows],
+        versions=[batch.versions[row] for batch, row in rows if batch.versions],
         scores=[batch.scores[row] for batch, row in rows],
         extras=[batch.extras[row] for batch, row in rows],
         figures=[batch.figures[row] for batch, row in rows if batch.figures],

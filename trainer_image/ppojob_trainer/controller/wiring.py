@@ -16,7 +16,7 @@ from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.controller.batch_source import BatchSource, StepsAhead, batch_source
+from ppojob_trainer.controller.batch_source import BatchSource, OneRound, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
@@ -101,8 +101,8 @@ def build_loop(
 
     checkpoints = _checkpoints(config, roles, store, journal, records, tell_saved)
     roles.meanwhile = checkpoints.look
-    if isinstance(source, StepsAhead):
-        checkpoints.write_ahead = source.save
+    if not isinstance(source, (OneRound, Demonstrations)) and source.ahead is not None:
+        checkpoints.write_ahead = source.ahead.save
     return Loop(
         spec=spec,
         total_steps=total_steps,
