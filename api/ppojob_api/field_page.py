@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from ppojob_api import foreign_names
 from ppojob_api import shape as shapes
-from ppojob_api.foreign_names import WORDS, Row
+from ppojob_api.foreign_names import Row
 from ppojob_api.shape import Member
 
 _HEAD = """\
@@ -68,7 +68,7 @@ def _foreign() -> Iterator[str]:
         yield _table(f"{name} | PPOJob | remark", (_foreign_cells(row, row.here) for row in rows))
     words = [
         [f"`{field}`", *_foreign_cells(row, row.here)]
-        for field, rows in WORDS.items()
+        for field, rows in foreign_names.words().items()
         for row in rows
     ]
     yield _table("field | word elsewhere | here | remark", words)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from ppojob_api import foreign_names
 from ppojob_api import shape as shapes
-from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET, WORDS, Row
+from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET, Row
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -92,7 +92,7 @@ def foreign_field(path: Sequence[object]) -> Row | None:
 
 def foreign_word(field: str, word: str) -> Row | None:
     """The row of a word of another framework."""
-    rows = WORDS.get(field, ())
+    rows = foreign_names.words().get(field, ())
     return next((row for row in rows if folded(word) in map(folded, row.names)), None)
 
 

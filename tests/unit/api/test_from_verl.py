@@ -132,11 +132,11 @@ def test_messages_say_what_a_row_says(row: tuple[str, str, str]) -> None:
 
 
 def test_fields_of_the_table_exist() -> None:
-    tables = [*foreign_names.fields().values(), *foreign_names.WORDS.values()]
+    tables = [*foreign_names.fields().values(), *foreign_names.words().values()]
     for row in (row for table in tables for row in table):
         said = re.findall(r"(?:spec|metadata)\.[\w.\[\]]*\w", " ".join((*row.here, row.remark)))
         assert {field.replace("[]", "") for field in said} <= FIELDS
-    for field, words in foreign_names.WORDS.items():
+    for field, words in foreign_names.words().items():
         found = shape.at(tuple(field.split(".")))
         choices = found and (found.item or found).choices
         assert choices, field
