@@ -217,6 +217,12 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     target = folder / f"export-of-{name_of(world.dims)}" if world.rank == 0 else None
     options["told"] = partial(told_by_holders, model)
     export_model(target, every_tensor(model), model_folder=folder / "untied", **options)
+    # Its files have other names for the weights, those of a tower that learns among them.
+    seeing = load(CASES["pictures_behind_layers"], folder, world)
+    if target is not None:
+        target = target.with_name(f"{target.name}-seeing")
+    kept = {"dtype": torch.float32, "told": partial(told_by_holders, seeing)}
+    export_model(target, every_tensor(seeing), model_folder=folder / "seeing_3", **kept)
     return {}
 
 

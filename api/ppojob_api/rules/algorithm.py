@@ -62,9 +62,9 @@ ALGORITHM_RULES = rules(
     must: $UNSET
 
     spec.algorithm.dpo | labelSmoothing | OutOfRange
-        exo_pair compares with a pair of which both answers can be right; above 0
-    when: self.lossType == 'exo_pair' && has(self.labelSmoothing)
-    must: self.labelSmoothing > 0.0
+        robust learns nothing of pairs that say as often the one as the other; below 0.5
+    when: self.lossType == 'robust'
+    must: self.labelSmoothing < 0.5
 
     spec.algorithm.dpo | targetMargin | NoEffect
         it has no effect with lossType ${self.lossType}; remove it, or $MARGIN_NAMES
@@ -331,6 +331,11 @@ ALGORITHM_RULES = rules(
     spec | model.freezeVisionTower | Conflict | here
         beside adapters all weights stay as they are, the tower's too; true, or no model.lora
     when: has(self.model.lora)
+    must: self.model.freezeVisionTower
+
+    spec | model.freezeVisionTower | NoEffect | here
+        rows with algorithm.type ${self.algorithm.type} show no pictures; remove it
+    when: self.algorithm.type in $GIVEN
     must: self.model.freezeVisionTower
 
     spec | model.freezeVisionTower | NotInThisVersion | here

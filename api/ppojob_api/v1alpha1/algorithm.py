@@ -191,9 +191,9 @@ class DpoSpec(Section):
     from 1 / (2 beta); cpo, simpo and orpo: without a reference; the others and their papers:
     docs/recipes.md. TRL: loss_type, sigmoid."""
 
-    label_smoothing: Annotated[float, Field(ge=0, le=0.49)] | None = None
-    """How likely a pair is the wrong way round: with sigmoid, cpo and simpo conservative DPO;
-    absent: 0, with exo_pair 0.001. TRL: label_smoothing, 0."""
+    label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """How likely a pair is the wrong way round: with sigmoid, cpo and simpo conservative DPO; 0 is
+    0.001 with exo_pair. TRL: label_smoothing, 0."""
 
     target_margin: Annotated[float, Field(ge=0, le=1_000)] | None = None
     """With simpo, by how much the chosen answer's reward is to be the larger one; absent: 0.5.

@@ -1,7 +1,7 @@
 """Conversions of what is around: data, rewards, agents, pods, length and records of a run."""
 
 import re
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.job import Logger
@@ -72,15 +72,20 @@ def own_code(verl: Verl, job: Draft) -> None:
         job.leave_out("spec.data.curriculum orders rows, not code", f"data.sampler.{name}")
 
 
+_SEES: Final = re.compile(r"(?i)[-_]vl\b")
+"""What the names of models that see pictures have."""
+
+
 def pictures(verl: Verl, job: Draft) -> None:
     """The tower, and columns of media; a whole configuration names all three for text too."""
     tower = "actor_rollout_ref.actor.freeze_vision_tower"
     keys = ("data.image_key", "data.video_key", "data.audio_key")
     given = [key for key in keys if verl.is_given(key)]
     is_whole, ranks = len(given) == len(keys), ("lora_rank", "lora.rank")
+    sees = _SEES.search(str(verl["actor_rollout_ref.model.path"] or ""))
     if any(verl[f"actor_rollout_ref.model.{rank}"] for rank in ranks):
-        job.keep(tower)  # beside adapters it is frozen
-    elif not is_whole and (given or verl.is_given(tower)):
+        job.note("adapters are the language model's alone", tower)
+    elif sees or (not is_whole and (given or verl.is_given(tower))):
         job.set("spec.model.freezeVisionTower", verl[tower], tower)
     elif not verl[tower]:
         job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)

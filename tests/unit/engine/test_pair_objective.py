@@ -39,6 +39,7 @@ SPECS = {
     "exo_pair": {"lossType": "exo_pair", "beta": 0.5},
     "simpo": {"lossType": "simpo", "beta": 2.0, "targetMargin": 1.0, "labelSmoothing": 0.1},
     "cpo": {"lossType": "cpo"},
+    "cpo alone": {"lossType": "cpo", "sftWeight": 0.0},
     "orpo": {"lossType": "orpo", "beta": 0.3},
     **{
         name: {"lossType": name, "beta": 0.4}
@@ -90,8 +91,10 @@ def literal_dpo(
         if spec.loss_type not in {"cpo", "simpo", "orpo"}:
             good = good - scale(reference[2 * pair])
             bad = bad - scale(reference[2 * pair + 1])
-        weight = spec.sft_weight or float(spec.loss_type in {"cpo", "orpo"})
-        loss = LITERAL[spec.loss_type](good, bad, spec.beta, spec.label_smoothing or 0.0)
+        weight = spec.sft_weight
+        if weight is None:
+            weight = float(spec.loss_type in {"cpo", "orpo"})
+        loss = LITERAL[spec.loss_type](good, bad, spec.beta, spec.label_smoothing)
         losses.append(loss - weight * policy[2 * pair].mean())
         told["chosen"] += spec.beta * good.item()
         told["rejected"] += spec.beta * bad.item()

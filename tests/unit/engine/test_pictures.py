@@ -70,13 +70,11 @@ def make_rows(form: PictureForm) -> Experience:
     )
 
 
-@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(("share", "learns"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("model_class", FAMILIES)
 def test_the_packed_forward_is_that_of_the_whole_model(
-    tmp_path: Path, model_class: type[PreTrainedModel], learns: bool
+    tmp_path: Path, model_class: type[PreTrainedModel], share: bool, learns: bool
 ) -> None:
-    """Rows share their prompts, or have their own; the tower learns, or does not."""
-    share = learns
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     model = load_model(tmp_path, with_tower=learns)
     rows = make_rows(form_of(tmp_path))

@@ -355,14 +355,16 @@ def test_a_cut_output_layer_says_what_the_whole_one_does(folder, layout):
 
 @pytest.mark.parametrize("layout", WORLDS)
 def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout):
-    """Of merged weights, of those without adapters, and of the adapters apart."""
-    expected, found = (
-        {path.name: path.read_bytes() for path in (folder / f"export-of-{name}").rglob("*.*")}
-        for name in ("1", layout)
-    )
+    """Of merged weights, of those without adapters, and of the adapters apart; and of a tower."""
+
+    def files(name: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (folder / name).rglob("*.*")}
+
+    found = files(f"export-of-{layout}")
     assert len([name for name in found if name.startswith("model-0")]) > 1
     assert "adapter_model.safetensors" in found
-    assert found == expected
+    assert found == files("export-of-1")
+    assert files(f"export-of-{layout}-seeing") == files("export-of-1-seeing")
 
 
 VALUE_MODELS = {"value_model": None, "value_model_of_adapters": training_cases.CRITIC_LORA}

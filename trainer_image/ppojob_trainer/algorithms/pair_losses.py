@@ -4,7 +4,7 @@ All take `chosen` and `rejected`, (pairs,), and give losses, (pairs,). Both are 
 `pi(y|x) / pi_ref(y|x)`, or of `pi(y|x)` in a loss without a reference: summed over the tokens of an
 answer or, where `PairLoss.is_mean` says so, their mean. m is the margin `beta (chosen - rejected)`,
 s the logistic function, e the share of pairs that are the wrong way round (`label_smoothing`).
-Numbers are those of TRL's `DPOTrainer`, and of its `CPOTrainer` and `ORPOTrainer`.
+Numbers are those of TRL's `DPOTrainer`, `CPOTrainer` and `ORPOTrainer`, without cross-entropies.
 """
 
 import math
@@ -56,15 +56,15 @@ def robust(
 
 
 def exo_pair(
-    chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float = 1e-3
+    chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float = 0.0
 ) -> Tensor:
     """`s(m) log(s(m) / (1 - e)) + s(-m) log(s(-m) / e)`: the reverse KL to what the pair says.
 
-    EXO (Ji et al. 2024, arXiv:2402.00856, equation 16).
+    EXO (Ji et al. 2024, arXiv:2402.00856, equation 16); 0 is 0.001, as in TRL.
     """
-    margins = beta * (chosen - rejected)
-    agrees = margins.sigmoid() * (logsigmoid(margins) - math.log1p(-label_smoothing))
-    return agrees + (-margins).sigmoid() * (logsigmoid(-margins) - math.log(label_smoothing))
+    margins, wrong = beta * (chosen - rejected), label_smoothing or 1e-3
+    agrees = margins.sigmoid() * (logsigmoid(margins) - math.log1p(-wrong))
+    return agrees + (-margins).sigmoid() * (logsigmoid(-margins) - math.log(wrong))
 
 
 def nca_pair(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:

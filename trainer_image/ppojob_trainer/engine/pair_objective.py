@@ -47,13 +47,13 @@ class DpoLoss:
 
 
 def _options(spec: DpoSpec) -> dict[str, float]:
-    """The options of its loss that are given, by the names of the arguments."""
-    named = {
-        "beta": spec.beta,
-        "label_smoothing": spec.label_smoothing,
-        "target_margin": spec.target_margin,
-    }
-    return {name: value for name, value in named.items() if value is not None}
+    """What its loss reads, by the names of the arguments."""
+    found, needs = {"beta": spec.beta}, spec.loss
+    if needs.has_smoothing:
+        found["label_smoothing"] = spec.label_smoothing
+    if needs.has_margin and spec.target_margin is not None:
+        found["target_margin"] = spec.target_margin
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,8 +188,8 @@ train/loss | 1 | loss of given answers: with sft cross-entropy of the trained to
     lossAggregation adds it up, else the mean loss of a pair
 train/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
 train/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
-train/rewards/chosen | reward | mean reward of the chosen answers: with dpo beta times their log
-    ratio to the reference, else what the reward model says
+train/rewards/chosen | reward | mean reward of the chosen answers: with dpo beta times what
+    its loss compares (a log ratio to the reference), else what the reward model says
 train/rewards/rejected | reward | the same of the rejected answers
 train/rewards/margins | reward | by how much the chosen are above the rejected
 train/rewards/accuracies | share | pairs whose chosen answer has the larger reward

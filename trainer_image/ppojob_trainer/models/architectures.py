@@ -13,6 +13,7 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
+from ppojob_trainer.data.pictures import PictureForm
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
@@ -410,17 +411,17 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
-    """A tower that is to learn, of a model that has none."""
-    sizes = sizes_of(spec.model.path)
-    if spec.model.freeze_vision_tower or sizes is None or FAMILIES[sizes.model_type].sees_pictures:
+    """A tower that is to learn, of a model that has none, or is never shown a picture."""
+    folder, sizes = spec.model.path, sizes_of(spec.model.path)
+    if spec.model.freeze_vision_tower or sizes is None:
         return
-    yield Problem(
-        "spec.model.freezeVisionTower",
-        shown(False),
-        f"a model of {sizes.model_type} sees no pictures",
-        "remove it",
-        ReasonCode.NO_EFFECT,
-    )
+    why = f"a model of {sizes.model_type} sees no pictures"
+    if FAMILIES[sizes.model_type].sees_pictures:
+        if PictureForm.read(Path(folder)) is not None:
+            return
+        why = f"{folder} has no processor of pictures, so it is shown none"
+    where = "spec.model.freezeVisionTower"
+    yield Problem(where, shown(False), why, "remove it", ReasonCode.NO_EFFECT)
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:

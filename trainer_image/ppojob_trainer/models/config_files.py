@@ -15,6 +15,8 @@ TOWER: Final = "visual."
 """What the names of the weights of a vision tower begin with."""
 WHOLE_NAMES: Final = {"model.language_model.": "model.", "model.visual.": TOWER}
 """What names in files of a whole model begin with, and the names of the same weights here."""
+TOWER_NAMES: Final = (TOWER, *(name for name, here in WHOLE_NAMES.items() if here == TOWER))
+"""What the names of a tower's weights begin with, here and in files."""
 
 
 def read_config(path: Path) -> dict[str, Json] | Problem:

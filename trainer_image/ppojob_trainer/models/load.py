@@ -175,7 +175,7 @@ def load_value_model(
     """Load the critic's model, or make one of a language model: one number a token on the backbone.
 
     It is a token classifier with one label, as in verl, so that an export loads there and in
-    transformers (`AutoModelForTokenClassification`).
+    transformers (`AutoModelForTokenClassification`), which have none that sees pictures.
 
     A folder without a value head, such as the policy's, gets one of zeros (Ziegler et al.,
     arXiv:1909.08593, in its code): the first values are 0 and the first advantages those of the

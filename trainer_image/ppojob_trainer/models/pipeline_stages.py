@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.config_files import TOWER, TOWER_NAMES
 from ppojob_trainer.models.experts import Experts, experts_of
 from ppojob_trainer.parallel.boxes import is_first_holder
 from ppojob_trainer.parallel.experts import ExpertRanks
@@ -47,12 +47,13 @@ class PipelineStage:
     experts: int = 0  # of each layer, with names of their own; 0 where ranks share none of those
 
     def first_holder(self, name: str) -> int:
-        """The first stage that has a tensor, by its name in the model or in an adapter's file."""
+        """The first stage that has a tensor, by its name in the model or in a file."""
         layer = _LAYER.search(name)
         if layer is not None:
             stages = range(self.ranks.size)
             return next(s for s in stages if int(layer[1]) in layers_of(s, stages, self.layers))
-        return 0 if ".embed_tokens." in name or name.startswith(TOWER) else self.ranks.size - 1
+        is_first = ".embed_tokens." in name or name.startswith(TOWER_NAMES)
+        return 0 if is_first else self.ranks.size - 1
 
     def holder_of_expert(self, name: str) -> int | None:
         """Which of the ranks that share experts has a tensor; None where it is no expert's."""
