@@ -64,7 +64,8 @@ def of_word(field: str, value: object, shape: Shape) -> Suggestion:
     if row is None:
         near = difflib.get_close_matches(word, by_folded, n=1, cutoff=NEAR)
         why += f", did you mean {by_folded[near[0]]}" if near else ""
-        return Suggestion(why, shape.allowed(), code)
+        has_own = " (custom: a Python function of one's own)" if "custom" in by_folded else ""
+        return Suggestion(why, shape.allowed() + has_own, code)
     if row.status == NOT_YET:
         return Suggestion("not in this version", shape.allowed(), ReasonCode.NOT_IN_THIS_VERSION)
     if row.status == NOT_NEEDED:
