@@ -61,12 +61,14 @@ def of_word(field: str, value: object, shape: Shape) -> Suggestion:
     word = folded(value)
     by_folded = {folded(choice): choice for choice in shape.choices}
     row = None if word in by_folded else foreign_word(field, value)
+    own = " (custom: a Python function of one's own)" if "custom" in by_folded else ""
+    allowed = shape.allowed() + own
     if row is None:
         near = difflib.get_close_matches(word, by_folded, n=1, cutoff=NEAR)
         why += f", did you mean {by_folded[near[0]]}" if near else ""
-        return Suggestion(why, shape.allowed(), code)
+        return Suggestion(why, allowed, code)
     if row.status == NOT_YET:
-        return Suggestion("not in this version", shape.allowed(), ReasonCode.NOT_IN_THIS_VERSION)
+        return Suggestion("not in this version", allowed, ReasonCode.NOT_IN_THIS_VERSION)
     if row.status == NOT_NEEDED:
         return Suggestion(f"not needed: {row.remark}", "remove it", code)
     return Suggestion(why, _with_remark(f"write {row.here[0]}", row), code)

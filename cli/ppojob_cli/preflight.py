@@ -1,12 +1,15 @@
 """Finds all that is wrong with a job and its inputs, before anything is started."""
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ppojob_api import validation
-from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.problem import Problem, ReasonCode, printable, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.topology import calls_tools, retrieved_tools
@@ -56,6 +59,7 @@ from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.schemas import tool_schemas
 
+_IMPORT_SECONDS = 120
 _CONVERSATION = ({"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"})
 
 
@@ -117,7 +121,7 @@ def check_inputs(config: RunConfig) -> Preflight:
         _check_reference(spec, vocabulary, model, found)
         if spec.reward_model is not None:
             _check_reward_model(spec.reward_model, found)
-        found.add(_rewards(spec))
+        found.add([*_rewards(spec), *_custom_functions(spec)])
     found.add([*_tools(spec), *_retriever(spec), *_recording(spec)])
     return found
 
@@ -312,6 +316,26 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
     return []
+
+
+def _custom_functions(spec: PPOJobSpec) -> list[str]:
+    """Load estimator and policy loss of one's own once, in a process with PyTorch."""
+    wheres = [where for where, role, _ in spec.code_sources if role == "actorRollout"]
+    if not wheres:
+        return []
+    command = [sys.executable, "-m", "ppojob_trainer.engine.custom_functions"]
+    told, allowed = spec.algorithm.model_dump_json().encode(), "a file that can be imported"
+    try:
+        done = subprocess.run(
+            command, input=told, capture_output=True, check=False, timeout=_IMPORT_SECONDS
+        )
+        found: list[str] = json.loads((done.stdout.splitlines() or [b""])[-1])
+    except subprocess.TimeoutExpired:
+        return [f"{wheres[0]}: importing it takes longer than {_IMPORT_SECONDS} s; {allowed}"]
+    except ValueError:
+        last = printable((done.stderr.decode(errors="replace").splitlines() or [""])[-1], 200)
+        return [f"{wheres[0]}: importing it ended Python by {done.returncode}: {last}; {allowed}"]
+    return found
 
 
 def _tools(spec: PPOJobSpec) -> list[str]:

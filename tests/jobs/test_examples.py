@@ -151,6 +151,13 @@ def test_custom_reward(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     assert first["val-aux/ppojob/addition/characters/mean@1"] > 0
 
 
+def test_custom_algorithm(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    run, batch = tmp_path / "run", ("spec.algorithm.miniBatchPrompts=1",)
+    _, step = run_short(any_home, run, "custom-algorithm", *batch, *engine)
+    assert step["actor/pg_loss"] >= 0.0
+    assert "actor/ppo_kl" in step
+
+
 def test_reward_model(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     folder = any_home / "models" / "reward-model"
     if not folder.exists():

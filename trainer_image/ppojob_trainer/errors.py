@@ -42,6 +42,10 @@ class JobFailed(PPOJobError):
     """The job is over without success; the message says which stage and why."""
 
 
+class CustomCodeFailed(JobFailed):
+    """An estimator or a policy loss of the job's author raised, or gave what is no answer."""
+
+
 class Interrupted(PPOJobError):
     """Somebody asked the job to end while it was still starting; nothing was lost by that."""
 

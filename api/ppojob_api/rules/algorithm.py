@@ -118,6 +118,11 @@ ALGORITHM_RULES = rules(
     when: self.type == 'gdpo'
     must: has(self.gdpo)
 
+    spec.algorithm spec.algorithm.policyLoss | custom | Required
+        type: custom is a function of one's own; {source: {path: FILE}, function: NAME}
+    when: self.type == 'custom'
+    must: has(self.custom)
+
     spec.algorithm.gdpo | rewardWeights | OutOfRange
         one belongs to each of rewardKeys ${self.rewardKeys.size()}; as many, or none
     must: self.rewardWeights.size() == 0

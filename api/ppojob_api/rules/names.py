@@ -27,6 +27,7 @@ _SINGLE = (
     "critic.lora.path",
     *(f"rewardModel.{name}" for name in ("path", "tokenizerPath")),
     "rollout.replay",
+    *(f"algorithm.{name}.source.path" for name in ("custom", "policyLoss.custom")),
     *(f"agent.retriever.{name}" for name in ("index", "encoder")),
 )
 _OF_REWARDS = "self.rewards.all(one, !has(one.source) || !has(one.source.path) || %s)"
@@ -174,13 +175,23 @@ NAME_RULES = (
         when: !has(self.checkpoint.volume)
         must: self.rewards.all(one, !has(one.source) || !has(one.source.configMap))
 
+        spec | algorithm.custom algorithm.policyLoss.custom | Conflict | here
+            a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
+            machine; source: {path: FILE}, or a volume
+        when: !has(self.checkpoint.volume)
+        must: !has(self.$FIELD) || !has(self.$FIELD.source.configMap)
+
+        spec.algorithm.custom spec.algorithm.policyLoss.custom | source | Conflict | here
+            the code has one source; exactly one of path and configMap
+        must: has(self.source.path) != has(self.source.configMap)
+
         spec | agent.tools agent.interactions | Conflict | here
             a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
             machine; source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume) && has(self.agent)
         must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 
-        spec.rewards[] | function | BadForm | here
+        $FUNCTIONS | function | BadForm | here
             it names no function; the name of a Python function
         must: self.function.matches(r'$IDENTIFIER') && !(self.function in $KEYWORDS)
 
@@ -206,6 +217,7 @@ NAME_RULES = (
             a word is in the list twice; each once
         must: self.contents.all(one, self.contents.exists_one(other, other == one))
         """,
+        FUNCTIONS="spec.rewards[] spec.algorithm.custom spec.algorithm.policyLoss.custom",
         HUB_ID=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*$",
         IS_PROGRAM="self.format == 'python' || "
         "(self.format == 'auto' && self.path.matches(r'(?i)[.]py$'))",

@@ -179,7 +179,8 @@ TOOL_RULES = rules(
     must: $UNSET
     """,
     CODE_MAPS="spec.rewards[].source.configMap spec.agent.tools[].source.configMap"
-    " spec.agent.interactions[].source.configMap",
+    " spec.agent.interactions[].source.configMap"
+    " spec.algorithm.custom.source.configMap spec.algorithm.policyLoss.custom.source.configMap",
     TOOLS=", ".join(BUILT_IN_TOOLS),
     TOOL_WORDS=words(BUILT_IN_TOOLS),
     AGENTS=", ".join(BUILT_IN_AGENTS),

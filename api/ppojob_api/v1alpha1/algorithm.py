@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec, RolloutCorrectionSpec
+from ppojob_api.v1alpha1.policy_loss import CustomSpec, PolicyLossSpec, RolloutCorrectionSpec
 from ppojob_api.v1alpha1.section import Count, Items, Section, Tokens
 
 AlgorithmType = Literal[
@@ -25,6 +25,7 @@ AlgorithmType = Literal[
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
     "distillation",
+    "custom",
 ]
 GivenType = Literal["sft", "dpo", "reward_model"]
 TrainingType = Literal[AlgorithmType, GivenType]
@@ -256,6 +257,7 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
     "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
     "distillation": Estimator(DistillationSpec, has_teacher=True),
+    "custom": Estimator(CustomSpec),
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
 
@@ -465,6 +467,9 @@ class AlgorithmSpec(Section):
 
     reward_model: RewardModelTrainingSpec | None = None
     """Settings of type reward_model."""
+
+    custom: CustomSpec | None = None
+    """The estimator of type custom. verl: register_adv_est."""
 
     policy_loss: PolicyLossSpec = PolicyLossSpec()
     """The surrogate objective."""

@@ -20,7 +20,7 @@ from ppojob_api.v1alpha1.schedule import (
     TimeoutsSpec,
 )
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
-from ppojob_api.v1alpha1.section import ConfigMapSource, Items, Section, Seed
+from ppojob_api.v1alpha1.section import CodeSource, ConfigMapSource, Items, Section, Seed
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.v1alpha1.training import (
     CriticSpec,
@@ -135,6 +135,15 @@ class PPOJobSpec(Section):
     @property
     def code_maps(self) -> list[tuple[str, str, ConfigMapSource]]:
         """ConfigMaps that hold code: the field, the role whose pods mount it, and which one."""
+        return [
+            (f"{field}.configMap", role, source.config_map)
+            for field, role, source in self.code_sources
+            if source.config_map is not None
+        ]
+
+    @property
+    def code_sources(self) -> list[tuple[str, str, CodeSource]]:
+        """Where code of the job's author comes from: the field, the role that runs it, and it."""
         lists: list[tuple[str, str, Sequence[RewardSpec | ToolSpec | InteractionSpec]]] = [
             ("spec.rewards", "reward", self.rewards)
         ]
@@ -143,11 +152,18 @@ class PPOJobSpec(Section):
                 ("spec.agent.tools", "tools", self.agent.tools),
                 ("spec.agent.interactions", "tools", self.agent.interactions),
             ]
-        return [
-            (f"{field}[{index}].source.configMap", role, one.source.config_map)
+        found: list[tuple[str, str, CodeSource]] = [
+            (f"{field}[{index}].source", role, one.source)
             for field, role, items in lists
             for index, one in enumerate(items)
-            if one.source is not None and one.source.config_map is not None
+            if one.source is not None
+        ]
+        algorithm = self.algorithm
+        own = {"custom": algorithm.custom, "policyLoss.custom": algorithm.policy_loss.custom}
+        return found + [
+            (f"spec.algorithm.{field}.source", "actorRollout", one.source)
+            for field, one in own.items()
+            if one is not None
         ]
 
     @property

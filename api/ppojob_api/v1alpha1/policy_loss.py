@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from ppojob_api.v1alpha1.section import Items, Section
+from ppojob_api.v1alpha1.section import Arguments, CodeSource, Items, Name, Section
 
 PolicyLossType = Literal[
     "clip",
@@ -24,6 +24,7 @@ PolicyLossType = Literal[
     "prime_rl",
     "ipo",
     "bypass",
+    "custom",
 ]
 
 ClipRange = Annotated[float, Field(gt=0, lt=1)]
@@ -200,6 +201,19 @@ class BypassSpec(Section):
     verl: rollout_correction.loss_type, ppo_clip."""
 
 
+class CustomSpec(Section):
+    """A function of one's own in a Python file, which runs in the ranks of actorRollout."""
+
+    source: CodeSource
+    """Where it comes from; one of path and configMap. verl: external_lib."""
+
+    function: Name
+    """Its name there; docs/algorithms.md says what it gets and gives."""
+
+    arguments: Arguments = Field(default_factory=dict)
+    """Keyword arguments of every call; null: left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """What a policy loss needs of a job.
@@ -235,6 +249,7 @@ LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
     "prime_rl": Loss(PrimeRlSpec, is_of_sampler=True),
     "ipo": Loss(IpoSpec, is_of_sampler=True),
     "bypass": Loss(BypassSpec, is_of_sampler=True),
+    "custom": Loss(CustomSpec),
 }
 """Every policy loss by its `type`; what it computes stands in the trainer's `POLICY_LOSSES`."""
 
@@ -300,6 +315,9 @@ class PolicyLossSpec(Section):
     bypass: BypassSpec | None = None
     """Settings of type bypass."""
 
+    custom: CustomSpec | None = None
+    """The function of type custom. verl: register_policy_loss."""
+
     @property
     def loss(self) -> Loss:
         """What the job's policy loss needs."""
@@ -311,9 +329,11 @@ class PolicyLossSpec(Section):
         given: Section | None = getattr(self, self.type) if self.loss.options else None
         return given
 
-    def settings(self) -> dict[str, float | str]:
+    def settings(self) -> dict[str, JsonValue]:
         """What the trainer's function is called with, by its names; every default is in it."""
-        named: dict[str, float | str] = {}
+        if self.custom is not None:
+            return dict(self.custom.arguments)
+        named: dict[str, JsonValue] = {}
         if self.type in ("clip", "bypass"):
             named |= self.model_dump(include=set(CLIP_FIELDS), by_alias=False)
         if self.loss.options is not None:

@@ -40,6 +40,7 @@ CANNOT_BE_SET = {
     ),
     *(f"spec.agent.tools.source.{name}" for name in ("url", "keyVariable", "mcpServer", "tool")),
     *(f"spec.agent.{kind}.source.configMap" for kind in ("tools", "interactions")),
+    *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),
     "spec.agent.mcpServers",
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct
 from ppojob_trainer.engine.objective import Aggregation, Denominators
 from ppojob_trainer.engine.policy_objective import PolicyObjective
@@ -65,7 +66,7 @@ def test_equal_to_verl(case: dict[str, Any], dtype: torch.dtype):
             corrected = correct(correction, *columns)
             rows.mask, rows.loss_weights = corrected.mask, corrected.weights
         objective = PolicyObjective(
-            case["type"],
+            POLICY_LOSSES[case["type"]],
             case["settings"],
             Aggregation(case["aggregation"]),
             correction if is_bypass else None,

@@ -213,7 +213,7 @@ class Recovery:
             self.reporter.notice(
                 f"{path}: got another content than {checkpoint.folder.name} was made with: "
                 "the steps "
-                "from there on are scored by the file as it is now"
+                "from there on go by the file as it is now"
             )
 
     def _restore(self, progress: Progress, checkpoint: Checkpoint | None) -> None:

@@ -335,6 +335,8 @@ class Roles:
                 raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
                 raise StorageError(Path(refusal.peer.name), refusal.failure.message) from refusal
+            if refusal.kind is ErrorKind.CUSTOM_CODE:
+                raise JobFailed(refusal.failure.message) from refusal
             _log.error("%s\n%s", refusal, refusal.failure.detail)
             raise JobFailed(str(refusal)) from refusal
 

@@ -201,14 +201,12 @@ def _checkpoints(
 def _code_files(spec: PPOJobSpec) -> dict[str, str]:
     """Digests of what decides answers, where the controller's pod can read it.
 
-    These are the files of reward functions, tools and users, and the manifest of an index.
+    These are the files of reward functions, tools, users, estimators and losses, and the manifest
+    of an index.
     """
-    paths = [one.source.path for one in spec.rewards if one.source is not None]
-    if spec.agent is not None:
-        paths += [one.source.path for one in spec.agent.tools if one.source is not None]
-        paths += [one.source.path for one in spec.agent.interactions if one.source is not None]
-        if spec.agent.retriever is not None:
-            paths.append(f"{spec.agent.retriever.index}/{MANIFEST}")
+    paths = [source.path for _, _, source in spec.code_sources]
+    if spec.agent is not None and spec.agent.retriever is not None:
+        paths.append(f"{spec.agent.retriever.index}/{MANIFEST}")
     found = {}
     for path in paths:
         if path is not None:

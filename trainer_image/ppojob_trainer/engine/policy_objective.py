@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
-from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
-from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
 from ppojob_trainer.algorithms.rollout_diagnostics import (
     token_diagnostic_names,
     token_diagnostics,
 )
 from ppojob_trainer.algorithms.token_masks import off_policy
+from ppojob_trainer.engine.custom_functions import policy_loss_of
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.rows.experience import Experience
@@ -63,8 +64,8 @@ class KlTerm:
 class PolicyObjective:
     """The loss of an update, over the outputs of a `PolicyHead`, or a `HeadWithKl`."""
 
-    policy_loss: str  # a name in `algorithms.policy_losses.table.POLICY_LOSSES`, with `options`
-    options: Mapping[str, float | str]
+    policy_loss: PolicyLoss  # called with `options`
+    options: Mapping[str, JsonValue]
     aggregation: Aggregation  # how all terms are added up
     # for the engine, by the policy in the update; None for none, or for one that was made
     # before the updates
@@ -93,7 +94,7 @@ class PolicyObjective:
         if spec.is_bypass and spec.rollout_correction is not None:
             correction = Correction.of(**spec.rollout_correction.model_dump(by_alias=False))
         return cls(
-            policy_loss=spec.policy_loss.type,
+            policy_loss=policy_loss_of(spec.policy_loss),
             options=spec.policy_loss.settings(),
             aggregation=Aggregation.of(spec, max_response_tokens),
             correction=correction,
@@ -113,7 +114,7 @@ class PolicyObjective:
     @property
     def token_names(self) -> tuple[str, ...]:
         """Names of `LossParts.token_sums`."""
-        of_the_loss = POLICY_LOSSES[self.policy_loss].metrics
+        of_the_loss = self.policy_loss.metrics
         kl = ("actor/kl_loss",) if self.kl is not None else ()
         told = () if self.correction is None else token_diagnostic_names(self.correction)
         if self.off_policy_threshold is not None:
@@ -128,7 +129,7 @@ class PolicyObjective:
         term is on.
         """
         needed = rows.mask
-        vanishes = POLICY_LOSSES[self.policy_loss].vanishes_without_advantage
+        vanishes = self.policy_loss.vanishes_without_advantage
         if vanishes and not self.entropy_coefficient and self.kl is None:
             assert rows.advantages is not None, "advantages come before the update"
             needed = needed & (rows.advantages != 0)
@@ -184,7 +185,6 @@ class PolicyObjective:
                 own = corrected.weights
                 weights = own if weights is None else weights * own
             told = token_diagnostics(self.correction, corrected)
-        policy_loss = POLICY_LOSSES[self.policy_loss]
         inputs = LossInputs(
             logprobs=logprobs,
             old_logprobs=old,
@@ -194,10 +194,10 @@ class PolicyObjective:
             lengths=rows.lengths,
             groups=rows.row_groups,
         )
-        output = policy_loss.compute(inputs, **self.options)
+        output = self.policy_loss.compute(inputs, **self.options)
         loss = output.loss
         if weights is not None:
-            of_rows = policy_loss.is_of_rows
+            of_rows = self.policy_loss.is_of_rows
             loss = loss * (row_weights(weights, mask, rows.lengths) if of_rows else weights)
         if self.off_policy_threshold is not None:
             is_left_out = off_policy(

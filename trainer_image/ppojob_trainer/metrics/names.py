@@ -31,6 +31,9 @@ _BASE_UNITS: Final = {
     "tokens/s": ("tokens_per_second", 1.0),
     "share": ("ratio", 1.0),
 }
+CUSTOM_PREFIX: Final = "actor/custom/"
+"""Metrics of policy losses of one's own."""
+
 _PLACEHOLDER = re.compile(r"<([a-z ]+)>")
 
 
@@ -203,6 +206,7 @@ actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
 actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has
     instead
 actor/pg_covfrac | share | computed tokens that clip_cov or kl_cov holds back
+actor/custom/<value> | - | mean of what a policy loss of one's own says of each computed token
 actor/ppo_kl | nats a token | mean of old minus new log-probability
 actor/entropy | nats a token | mean entropy before the updates
 actor/entropy_threshold | nats a token | entropy from which on tokens are trained

@@ -26,7 +26,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ppojob_trainer import failpoints
-from ppojob_trainer.errors import ChannelLost, StorageError
+from ppojob_trainer.errors import ChannelLost, CustomCodeFailed, StorageError
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ANSWER_POINTS, CONTROLLER, Method
 from ppojob_trainer.rpc.wire import (
@@ -242,6 +242,8 @@ class RpcServer:
         try:
             outcome = act()
             return outcome if isinstance(outcome, Future) else (encode(outcome), False)
+        except CustomCodeFailed as problem:
+            return encode(Failure(ErrorKind.CUSTOM_CODE, str(problem))), True
         except Exception as problem:
             _log.exception("%s failed", route.method.name)
             message = f"{type(problem).__name__}: {problem}"

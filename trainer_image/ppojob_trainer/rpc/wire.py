@@ -64,6 +64,7 @@ class ErrorKind(StrEnum):
     CHANGED = "changed"
     CHANNEL_LOST = "channel_lost"
     STORAGE = "storage"
+    CUSTOM_CODE = "custom_code"
 
 
 class AnswerHeader(msgspec.Struct, frozen=True, array_like=True):

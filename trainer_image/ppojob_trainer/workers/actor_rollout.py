@@ -18,6 +18,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.data.tokenizer_files import template_text
+from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.mixtures import is_sent_float32
@@ -275,6 +276,7 @@ def open_actor_rollout_worker(
 ) -> Iterator[ActorRolloutWorker]:
     """The worker of one rank, whose models live as long as the block."""
     config = environment.config
+    custom_functions.check(config.spec.algorithm)
     with ExitStack() as stack:
         world = stack.enter_context(open_role_world(environment, rank))
         generation = stack.enter_context(open_generation(environment, world, keys))

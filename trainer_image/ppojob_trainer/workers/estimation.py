@@ -24,6 +24,7 @@ from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 from ppojob_trainer.algorithms.token_masks import high_entropy
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.data.order import uniform_draws
+from ppojob_trainer.engine.custom_functions import estimator_of
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.rpc.messages.training import Advantaged
 from ppojob_trainer.rpc.messages.training import Advantages as Given
@@ -231,6 +232,9 @@ def _estimate(
     if algorithm.estimator.has_teacher:
         limit = algorithm.distillation.max_token_loss if algorithm.distillation else None
         return teacher_advantages(batch["old_logprobs"], batch["ref_logprobs"], kept, limit)
+    if algorithm.custom is not None:
+        columns = (rewards, batch["mask"], batch.lengths, batch.groups)
+        return estimator_of(algorithm.custom)(*columns, kept=kept, **algorithm.custom.arguments)
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
     if algorithm.estimator.has_greedy:
         own["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]

@@ -78,7 +78,7 @@ class PolicyLoss:
 
     compute: Callable[..., LossOutput]
     metrics: tuple[str, ...]
-    vanishes_without_advantage: bool = True
+    vanishes_without_advantage: bool = False
     is_of_rows: bool = False
 
 

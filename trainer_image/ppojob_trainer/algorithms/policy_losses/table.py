@@ -24,20 +24,26 @@ _CHOSEN: Final = "actor/pg_covfrac"
 # The covariance of a token is one with all others, those of rows without advantage included; a
 # distance that is penalised has a gradient without one.
 POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "clip": PolicyLoss(clip, (_CLIPPED, _CLIPPED_LOWER, _KL)),
-    "dppo_tv": PolicyLoss(dppo_tv, (_CLIPPED, _CLIPPED_LOWER, _KL)),
-    "dppo_kl": PolicyLoss(dppo_kl, (_CLIPPED, _CLIPPED_LOWER, _KL)),
-    "gspo": PolicyLoss(gspo, (_CLIPPED, _KL)),
-    "sapo": PolicyLoss(sapo, (_KL,)),
-    "gpg": PolicyLoss(gpg, (_KL,)),
-    "clip_cov": PolicyLoss(clip_cov, (_CLIPPED, _CHOSEN, _KL), vanishes_without_advantage=False),
-    "kl_cov": PolicyLoss(kl_cov, (_CHOSEN, _KL), vanishes_without_advantage=False),
-    "geo_mean": PolicyLoss(geo_mean, (_CLIPPED, _KL), is_of_rows=True),
-    "dro": PolicyLoss(dro, (_KL,), vanishes_without_advantage=False),
-    "cispo": PolicyLoss(cispo, (_CLIPPED, _KL)),
-    "vespo": PolicyLoss(vespo, (_KL,)),
-    "prime_rl": PolicyLoss(prime_rl, (_CLIPPED, _KL), vanishes_without_advantage=False),
-    "ipo": PolicyLoss(ipo, (_CLIPPED, _KL), vanishes_without_advantage=False),
-    "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL)),
+    "clip": PolicyLoss(clip, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True),
+    "dppo_tv": PolicyLoss(
+        dppo_tv, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True
+    ),
+    "dppo_kl": PolicyLoss(
+        dppo_kl, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True
+    ),
+    "gspo": PolicyLoss(gspo, (_CLIPPED, _KL), vanishes_without_advantage=True),
+    "sapo": PolicyLoss(sapo, (_KL,), vanishes_without_advantage=True),
+    "gpg": PolicyLoss(gpg, (_KL,), vanishes_without_advantage=True),
+    "clip_cov": PolicyLoss(clip_cov, (_CLIPPED, _CHOSEN, _KL)),
+    "kl_cov": PolicyLoss(kl_cov, (_CHOSEN, _KL)),
+    "geo_mean": PolicyLoss(
+        geo_mean, (_CLIPPED, _KL), vanishes_without_advantage=True, is_of_rows=True
+    ),
+    "dro": PolicyLoss(dro, (_KL,)),
+    "cispo": PolicyLoss(cispo, (_CLIPPED, _KL), vanishes_without_advantage=True),
+    "vespo": PolicyLoss(vespo, (_KL,), vanishes_without_advantage=True),
+    "prime_rl": PolicyLoss(prime_rl, (_CLIPPED, _KL)),
+    "ipo": PolicyLoss(ipo, (_CLIPPED, _KL)),
+    "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True),
 }
 """Every policy loss by the name of `spec.algorithm.policyLoss.type`."""

@@ -1,0 +1,261 @@
+"""Estimators and policy losses from a Python file of the job's author (ADR 69).
+
+A function is loaded once a process and called as those of the tables are. What it gives is held
+against what they give, so that a mistake ends the job by the name of the function and its line.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NoReturn
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.policy_loss import CustomSpec, PolicyLossSpec
+from ppojob_api.v1alpha1.section import source_field
+from ppojob_trainer.algorithms.advantages import Advantages
+from ppojob_trainer.algorithms.masked import zero_outside
+from ppojob_trainer.algorithms.policy_losses.inputs import (
+    LossInputs,
+    LossOutput,
+    PolicyLoss,
+    bounded,
+)
+from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
+from ppojob_trainer.children.user_code import ImportFolder, UnusableModule, load_module, raised
+from ppojob_trainer.errors import ConfigError, CustomCodeFailed
+from ppojob_trainer.metrics.names import CUSTOM_PREFIX
+
+_ESTIMATOR: Final = "spec.algorithm.custom"
+_LOSS: Final = "spec.algorithm.policyLoss.custom"
+_KL: Final = "actor/ppo_kl"
+_OF_TOKENS: Final = "token_rewards, mask, lengths, groups"
+_FORMS: Final = {_ESTIMATOR: f"({_OF_TOKENS}, **arguments)", _LOSS: "(inputs, **arguments)"}
+_KNOWN: Final = frozenset(name for loss in POLICY_LOSSES.values() for name in loss.metrics)
+_COPIED: Final = ("old_logprobs", "rollout_logprobs", "advantages", "mask", "lengths", "groups")
+"""Of what a loss reads, all that has no gradient: a function may write into it."""
+_folders: Final = ImportFolder()
+
+
+def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
+    """A job's own estimator, called as those of `ADVANTAGES`, with `kept` besides.
+
+    Raises:
+        ConfigError: the file has no such function, or none that takes such arguments.
+    """
+    called = _Called(_ESTIMATOR, spec, _function(_ESTIMATOR, spec))
+    takes_kept = "kept" in inspect.signature(called.function).parameters
+    called.check(*_OF_TOKENS.split(", "), **({"kept": None} if takes_kept else {}))
+
+    @torch.no_grad()
+    def estimate(
+        rewards: Tensor,
+        mask: Tensor,
+        lengths: Tensor,
+        groups: Tensor,
+        *,
+        kept: Tensor,
+        **arguments: object,
+    ) -> Advantages:
+        columns = (rewards, mask if takes_kept else kept, lengths, groups)
+        with called.blamed():
+            found = called.function(
+                *(column.clone() for column in columns),
+                **({"kept": kept.clone()} if takes_kept else {}),
+                **deepcopy(arguments),
+            )
+        if isinstance(found, Advantages):
+            found = (found.advantages, found.returns)
+        both = found if isinstance(found, tuple) else (found, found)
+        if len(both) != 2:
+            called.fail(f"a tuple of {len(both)}", "advantages, or advantages and returns")
+        named = zip(("advantages", "returns"), both, strict=True)
+        is_finite = bool(rewards.isfinite().all())
+        values = [called.column(name, one, rewards, kept, is_finite) for name, one in named]
+        return Advantages(*values)
+
+    return estimate
+
+
+@cache
+def _loss_of(told: str) -> PolicyLoss:
+    where, spec = _LOSS, CustomSpec.model_validate_json(told)
+    given = _function(where, spec)
+    plain = given if isinstance(given, PolicyLoss) else PolicyLoss(given, (_KL,))
+    called = _Called(where, spec, plain.compute)
+    called.check("inputs")
+    for name in plain.metrics:
+        if name not in _KNOWN and not name.removeprefix(CUSTOM_PREFIX).isidentifier():
+            raise ConfigError(
+                f"{where}.function: got {spec.function} with metric {name}: no such metric; "
+                f"{CUSTOM_PREFIX}NAME, or one of {', '.join(sorted(_KNOWN))}"
+            )
+
+    def compute(inputs: LossInputs, **arguments: object) -> LossOutput:
+        copies = {name: getattr(inputs, name).clone() for name in _COPIED}
+        with called.blamed():
+            found = called.function(replace(inputs, **copies), **deepcopy(arguments))
+        if isinstance(found, Tensor):
+            found = LossOutput(found, {_KL: -bounded(inputs.log_ratio()).detach()})
+        if not isinstance(found, LossOutput):
+            called.fail(type(found).__name__, "a tensor, or a LossOutput")
+        if found.metrics.keys() != set(plain.metrics):
+            names = ", ".join(plain.metrics) or "none"
+            called.fail(f"metrics {', '.join(found.metrics) or 'none'}", f"those it names: {names}")
+        is_finite = bool(inputs.trained(inputs.logprobs).isfinite().all())
+        mask = inputs.mask
+        loss = called.column("loss", found.loss, inputs.logprobs, mask, is_finite)
+        if inputs.logprobs.requires_grad and not loss.requires_grad:
+            called.fail("a loss without a gradient", "one computed from inputs.logprobs")
+        return LossOutput(
+            loss,
+            {
+                name: called.column(name, one, inputs.logprobs, mask, is_finite).detach()
+                for name, one in found.metrics.items()
+            },
+        )
+
+    return replace(plain, compute=compute)
+
+
+def policy_loss_of(spec: PolicyLossSpec) -> PolicyLoss:
+    """The job's policy loss: a row of `POLICY_LOSSES`, or its own as such a row.
+
+    Raises:
+        ConfigError: the file has no such function, or none that takes such arguments.
+    """
+    if spec.custom is None:
+        return POLICY_LOSSES[spec.type]
+    return _loss_of(spec.custom.model_dump_json())
+
+
+def check(algorithm: AlgorithmSpec) -> None:
+    """Load the functions of a job; ConfigError has a line for each that cannot be used."""
+    problems: list[str] = []
+    for load in (
+        lambda: algorithm.custom and estimator_of(algorithm.custom),
+        lambda: policy_loss_of(algorithm.policy_loss),
+    ):
+        try:
+            load()
+        except ConfigError as wrong:
+            problems += wrong.problems
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A function of a file, and how calls of it are told of."""
+
+    where: str
+    spec: CustomSpec
+    function: Callable[..., Any]
+
+    @property
+    def place(self) -> str:
+        """The function with its file and first line."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        line = f":{code.co_firstlineno}" if code is not None else ""
+        return f"{self.spec.source.file}{line} {self.spec.function}"
+
+    def check(self, *columns: str, **named: object) -> None:
+        """Refuse a function that cannot be called so by ConfigError."""
+        signature = inspect.signature(self.function)
+        try:
+            signature.bind(*columns, **named, **self.spec.arguments)
+        except TypeError as error:
+            told = ", ".join(map(repr, self.spec.arguments)) or "no arguments"
+            raise ConfigError(
+                f"{self.where}.arguments: got {told}: {self.place}{signature} cannot be called "
+                f"with them: {error}; def {self.spec.function}{_FORMS[self.where]}"
+            ) from None
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Say of what the function raises where it did."""
+        _enter(self.spec)
+        try:
+            yield
+        except Exception as error:
+            text, where = raised(error, __file__)
+            raise CustomCodeFailed(
+                f"{self.where}: got {text}: {self.place}: {where}; a function that does not raise"
+            ) from None
+
+    def fail(self, got: str, allowed: str) -> NoReturn:
+        """End the job by what the function gave."""
+        raise CustomCodeFailed(f"{self.where}: got {got}: {self.place} gave it; {allowed}")
+
+    def column(
+        self, name: str, value: object, like: Tensor, mask: Tensor, is_finite: bool
+    ) -> Tensor:
+        """A number a token as the tables' functions give it: 0 where no token is trained."""
+        wanted = f"({like.numel()},) floating-point numbers on {like.device.type}"
+        if not isinstance(value, Tensor):
+            self.fail(f"{name} {type(value).__name__}", f"a tensor of {wanted}")
+        if (
+            value.shape != like.shape
+            or value.device != like.device
+            or not value.is_floating_point()
+        ):
+            kind = f"{str(value.dtype).removeprefix('torch.')} on {value.device.type}"
+            self.fail(f"{name} {tuple(value.shape)} of {kind}", wanted)
+        value = zero_outside(value, mask).to(like.dtype)
+        if is_finite and not value.isfinite().all():
+            token = int((~value.isfinite()).nonzero()[0, 0])
+            self.fail(f"{name} {value[token].item()} at token {token}", "finite numbers")
+        return value
+
+
+def _enter(spec: CustomSpec) -> None:
+    _folders.enter(str(Path(spec.source.file or "").resolve().parent))
+
+
+@cache
+def _module(path: str) -> ModuleType:
+    return load_module(path, f"ppojob_custom_{Path(path).stem}", pod="actorRollout")
+
+
+def _function(where: str, spec: CustomSpec) -> Any:
+    """A function, or a `PolicyLoss`, of the file."""
+    path, name = spec.source.file or "", spec.function
+    _enter(spec)
+    try:
+        module = _module(path)
+    except UnusableModule as bad:
+        raise ConfigError(f"{where}.{source_field(path)}: {bad}") from None
+    found = vars(module).get(name)
+    if inspect.isfunction(found) or (where == _LOSS and isinstance(found, PolicyLoss)):
+        return found
+    names = sorted(
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    )
+    allowed = f"one of {', '.join(names)}" if names else f"def {name}{_FORMS[where]}"
+    raise ConfigError(f"{where}.function: got {name}: {path} has no such function; {allowed}")
+
+
+def main() -> int:
+    """Load what the section on standard input names; answers the problems as the last line."""
+    problems: list[str] = []
+    try:
+        check(AlgorithmSpec.model_validate_json(sys.stdin.buffer.read()))
+    except ConfigError as wrong:
+        problems += wrong.problems
+    sys.stdout.write(f"\n{msgspec.json.encode(problems).decode()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
