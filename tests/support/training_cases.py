@@ -91,7 +91,7 @@ class Case:
     optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
     seeing: bool = False  # prompts show pictures
-    nudged: bool = False  # weights are one rounding away from those of the model
+    nudged: int = 0  # weights are one rounding away from those of the model, in which directions
 
     @property
     def alone(self) -> "Case":
@@ -299,7 +299,7 @@ def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
         folder / case.model, world=world, lora=case.lora, seed=3, with_tower=case.seeing
     )
     if case.nudged:
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(case.nudged)
         with torch.no_grad():
             for weight in model.parameters():
                 signs = torch.rand(weight.shape, generator=generator).sub(0.5).sign()
