@@ -132,7 +132,8 @@ class RolloutSpec(Section):
     """Versions by which weights that draw tokens may be older than those that train on them. 1: one
     step off-policy: engines in pods of roles.rollout draw the next step while this one trains; each
     step but the first is then trained on rows one version old. More: so many steps are drawn side
-    by side, and long rows go on with newer weights. AReaL: max_head_offpolicyness."""
+    by side, and long rows go on with newer weights. With algorithm.dynamicSampling at most 1, for
+    the first round of the next step. AReaL: max_head_offpolicyness."""
 
     replay: Path | None = None
     """Folder of a run whose rows and scores are trained on again, step by step; nothing is

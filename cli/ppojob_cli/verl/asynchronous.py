@@ -50,9 +50,10 @@ def staleness(verl: Verl, job: Draft) -> None:
         job.set(field, 1)
     if verl.trainer is not FULLY_ASYNC:
         return
-    versions, filters = math.ceil(verl[share]), verl["algorithm.filter_groups.enable"]
-    job.set(field, min(1, versions) if filters else versions, share)
-    if filters and versions > 1:
+    asked = math.ceil(verl[share])
+    versions = min(1, asked) if verl["algorithm.filter_groups.enable"] else asked
+    job.set(field, versions, share)
+    if versions < asked:
         job.note("1: with filter_groups the first round of one step is drawn ahead", share)
     elif versions > verl[share]:
         job.note("a share of a step there; all rows may be a whole version older here", share)

@@ -232,6 +232,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("async_training.staleness_threshold=0", {"spec.rollout.maxStaleness": None}),
+    (
+        "async_training.staleness_threshold=1.5 algorithm.filter_groups.enable=true",
+        {"spec.rollout.maxStaleness": 1},
+    ),
     # -1 is absent, in six places.
     (
         "data.train_max_samples=-1 data.val_max_samples=9",
