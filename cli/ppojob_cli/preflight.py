@@ -321,9 +321,10 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
 def _custom_functions(spec: PPOJobSpec) -> list[str]:
     """Load estimator and policy loss of one's own once, in a process with PyTorch."""
     wheres = [where for where, role, _ in spec.code_sources if role == "actorRollout"]
-    if not wheres:
+    if not wheres or not spec.steps.trains:
         return []
-    command = [sys.executable, "-m", "ppojob_trainer.engine.custom_functions"]
+    # -P: the folder that this process was started in must not shadow modules of the child.
+    command = [sys.executable, "-P", "-m", "ppojob_trainer.engine.custom_functions"]
     told, allowed = spec.algorithm.model_dump_json().encode(), "a file that can be imported"
     try:
         done = subprocess.run(

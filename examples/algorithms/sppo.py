@@ -7,7 +7,7 @@ Plain functions of tensors. Columns are flat, the tokens of all responses one af
 import torch
 from torch import Tensor
 
-from ppojob_trainer.algorithms.masked import row_sum
+from ppojob_trainer.algorithms.masked import row_count, row_sum
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 
 
@@ -17,12 +17,14 @@ def win_rate(
     """How likely a response is preferred to another of its prompt, less 1/2.
 
     A = mean over the group of sigmoid(beta (s_i - s_j)) - 1/2: preferences by the model of Bradley
-    and Terry, where scores are given instead of pairs.
+    and Terry, where scores are given instead of pairs. A response of which nothing is trained has
+    no score, and is nobody's peer.
     """
     scores = row_sum(token_rewards.double(), mask, lengths)
-    are_peers = groups[:, None] == groups[None, :]
+    are_scored = row_count(mask, lengths) > 0
+    are_peers = (groups[:, None] == groups[None, :]) & are_scored[None, :]
     wins = torch.sigmoid(beta * (scores[:, None] - scores[None, :])) - 0.5
-    advantages = (wins * are_peers).sum(1) / are_peers.sum(1)
+    advantages = (wins * are_peers).sum(1) / are_peers.sum(1).clamp(min=1)
     return torch.repeat_interleave(advantages, lengths)
 
 

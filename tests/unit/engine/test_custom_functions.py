@@ -31,11 +31,15 @@ def clipped(inputs, *, high):
 METRICS = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
 my_clip = PolicyLoss(clipped, METRICS, vanishes_without_advantage=True)
 unnamed = PolicyLoss(clipped, ("actor/odd name",))
+bare = PolicyLoss(clipped, ("step",))
 forgotten = PolicyLoss(clipped, ("actor/custom/gap",))
 
 def plain(inputs):
     inputs.advantages.mul_(2.0)
     return -inputs.advantages * inputs.logprobs
+
+def ratio(inputs):
+    return -torch.exp(inputs.logprobs - inputs.old_logprobs) * inputs.advantages
 
 def raises(inputs):
     return plain(inputs) + torch.ones(1, 2, 3).view(7)
@@ -115,6 +119,15 @@ def test_a_plain_loss_keeps_rows_without_advantage_and_what_it_reads(make_rows, 
     assert "actor/ppo_kl" in PolicyObjective.of(own("plain")).token_names
 
 
+def test_extremes_that_are_not_trained_leave_no_gradient(make_rows, own) -> None:
+    rows = make_rows(old=True)
+    rows.mask[0], rows.mask[1:] = False, True
+    rows.old_logprobs[0] = -2_000.0
+    _, gradient = measured(own("ratio"), rows)
+    assert gradient[0] == 0.0
+    assert gradient[1:].isfinite().all()
+
+
 WRONG = {
     "raises": "RuntimeError: shape '[7]' is invalid",
     "nan": "loss nan at token",
@@ -162,6 +175,8 @@ def test_what_cannot_be_used_is_refused_in_a_line(own) -> None:
     assert refusal(own("plain", eta=1)).startswith("policyLoss.custom.arguments: got 'eta': ")
     assert refusal(own(estimator="plain")).startswith("custom.arguments: got no arguments: ")
     assert refusal(own("unnamed", high=1)).startswith("policyLoss.custom.function: got unnamed ")
+    assert refusal(own("bare", high=1)).startswith("policyLoss.custom.function: got bare ")
+    assert refusal(own("plain", inputs=1)).startswith("policyLoss.custom.arguments: got 'inputs': ")
 
 
 def test_the_example_is_sppo(make_rows) -> None:
@@ -172,17 +187,20 @@ def test_the_example_is_sppo(make_rows) -> None:
     told = {"type": "custom", "custom": given, "policyLoss": {"type": "custom", "custom": loss}}
     batch = {"promptsPerStep": 3, "lossAggregation": "sequence_mean_token_mean"}
     spec, rows = AlgorithmSpec.model_validate({**told, **batch}), make_rows(old=True)
+    rows.mask[: int(rows.lengths[0])] = False  # a response of which nothing is trained
     rewards, *others = columns_of(rows)
     estimate = custom_functions.estimator_of(spec.custom)
+    kept = rows.mask & (torch.arange(rows.num_tokens) % 5 > 0)
+    left = estimate(rewards, *others, kept=kept, beta=2.0).advantages
     advantages = estimate(rewards, *others, kept=rows.mask, beta=2.0).advantages
+    assert torch.equal(left, advantages.where(kept, 0.0))
     parts = [column.split(rows.lengths.tolist()) for column in (rewards, rows.mask, advantages)]
     scores = [float(r[m].double().sum()) for r, m in zip(*parts[:2], strict=True)]
     ratios = (rows.rollout_logprobs * 1.3 - rows.old_logprobs).split(rows.lengths.tolist())
     losses = []
     for row, score in enumerate(scores):
-        peers = [
-            s for s, g in zip(scores, rows.row_groups, strict=True) if g == rows.row_groups[row]
-        ]
+        others = zip(scores, rows.row_groups, parts[1], strict=True)
+        peers = [s for s, g, m in others if g == rows.row_groups[row] and m.any()]
         wins = [torch.sigmoid(torch.tensor(2.0 * (score - peer))) for peer in peers]
         expected = float(sum(wins)) / len(peers) - 0.5
         mask = parts[1][row]

@@ -5,6 +5,7 @@ against what they give, so that a mistake ends the job by the name of the functi
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ _FORMS: Final = {_ESTIMATOR: f"({_OF_TOKENS}, **arguments)", _LOSS: "(inputs, **
 _KNOWN: Final = frozenset(name for loss in POLICY_LOSSES.values() for name in loss.metrics)
 _COPIED: Final = ("old_logprobs", "rollout_logprobs", "advantages", "mask", "lengths", "groups")
 """Of what a loss reads, all that has no gradient: a function may write into it."""
+_NUMBERS: Final = ("logprobs", "old_logprobs", "rollout_logprobs", "advantages")
 _folders: Final = ImportFolder()
 
 
@@ -66,7 +68,7 @@ def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
         kept: Tensor,
         **arguments: object,
     ) -> Advantages:
-        columns = (rewards, mask if takes_kept else kept, lengths, groups)
+        columns = (rewards, mask, lengths, groups)
         with called.blamed():
             found = called.function(
                 *(column.clone() for column in columns),
@@ -94,7 +96,8 @@ def _loss_of(told: str) -> PolicyLoss:
     called = _Called(where, spec, plain.compute)
     called.check("inputs")
     for name in plain.metrics:
-        if name not in _KNOWN and not name.removeprefix(CUSTOM_PREFIX).isidentifier():
+        own = name.removeprefix(CUSTOM_PREFIX)
+        if name not in _KNOWN and (own == name or not own.isidentifier()):
             raise ConfigError(
                 f"{where}.function: got {spec.function} with metric {name}: no such metric; "
                 f"{CUSTOM_PREFIX}NAME, or one of {', '.join(sorted(_KNOWN))}"
@@ -102,6 +105,8 @@ def _loss_of(told: str) -> PolicyLoss:
 
     def compute(inputs: LossInputs, **arguments: object) -> LossOutput:
         copies = {name: getattr(inputs, name).clone() for name in _COPIED}
+        # A masked token may have any number: of 0 times its gradient nothing is left but NaN.
+        copies["logprobs"] = inputs.trained(inputs.logprobs)
         with called.blamed():
             found = called.function(replace(inputs, **copies), **deepcopy(arguments))
         if isinstance(found, Tensor):
@@ -110,8 +115,10 @@ def _loss_of(told: str) -> PolicyLoss:
             called.fail(type(found).__name__, "a tensor, or a LossOutput")
         if found.metrics.keys() != set(plain.metrics):
             names = ", ".join(plain.metrics) or "none"
-            called.fail(f"metrics {', '.join(found.metrics) or 'none'}", f"those it names: {names}")
-        is_finite = bool(inputs.trained(inputs.logprobs).isfinite().all())
+            told = f"those it names: {names}; others a PolicyLoss names"
+            called.fail(f"metrics {', '.join(found.metrics) or 'none'}", told)
+        given = (inputs.trained(getattr(inputs, name)) for name in _NUMBERS)
+        is_finite = all(bool(column.isfinite().all()) for column in given)
         mask = inputs.mask
         loss = called.column("loss", found.loss, inputs.logprobs, mask, is_finite)
         if inputs.logprobs.requires_grad and not loss.requires_grad:
@@ -165,13 +172,15 @@ class _Called:
     def place(self) -> str:
         """The function with its file and first line."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
-        line = f":{code.co_firstlineno}" if code is not None else ""
-        return f"{self.spec.source.file}{line} {self.spec.function}"
+        place = f"{code.co_filename}:{code.co_firstlineno}" if code else self.spec.source.file
+        return f"{place} {self.spec.function}"
 
     def check(self, *columns: str, **named: object) -> None:
         """Refuse a function that cannot be called so by ConfigError."""
         signature = inspect.signature(self.function)
         try:
+            if taken := self.spec.arguments.keys() & {*columns, "kept"}:
+                raise TypeError(f"{min(taken)} is given by the caller")
             signature.bind(*columns, **named, **self.spec.arguments)
         except TypeError as error:
             told = ", ".join(map(repr, self.spec.arguments)) or "no arguments"
@@ -246,7 +255,7 @@ def _function(where: str, spec: CustomSpec) -> Any:
     raise ConfigError(f"{where}.function: got {name}: {path} has no such function; {allowed}")
 
 
-def main() -> int:
+def main() -> None:
     """Load what the section on standard input names; answers the problems as the last line."""
     problems: list[str] = []
     try:
@@ -254,8 +263,9 @@ def main() -> int:
     except ConfigError as wrong:
         problems += wrong.problems
     sys.stdout.write(f"\n{msgspec.json.encode(problems).decode()}\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # what a file says at its end is no answer

@@ -276,7 +276,8 @@ def open_actor_rollout_worker(
 ) -> Iterator[ActorRolloutWorker]:
     """The worker of one rank, whose models live as long as the block."""
     config = environment.config
-    custom_functions.check(config.spec.algorithm)
+    if config.spec.steps.trains:
+        custom_functions.check(config.spec.algorithm)
     with ExitStack() as stack:
         world = stack.enter_context(open_role_world(environment, rank))
         generation = stack.enter_context(open_generation(environment, world, keys))
