@@ -196,4 +196,8 @@ def model_config(
         kind = kind or UnjoinedQwen3Next
     if kind is not None:  # vLLM first asks with a type that is none
         changed.architectures = [kind.__name__]
+    for name in changed.architectures or ():
+        if known := vllm.ModelRegistry.models.get(name):
+            # Of one that is not loaded vLLM asks a process, which first loads PyTorch and vLLM.
+            vllm.ModelRegistry.register_model(name, known.load_model_cls())
     return changed
