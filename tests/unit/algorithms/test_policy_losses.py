@@ -45,7 +45,7 @@ def loss_of(name: str, given: LossInputs, **options: object) -> LossOutput:
 
 
 def test_every_loss_has_a_literal_form():
-    assert set(NAMES) == POLICY_LOSSES.keys() == LOSSES.keys()
+    assert set(NAMES) == POLICY_LOSSES.keys() == LOSSES.keys() - {"custom"}
 
 
 @pytest.mark.parametrize("name", NAMES)

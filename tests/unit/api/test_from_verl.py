@@ -19,6 +19,7 @@ OURS = {
     *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
     *("spec.data.chosenKey", "spec.data.rejectedKey"),
     *("spec.algorithm.dpo", "spec.algorithm.rewardModel"),
+    *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports
     *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),
     "spec.rewards.source.configMap",
     *(f"spec.rewards.{name}" for name in ("timeLimitSeconds", "errorScore", "onError")),
