@@ -79,8 +79,7 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
         update[algorithm.type] = algorithm.estimator.options()
     if algorithm.type == "dpo":
         pairs = algorithm.dpo or DpoSpec()
-        weight = pairs.loss.sft_weight if pairs.sft_weight is None else pairs.sft_weight
-        update["dpo"] = _with(pairs, sft_weight=weight)
+        update["dpo"] = _with(pairs, sft_weight=pairs.own_sft_weight)
     if (rounds := algorithm.dynamic_sampling) is not None:
         per_round = rounds.prompts_per_round or algorithm.prompts_per_step
         update["dynamic_sampling"] = _with(rounds, prompts_per_round=per_round)

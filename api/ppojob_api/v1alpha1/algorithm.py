@@ -209,6 +209,11 @@ class DpoSpec(Section):
         """What the loss needs."""
         return PAIR_LOSSES[self.loss_type]
 
+    @property
+    def own_sft_weight(self) -> float:
+        """`sft_weight`, or where that is absent the loss's."""
+        return self.loss.sft_weight if self.sft_weight is None else self.sft_weight
+
 
 class RewardModelTrainingSpec(Section):
     """Settings of `type: reward_model`: Bradley and Terry's loss of pairs (arXiv:2203.02155)."""

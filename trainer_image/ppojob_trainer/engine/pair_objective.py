@@ -40,9 +40,8 @@ class DpoLoss:
             compared = logprobs - rows.ref_logprobs
         ratios = (row_mean if needs.is_mean else row_sum)(compared, rows.mask, rows.lengths)
         losses = PAIR_LOSSES[spec.loss_type](ratios[0::2], ratios[1::2], **_options(spec))
-        sft_weight = needs.sft_weight if spec.sft_weight is None else spec.sft_weight
-        if sft_weight:
-            losses = losses - sft_weight * row_mean(logprobs, rows.mask, rows.lengths)[0::2]
+        if weight := spec.own_sft_weight:
+            losses = losses - weight * row_mean(logprobs, rows.mask, rows.lengths)[0::2]
         return losses, spec.beta * ratios
 
 

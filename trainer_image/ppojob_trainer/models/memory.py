@@ -50,8 +50,9 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     found = {folder: _count_of(folder) for folder in folders}
     if not spec.model.freeze_vision_tower:
         tensors = read_weights(Path(spec.model.path)).tensors.items()
-        found[TOWER] = sum(tensor.size for name, tensor in tensors if name.startswith(TOWER))
-    return {name: count for name, count in found.items() if count or name != TOWER}
+        if tower := sum(tensor.size for name, tensor in tensors if name.startswith(TOWER)):
+            found[TOWER] = tower
+    return found
 
 
 def _count_of(folder: str) -> int:
