@@ -7,14 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import job_points
+import one_gpu
 import pytest
 import run_folders
 import tiny_jobs
+import torch
 from ruamel.yaml import YAML
 
 pytestmark = [pytest.mark.gpu, pytest.mark.processes, pytest.mark.timeout(900)]
 
 ONE_GPU = {"gpusPerReplica": 1}
+OWN_GPU = {"colocateWith": "none", **ONE_GPU}
 AUTO = {"training": {}, "rollout": {"engine": "huggingface"}}
 FLOAT32 = {
     "training": {"autocast": "none"},
@@ -119,6 +123,18 @@ def test_killed_on_a_gpu_a_job_ends_with_the_bits_of_one_that_was_not(
     assert run_folders.result(killed) == run_folders.result(calm)
     spec = YAML(typ="safe").load((calm / "job.yaml").read_text())["spec"]
     assert (spec["training"]["autocast"], spec["rollout"]["dtype"]) == ("bfloat16", "bfloat16")
+
+
+def test_roles_on_gpus_of_their_own_speak_by_nccl(start, once, even_folder, tmp_path):
+    """Two ranks of the policy, a critic and a reference; where there is one GPU, all share it."""
+    roles = {"reference": OWN_GPU, "critic": OWN_GPU, "actorRollout": {"replicas": 2, **ONE_GPU}}
+    job = manifest(tmp_path, even_folder, roles=roles, **AUTO, **tiny_jobs.PPO)
+    gpus = one_gpu.shared_by_pods(tmp_path, 4) if torch.cuda.device_count() < 4 else {}
+    start(job, tmp_path / "calm", **gpus).succeed(600)
+    points = ["rpc.update.answer.before@3=kill", "rpc.open_channel.answer.before@2=kill"]
+    start(job, tmp_path / "killed", **gpus, **job_points.armed(once, *points)).succeed(600)
+    assert run_folders.result(tmp_path / "killed") == run_folders.result(tmp_path / "calm")
+    assert sorted(marker.name for marker in once.iterdir()) == sorted(points)
 
 
 def test_a_plan_says_that_a_gpu_is_used(even_folder, tmp_path):

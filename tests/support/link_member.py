@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import one_gpu
 import torch
 import torch.distributed as dist  # noqa: TID251  the world that a link is tested over
 
@@ -42,7 +43,8 @@ class Member:
     def open(self, key: str, member: int, size: int, device: str, timeout: float) -> None:
         chosen = CPU
         if device == "cuda":
-            chosen = torch.device("cuda", member)
+            one_gpu.become_a_host()
+            chosen = torch.device("cuda", member % torch.cuda.device_count())
             torch.cuda.set_device(chosen)
         self.channel = open_channel(self.store, key, member, size, self.address, chosen, timeout)
 

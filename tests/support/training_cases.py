@@ -178,6 +178,7 @@ EXPERT_LAYOUTS = {
     "2e2p2": ParallelDims(pipeline=2, shard=2, expert=2),
 }
 """Of ranks that share the experts of a layer."""
+ALL_LAYOUTS = {**LAYOUTS, **EXPERT_LAYOUTS}
 
 MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     **{family: FAMILY_MODELS[family] for family in FAMILIES},
@@ -273,8 +274,7 @@ def rows_of_rank(owners: Sequence[int], rank: int, dims: ParallelDims) -> Tensor
 
 
 def name_of(dims: ParallelDims) -> str:
-    layouts = {**LAYOUTS, **EXPERT_LAYOUTS}
-    return next(name for name, layout in layouts.items() if layout == dims)
+    return next(name for name, layout in ALL_LAYOUTS.items() if layout == dims)
 
 
 def make_engine(

@@ -146,6 +146,19 @@ class Cover:
 
 
 COVER, WHOLE = Cover(whole=False), Cover(whole=True)
+_ON_GPUS = ("small_micro_batches", "recomputed", "adapters", "bfloat16", "full_kl")
+ON_GPUS = {
+    layout: {name: CASES[name] for name in (*_ON_GPUS, *more)}
+    for layout, more in {
+        "2": ("a_rank_without_rows", "muon", "experts", "pictures"),
+        "2x1": (),
+        "s2": ("long_rows", "experts_replayed", "pictures_behind_layers"),
+        "t2": ("biases", "experts_recomputed", "pictures"),
+        "p3": ("spread", "qwen3_recomputed", "pictures"),
+        "2t2e2": ("experts", "experts_recomputed"),
+    }.items()
+}
+"""What each layout is tried with where ranks have GPUs."""
 
 
 def _holds(layout: str, family: str) -> bool:

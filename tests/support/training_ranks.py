@@ -4,6 +4,8 @@ Run: `python training_ranks.py FOLDER cover|whole [LAYOUT...]`. The folder holds
 writes and checkpoints of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`. When all
 worlds have been, and not some alone, each comes again and takes up checkpoints of others. Ranks are
 forked: PyTorch is imported once for all of them.
+
+`python training_ranks.py FOLDER gpu LAYOUT...`: the few cases of `ON_GPUS`, by NCCL.
 """
 
 import faulthandler
@@ -16,15 +18,17 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from traceback import format_exc
 
+import one_gpu
 import torch
 from torch import Tensor
-from training_cases import CASES, LAYOUTS, run_case
-from training_cover import COVER, SAVED, WHOLE, WORLDS, Cover
+from training_cases import ALL_LAYOUTS, CASES, LAYOUTS, run_case
+from training_cover import COVER, ON_GPUS, SAVED, WHOLE, WORLDS, Cover
 from training_scenarios import SCENARIOS, run_foreign_checkpoints
 
 from ppojob_trainer.checkpoint.tensors import read_tensors, write_tensors
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
+from ppojob_trainer.repeated_bits import repeat_bits
 
 Work = Callable[[Path, Path, World], None]
 """Writes into the folder of a layout what its ranks find with the models of another one."""
@@ -41,15 +45,24 @@ def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def run_rank(
-    rank: int, dims: ParallelDims, port: int, results: Path, work: Work, leave: Barrier
+    rank: int,
+    dims: ParallelDims,
+    port: int,
+    results: Path,
+    work: Work,
+    leave: Barrier,
+    kind: str,
 ) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    device = torch.device(kind)
+    if kind == "cuda":
+        device = torch.device(kind, rank % torch.cuda.device_count())
+        one_gpu.become_a_host()
+    repeat_bits(device)
     meeting = MeetingPoint("127.0.1.1", port, "uid/actorRollout/0")
     address = f"127.0.1.{rank + 1}"
-    cpu = torch.device("cpu")
-    with open_world(rank, dims.size, cpu, dims=dims, address=address, meeting=meeting) as world:
+    with open_world(rank, dims.size, device, dims=dims, address=address, meeting=meeting) as world:
         try:
             work(results, results.parent, world)
             # A gloo group that is closed resets its connections, whatever others still read there.
@@ -80,7 +93,14 @@ def write_foreign(results: Path, root: Path, world: World, *, cover: Cover) -> N
     write_tensors(path, run_foreign_checkpoints(root, world, written))
 
 
-def run_world(results: Path, dims: ParallelDims, work: Work) -> None:
+def write_on_gpus(results: Path, root: Path, world: World) -> None:
+    for name, case in ON_GPUS[results.name].items():
+        for prefix in ("", "again-"):
+            found = {key: value.cpu() for key, value in run_case(case, root, world).items()}
+            write_tensors(results / f"{prefix}{name}-{world.rank}.safetensors", found)
+
+
+def run_world(results: Path, dims: ParallelDims, work: Work, kind: str = "cpu") -> None:
     """Run all ranks of a layout, each a fork; where any fails, say what the first one met."""
     results.mkdir(exist_ok=True)
     with socket.create_server(("127.0.1.1", 0)) as server:
@@ -90,7 +110,7 @@ def run_world(results: Path, dims: ParallelDims, work: Work) -> None:
     # The last rank first: whoever comes early waits for rank 0.
     ranks = {
         rank: forks.Process(
-            target=run_rank, args=(rank, dims, port, results, work, leave), daemon=True
+            target=run_rank, args=(rank, dims, port, results, work, leave, kind), daemon=True
         )
         for rank in reversed(range(dims.size))
     }
@@ -105,10 +125,17 @@ def run_world(results: Path, dims: ParallelDims, work: Work) -> None:
         sys.exit(f"{first}\nexit codes of ranks {list(ranks)}: {codes}")
 
 
-if __name__ == "__main__":
-    folder, cover = Path(sys.argv[1]), {"cover": COVER, "whole": WHOLE}[sys.argv[2]]
-    selected = sys.argv[3:]
+def main(folder: Path, tried: str, *selected: str) -> None:
+    if tried == "gpu":
+        for layout in selected:
+            run_world(folder / layout, ALL_LAYOUTS[layout], write_on_gpus, "cuda")
+        return
+    cover = {"cover": COVER, "whole": WHOLE}[tried]
     for layout in selected or WORLDS:
         run_world(folder / layout, LAYOUTS[layout], partial(write_results, cover=cover))
     for layout in () if selected else WORLDS:
         run_world(folder / layout, LAYOUTS[layout], partial(write_foreign, cover=cover))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

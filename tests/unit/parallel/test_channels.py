@@ -111,7 +111,6 @@ def test_a_peer_that_takes_no_part_ends_the_exchange_by_its_time_limit(processes
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="nccl wants a device for each rank")
 def test_payloads_arrive_over_nccl_and_a_stopped_peer_is_cut_off(processes):
     member, peer = members = processes.start(2)
     open_all(members, "uid/channel/a.1-b.1/0", "cuda")
