@@ -22,7 +22,7 @@ import one_gpu
 import torch
 from torch import Tensor
 from training_cases import ALL_LAYOUTS, CASES, LAYOUTS, run_case
-from training_cover import COVER, ON_GPUS, SAVED, WHOLE, WORLDS, Cover
+from training_cover import AGAIN, COVER, ON_GPUS, SAVED, WHOLE, WORLDS, Cover
 from training_scenarios import SCENARIOS, run_foreign_checkpoints
 
 from ppojob_trainer.checkpoint.tensors import read_tensors, write_tensors
@@ -94,10 +94,13 @@ def write_foreign(results: Path, root: Path, world: World, *, cover: Cover) -> N
 
 
 def write_on_gpus(results: Path, root: Path, world: World) -> None:
-    for name, case in ON_GPUS[results.name].items():
-        for prefix in ("", "again-"):
-            found = {key: value.cpu() for key, value in run_case(case, root, world).items()}
-            write_tensors(results / f"{prefix}{name}-{world.rank}.safetensors", found)
+    cases = ON_GPUS[results.name]
+    for name in [*cases, *AGAIN]:
+        found = {key: value.cpu() for key, value in run_case(cases[name], root, world).items()}
+        path = results / f"{name}-{world.rank}.safetensors"
+        if path.exists():
+            path = results / f"again-{path.name}"
+        write_tensors(path, found)
 
 
 def run_world(results: Path, dims: ParallelDims, work: Work, kind: str = "cpu") -> None:

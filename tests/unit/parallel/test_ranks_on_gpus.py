@@ -9,7 +9,7 @@ import pytest
 import training_cases
 import training_ranks
 from training_cases import ALL_LAYOUTS, CASES, rows_of_rank, rows_of_step, run_case
-from training_cover import ON_GPUS
+from training_cover import AGAIN, ON_GPUS
 from training_ranks import results, under
 
 from ppojob_trainer.parallel.world import World
@@ -43,13 +43,14 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize(("layout", "name"), PAIRS)
-def test_every_rank_computes_the_same_bits_each_time(folder, layout, name):
+def test_ranks_agree_and_compute_the_same_bits_each_time(folder, layout, name):
     first = results(folder, layout, name)
     for rank in range(ALL_LAYOUTS[layout].size):
         found = results(folder, layout, name, rank)
-        assert_equal(found, results(folder, layout, f"again-{name}", rank))
         for prefix in ("stats/", "weight/"):
             assert_equal(under(found, prefix), under(first, prefix))
+        if name in AGAIN:
+            assert_equal(results(folder, layout, f"again-{name}", rank), found)
 
 
 @pytest.mark.parametrize(("layout", "name"), EXACT)

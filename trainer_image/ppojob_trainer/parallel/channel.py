@@ -96,8 +96,8 @@ def open_channel(
 ) -> Channel:
     """Meet the other members under a key; all of them have to come within the time limit.
 
-    The nccl branch has been run on no machine yet. Its watchdog ends the process when an operation
-    runs into the limit, unless the channel was cut before.
+    The watchdog of nccl ends the process when an operation runs into the limit, unless the channel
+    was cut before.
 
     Args:
         store: of the first role's world.
