@@ -54,6 +54,13 @@ def with_dropout(folder: Path) -> dict[str, object]:
     return {}
 
 
+def with_float16(folder: Path) -> dict[str, object]:
+    return {
+        "training": {"autocast": "float16"},
+        "rollout": {"engine": "huggingface", "dtype": "float16"},
+    }
+
+
 def with_four_models_offloaded(folder: Path) -> dict[str, object]:
     trained = ["weights", "optimizer", "activations"]
     return {
@@ -101,6 +108,7 @@ def with_experts_of_vllm(folder: Path) -> dict[str, object]:
     "sections",
     [
         with_dropout,
+        with_float16,
         with_four_models_offloaded,
         with_adapters,
         pytest.param(with_vllm, marks=pytest.mark.vllm),
@@ -122,7 +130,8 @@ def test_killed_on_a_gpu_a_job_ends_with_the_bits_of_one_that_was_not(
     run_through(job, killed, *points, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)
     spec = YAML(typ="safe").load((calm / "job.yaml").read_text())["spec"]
-    assert (spec["training"]["autocast"], spec["rollout"]["dtype"]) == ("bfloat16", "bfloat16")
+    numbers = "float16" if sections is with_float16 else "bfloat16"
+    assert (spec["training"]["autocast"], spec["rollout"]["dtype"]) == (numbers, numbers)
 
 
 def test_roles_on_gpus_of_their_own_speak_by_nccl(start, once, even_folder, tmp_path):
