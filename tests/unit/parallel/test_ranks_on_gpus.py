@@ -56,7 +56,8 @@ def test_ranks_agree_and_compute_the_same_bits_each_time(folder, layout, name):
 @pytest.mark.parametrize(("layout", "name"), EXACT)
 def test_ranks_compute_what_one_does(folder, layout, name, strict_gpu):
     expected, found = alone(folder, name, strict_gpu), results(folder, layout, name)
-    for prefix, limit in (("gradient/", 1e-4), ("weight/", 1e-3)):
+    # Towers multiply the rounding of float32.
+    for prefix, limit in (("gradient/", 1e-2 if CASES[name].seeing else 1e-4), ("weight/", 1e-3)):
         those = under(expected, prefix)
         for key, tensor in under(found, prefix).items():
             assert (tensor - those[key]).norm() <= limit * those[key].norm(), key

@@ -143,12 +143,15 @@ class PipelineRanks:
     def add_ends(self, gradient: Tensor) -> None:
         """Make the gradients that the first and the last stage have of one weight their sum.
 
-        Those two call it; a + b has the same bits as b + a.
+        Those two call it; a + b has the same bits as b + a. One sends before it receives, and the
+        other after: nccl connects two ranks in the first send between them, which waits for the
+        other's receive then.
         """
+        own, other = gradient.clone(), torch.empty_like(gradient)
         if self.is_first:
-            self._lanes[0].send(gradient.clone(), self.size - 1)
-            other = self._lanes[1].receive(torch.empty_like(gradient), self.size - 1)
+            self._lanes[0].send(own, self.size - 1)
+            self._lanes[1].receive(other, self.size - 1)
         else:
-            self._lanes[1].send(gradient.clone(), 0)
-            other = self._lanes[0].receive(torch.empty_like(gradient), 0)
+            self._lanes[0].receive(other, 0)
+            self._lanes[1].send(own, 0)
         gradient.add_(other)

@@ -174,16 +174,8 @@ def open_world(
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=limit, pg_options=own)
         return group
 
-    # Told of its device nccl opens the communicator of a group with the group. Else two ranks that
-    # each send to the other would wait, each to open one for its own send.
     dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=size,
-        timeout=limit,
-        pg_options=options(),
-        device_id=device if backend == "nccl" else None,
+        backend, store=store, rank=rank, world_size=size, timeout=limit, pg_options=options()
     )
     try:
         groups, back = _open_groups(dims, rank, open_group)
