@@ -110,6 +110,24 @@ def test_kto_equals_the_literal_reference(
     assert relative_difference(found, gradients(theirs, loss)) < 1e-5
 
 
+OF_TRL = {"kto": 0.457896225, "apo_zero_unpaired": 0.456772367}
+"""What the trainer of TRL (f2cd57710) gives for log ratios of -0.7, good, and -1.9, bad.
+
+With a beta of 0.3, and 0.4 as the mean of mismatched ones.
+"""
+
+
+@pytest.mark.parametrize("name", OF_TRL)
+def test_numbers_are_those_of_trl(name: str) -> None:
+    spec = KtoSpec.model_validate({"lossType": name, "beta": 0.3})
+    answers = [([5], [([6], True)], True), ([7], [([8], True)], False)]
+    rows = experience(answers, is_mixed=False)
+    rows.ref_logprobs = torch.zeros(2)
+    objective = KtoObjective(spec, point=0.4 if name == "kto" else 0.0, good=1, bad=1)
+    measured = objective.measured((torch.tensor([-0.7, -1.9]),), rows)
+    assert measured.token_sums["val/loss"] / 2 == pytest.approx(OF_TRL[name], rel=1e-6)
+
+
 def test_a_mean_over_no_answer_is_not_told(make_model: MakeModel) -> None:
     rows = experience([one for one in ANSWERS if one[2]])
     rows.ref_logprobs = torch.zeros(rows.num_tokens)
