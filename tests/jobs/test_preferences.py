@@ -1,4 +1,4 @@
-"""Jobs of pairs: DPO and a reward model learn, survive, and the reward model scores for PPO."""
+"""Jobs of judged answers: DPO, KTO and a reward model learn, survive; the last scores for PPO."""
 
 import json
 import math
@@ -25,8 +25,12 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "ranks that share tokens": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}},
     "two copies": {"ranksPerReplica": 2, "parallelism": {"dataShard": 1}},
 }
-KINDS = ("dpo", "reward_model")
-QUICK = {("dpo", "ranks that share tokens"), ("reward_model", "three ranks")}
+KINDS = ("dpo", "kto", "reward_model")
+QUICK = {
+    ("dpo", "ranks that share tokens"),
+    ("kto", "three ranks"),
+    ("reward_model", "three ranks"),
+}
 """Of these, what `make test` takes; `make bench-long` has the others."""
 
 
@@ -39,21 +43,30 @@ def pair(number: int) -> dict[str, object]:
     }
 
 
+def labelled(number: int) -> dict[str, object]:
+    """One of the two answers, and whether it is the better one."""
+    is_good = number % 3 > 0
+    *prompt, answer = pair(number)["chosen" if is_good else "rejected"]
+    return {"prompt": prompt, "completion": [answer], "label": is_good}
+
+
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
     for name, numbers in (("train", range(40)), ("held-out", range(40, 53))):
-        lines = (json.dumps(pair(number)) + "\n" for number in numbers)
-        (folder / f"{name}.jsonl").write_text("".join(lines))
+        for row in (pair, labelled):
+            lines = (json.dumps(row(number)) + "\n" for number in numbers)
+            (folder / f"{row.__name__}-{name}.jsonl").write_text("".join(lines))
     return folder
 
 
 def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
-    """Sections of a job that learns the pairs."""
+    """Sections of a job that learns the pairs, or one answer of each."""
+    row = labelled if kind == "kto" else pair
     return {
         "data": {
-            "train": [{"path": str(pairs / "train.jsonl")}],
-            "validation": [{"path": str(pairs / "held-out.jsonl")}],
+            "train": [{"path": str(pairs / f"{row.__name__}-train.jsonl")}],
+            "validation": [{"path": str(pairs / f"{row.__name__}-held-out.jsonl")}],
             "maxPromptTokens": 64,
             "maxResponseTokens": 64,
         },
@@ -79,19 +92,24 @@ def whole(kind: str, pairs: Path, alone: Callable[..., Path]) -> Path:
     return alone(**sections_of(pairs, kind))
 
 
-def test_pairs_are_learnt_and_only_what_is_needed_runs(whole: Path) -> None:
+def test_answers_are_learnt_and_only_what_is_needed_runs(kind: str, whole: Path) -> None:
     records = run_folders.metrics(whole)
     assert [record["step"] for record in records] == list(range(STEPS + 1))
     assert run_folders.unnamed(records) == set()
     held_out = [record for record in records if "val/loss" in record]
     # Policy and reference are one at first, and so are all rewards of a head of zeros.
-    assert held_out[0]["val/loss"] == pytest.approx(math.log(2), rel=1e-6)
-    assert held_out[0]["val/rewards/accuracies"] == 0
-    assert held_out[-1]["val/loss"] < 0.5 * math.log(2)
-    assert held_out[-1]["val/rewards/accuracies"] == 1
+    least = 0.5 if kind == "kto" else math.log(2)
+    assert held_out[0]["val/loss"] == pytest.approx(least, rel=1e-6)
     last = records[-1]
-    margin = last["train/rewards/chosen"] - last["train/rewards/rejected"]
-    assert last["train/rewards/margins"] == pytest.approx(margin, rel=1e-4)
+    if kind == "kto":
+        assert held_out[-1]["val/loss"] < 0.8 * least
+        assert held_out[-1]["val/rewards/margins"] > 0.5
+    else:
+        assert held_out[-1]["val/loss"] < 0.5 * least
+        assert held_out[0]["val/rewards/accuracies"] == 0
+        assert held_out[-1]["val/rewards/accuracies"] == 1
+        margin = last["train/rewards/chosen"] - last["train/rewards/rejected"]
+        assert last["train/rewards/margins"] == pytest.approx(margin, rel=1e-4)
     logs = {path.stem for path in (whole / "logs").glob("*.log")}
     assert logs == {"tiny-controller-0", "tiny-actor-rollout-0"}
 
@@ -202,7 +220,7 @@ def test_a_reward_model_scores_for_ppo_as_transformers_does(
     assert model.config.num_labels == 1
     scores = list[list[float]]()
     tokenizer = AutoTokenizer.from_pretrained(learnt / "export")
-    for line in (pairs / "held-out.jsonl").read_text().splitlines():
+    for line in (pairs / "pair-held-out.jsonl").read_text().splitlines():
         texts = (json.loads(line)[key] for key in ("chosen", "rejected"))
         ids = (tokenizer.apply_chat_template(one, return_dict=False) for one in texts)
         with torch.no_grad():

@@ -37,8 +37,8 @@ ALGORITHM_RULES = rules(
     must: $UNSET
 
     spec.algorithm | lossAggregation | NoEffect | here
-        the loss is the mean over pairs with type ${self.type}; remove it
-    when: self.type in $PAIRS
+        losses are of whole answers with type ${self.type}, and their mean is taken; remove it
+    when: self.type in $OF_ANSWERS
     must: $UNSET
 
     spec | data.answerKey | NoEffect | here
@@ -51,10 +51,21 @@ ALGORITHM_RULES = rules(
     when: !(self.algorithm.type in $PAIRS)
     must: $UNSET
 
-    spec | data.toolsKey | NoEffect | here
-        it has no effect with another algorithm.type than sft and dpo; remove it
-    when: !(self.algorithm.type in ['sft', 'dpo'])
+    spec | data.labelKey | NoEffect | here
+        it has no effect with another algorithm.type than kto; remove it
+    when: self.algorithm.type != 'kto'
     must: $UNSET
+
+    spec | data.toolsKey | NoEffect | here
+        it has no effect with another algorithm.type than sft, dpo and kto; remove it
+    when: !(self.algorithm.type in ['sft', 'dpo', 'kto'])
+    must: $UNSET
+
+    spec.algorithm | promptsPerStep | OutOfRange | here
+        kto reads each prompt with the answer to another one of its step as well; at least 2, or
+        kto.lossType: apo_zero_unpaired
+    when: self.type == 'kto' && !(has(self.kto) && self.kto.lossType == 'apo_zero_unpaired')
+    must: self.promptsPerStep >= 2
 
     spec.algorithm.dpo | labelSmoothing | NoEffect
         it has no effect with lossType ${self.lossType}; remove it, or one of $SMOOTHED_NAMES
@@ -281,8 +292,8 @@ ALGORITHM_RULES = rules(
         && self.teachers.exists_one(other, source in other.dataSources)))
 
     spec | reference.teachers | NotInThisVersion | here
-        pairs that are compared with several models: not in this version; reference.path
-    when: self.algorithm.type == 'dpo' && has(self.reference)
+        answers that are compared with several models: not in this version; reference.path
+    when: self.algorithm.type in ['dpo', 'kto'] && has(self.reference)
     must: self.reference.teachers.size() == 0
 
     spec.algorithm | $BESIDE_TEACHER | NoEffect | here
@@ -378,12 +389,13 @@ ALGORITHM_RULES = rules(
     spec | reference roles.reference | NoEffect
         it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
     when: has(self.$FIELD)
-    must: self.algorithm.kl.__in__ != 'none' || self.algorithm.type in ['dpo', 'distillation']
+    must: self.algorithm.kl.__in__ != 'none'
+        || self.algorithm.type in ['dpo', 'kto', 'distillation']
 
     spec | roles.reference.colocateWith | NotInThisVersion
-        pairs that are compared with a reference in pods of its own: not in this version;
+        answers that are compared with a reference in pods of its own: not in this version;
         actorRollout
-    when: self.algorithm.type == 'dpo'
+    when: self.algorithm.type in ['dpo', 'kto']
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
     """,
     BESIDE_TEACHER="kl dynamicSampling resampling overlongPenalty",
@@ -395,6 +407,7 @@ ALGORITHM_RULES = rules(
     HAVE_CRITIC=words(_HAVE_CRITIC),
     OF_ADVANTAGES="policyLoss rolloutCorrection entropyCoefficient entropyControl"
     " highEntropyShare offPolicyThreshold maskTruncated",
+    OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling resampling overlongPenalty"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated"
     " routerReplay kl",

@@ -27,7 +27,7 @@ AlgorithmType = Literal[
     "distillation",
     "custom",
 ]
-GivenType = Literal["sft", "dpo", "reward_model"]
+GivenType = Literal["sft", "dpo", "kto", "reward_model"]
 TrainingType = Literal[AlgorithmType, GivenType]
 LossAggregation = Literal[
     "token_mean",
@@ -215,6 +215,24 @@ class DpoSpec(Section):
         return self.loss.sft_weight if self.sft_weight is None else self.sft_weight
 
 
+class KtoSpec(Section):
+    """Settings of `type: kto` (Ethayarajh et al. 2024, arXiv:2402.01306), of single answers."""
+
+    beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
+    """How strongly the reference holds the policy: the rewards are so many times the logarithm of
+    their ratio. TRL: beta, 0.1."""
+
+    loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """kto: what a reward is compared with is an estimate of the KL to the reference;
+    apo_zero_unpaired: it is 0, and nothing is estimated (arXiv:2408.06266). TRL: loss_type, kto."""
+
+    desirable_weight: Coefficient = 1.0
+    """Weight of the losses of good answers. TRL: desirable_weight, 1."""
+
+    undesirable_weight: Coefficient = 1.0
+    """Weight of the losses of bad answers. TRL: undesirable_weight, 1."""
+
+
 class RewardModelTrainingSpec(Section):
     """Settings of `type: reward_model`: Bradley and Terry's loss of pairs (arXiv:2203.02155)."""
 
@@ -269,6 +287,7 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
 GIVEN: Final[Mapping[GivenType, Estimator]] = {
     "sft": Estimator(),
     "dpo": Estimator(DpoSpec),
+    "kto": Estimator(KtoSpec),
     "reward_model": Estimator(RewardModelTrainingSpec),
 }
 """Every `type` without an estimator: rows have their answers, and nothing is generated."""
@@ -419,7 +438,8 @@ class AlgorithmSpec(Section):
     type: TrainingType
     """The advantage estimator; distillation: what a teacher says, spec.reference, in the place of
     rewards; or of rows that have their answers: sft, supervised fine-tuning;
-    dpo, direct preference optimization; reward_model, whose export scores the responses of others.
+    dpo, direct preference optimization; kto, of single answers, good or bad;
+    reward_model, whose export scores the responses of others.
     verl: algorithm.adv_estimator; sft is its trainer sft_trainer."""
 
     prompts_per_step: Count
@@ -469,6 +489,9 @@ class AlgorithmSpec(Section):
 
     dpo: DpoSpec | None = None
     """Settings of type dpo."""
+
+    kto: KtoSpec | None = None
+    """Settings of type kto."""
 
     reward_model: RewardModelTrainingSpec | None = None
     """Settings of type reward_model."""
@@ -567,9 +590,14 @@ class AlgorithmSpec(Section):
         return 2 if self.type in PAIRS else 1
 
     @property
+    def has_mismatched(self) -> bool:
+        """Whether each prompt comes with an answer to another one as well, to estimate the KL."""
+        return self.type == "kto" and (self.kto or KtoSpec()).loss_type == "kto"
+
+    @property
     def has_reference(self) -> bool:
         """Whether the policy is compared with a reference."""
-        return self.kl.in_ != "none" or self.compares_pairs or self.estimator.has_teacher
+        return self.kl.in_ != "none" or self.compares_answers or self.estimator.has_teacher
 
     @property
     def divergence(self) -> DistillationSpec | None:
@@ -588,12 +616,14 @@ class AlgorithmSpec(Section):
     def reads_reference(self) -> bool:
         """Whether the reference is asked how likely the tokens of the rows are."""
         is_sampled = self.estimator.has_teacher and self.divergence is None
-        return self.kl.has_estimate or self.compares_pairs or is_sampled
+        return self.kl.has_estimate or self.compares_answers or is_sampled
 
     @property
-    def compares_pairs(self) -> bool:
-        """Whether updates compare both answers of pairs with the reference."""
-        return self.type == "dpo" and (self.dpo or DpoSpec()).loss.has_reference
+    def compares_answers(self) -> bool:
+        """Whether updates compare answers that are given with the reference."""
+        if self.type == "dpo":
+            return (self.dpo or DpoSpec()).loss.has_reference
+        return self.type == "kto"
 
     @property
     def compares_vocabularies(self) -> bool:

@@ -180,7 +180,8 @@ class DataSpec(Section):
     answer_key: Name | None = None
     """Column of the ground truth; the row's other columns are its extra_info then. Absent:
     reward_model.ground_truth, and extra_info, as verl has them. With algorithm.type: sft the answer
-    that is learnt; it and promptKey may be a path into a struct: extra_info.answer."""
+    that is learnt, with kto the one that is good or bad (absent: completion); it and promptKey may
+    be a path into a struct: extra_info.answer."""
 
     chosen_key: Name = "chosen"
     """With algorithm.type: dpo or reward_model the column, or path, of the answer that was
@@ -189,6 +190,10 @@ class DataSpec(Section):
 
     rejected_key: Name = "rejected"
     """The same of the other answer. OpenRLHF: rejected_key, rejected."""
+
+    label_key: Name = "label"
+    """With algorithm.type: kto the column, or path, that says whether the answer is good: true or
+    false. TRL: label."""
 
     data_source_key: Name = "data_source"
     """Column that routes a row to its reward, and to its model in reference.teachers.
@@ -236,13 +241,21 @@ class DataSpec(Section):
     verl: enable_thinking_key of the SFT trainer, enable_thinking."""
 
     tools_key: Name = "tools"
-    """With algorithm.type: sft or dpo the column of what the model may call in a row, which the
-    chat template shows: a list of schemas in OpenAI's form, or the same as JSON text. Rows without
-    it show none. verl: tools_key of the SFT trainer, tools."""
+    """With algorithm.type: sft, dpo or kto the column of what the model may call in a row, which
+    the chat template shows: a list of schemas in OpenAI's form, or the same as JSON text. Rows
+    without it show none. verl: tools_key of the SFT trainer, tools."""
 
     def tools_column(self, given: str | None) -> str | None:
         """toolsKey, where rows of a job of this type have their answers and these are chats."""
-        return self.tools_key if given in {"sft", "dpo"} else None
+        return self.tools_key if given in {"sft", "dpo", "kto"} else None
+
+    def answer_columns(self, given: str | None) -> tuple[str, ...]:
+        """Those of the answers of a row of a job of this type, the better one first, if any."""
+        if given in {"dpo", "reward_model"}:
+            return self.chosen_key, self.rejected_key
+        if given == "kto":
+            return (self.answer_key or "completion",)
+        return (self.answer_key,) if self.answer_key else ()
 
     @property
     def of_validation(self) -> "DataSpec":

@@ -319,6 +319,21 @@ def test_bad_preferences(name: str, files: PromptFiles) -> None:
     assert_lines(found, EXPECTED[f"preference: {name}"])
 
 
+LABELLED: dict[str, object] = {
+    "no completion": {"prompt": "a", "answer": "b", "label": True},
+    "no label": {"prompt": "a", "completion": "b", "label": None},
+    "words": {"prompt": "a", "completion": "b", "label": "good"},
+    "whole conversation": {"prompt": "a", "completion": [ASKED, ANSWERED], "label": 1},
+    "prompt that is text": {"prompt": "a", "completion": [ANSWERED, ASKED, ANSWERED], "label": 0},
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_bad_labelled_answers(name: str, files: PromptFiles) -> None:
+    found = files.errors(files.lines("a.jsonl", LABELLED[name]), given="kto")
+    assert_lines(found, EXPECTED[f"labelled: {name}"])
+
+
 def test_too_large(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "MAX_ARRAY_BYTES", 10)
     assert_lines(array(b'[{"prompt": "a"}]')(files), EXPECTED["array: too long"])
@@ -375,4 +390,5 @@ def test_every_line_has_its_case() -> None:
     prompts = {f"prompt: {name}" for name in PROMPTS}
     prompts |= {f"answer: {name}" for name in ANSWERS} | {f"pair: {name}" for name in PAIRS}
     prompts |= {f"preference: {name}" for name in PREFERENCES}
+    prompts |= {f"labelled: {name}" for name in LABELLED}
     assert EXPECTED.keys() == CASES.keys() | prompts | {"array: too long"} | TEMPLATES.keys()

@@ -1,4 +1,4 @@
-"""Pairs of answers: what is their prompt, and which tokens are trained or scored."""
+"""Judged answers: what is their prompt, and which tokens are trained or scored."""
 
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,27 @@ def test_every_form_of_a_pair_is_the_same_one(files: PromptFiles, name: str) -> 
         found = dataset[0]
     assert files.chat.decode(found.token_ids, skip_special_tokens=False) == PROMPT
     assert told(files.chat, found) == [[(f"2{END}", True)], [(f"3{END}", True)]]
+
+
+@pytest.mark.parametrize(
+    ("row", "settings"),
+    [
+        ({"prompt": "1+1", "completion": "2", "label": 1}, {"textPrompts": "user_message"}),
+        ({"prompt": [ASKED], "completion": [said("2")], "label": True}, {}),
+        (
+            {"q": [ASKED], "of": {"a": "2", "is_good": True}},
+            {"promptKey": "q", "answerKey": "of.a", "labelKey": "of.is_good"},
+        ),
+    ],
+)
+def test_every_form_of_a_labelled_answer_is_the_same_one(
+    files: PromptFiles, row: dict[str, object], settings: dict[str, object]
+) -> None:
+    with opened(files, row, given="kto", **settings) as dataset:
+        found = dataset[0]
+    assert files.chat.decode(found.token_ids, skip_special_tokens=False) == PROMPT
+    assert told(files.chat, found) == [[(f"2{END}", True)]]
+    assert found.ground_truth is True
 
 
 def test_what_conversations_have_in_common_is_their_prompt(files: PromptFiles) -> None:

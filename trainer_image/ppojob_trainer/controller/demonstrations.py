@@ -5,7 +5,7 @@ disk.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.batch_source import Draw, Rows
@@ -32,17 +32,20 @@ class Demonstrations:
         actor: the role whose ranks own the rows.
         rows_per_step: rows of a batch, of a validation at one time as well.
         answers: those of a row, each of which is a row of the batch.
+        has_mismatched: whether each prompt comes with the answer of the row before it as well.
     """
 
     roles: Roles
     actor: RoleGroup
     rows_per_step: int
     answers: int
+    has_mismatched: bool = False
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Have the rows of a step owned; the same for a step that is begun again."""
         with timer("data"):
-            batch = self._batch("train", draw(self.rows_per_step))
+            prompts = draw(self.rows_per_step)
+            batch = self._batch("train", prompts, before=prompts[-1])
             requests = list(self._shares(batch))
             self.roles.ask(self.actor, DEMONSTRATE, requests, RequestId(0, step, "demonstrate"))
         return Rows(batch, is_kept=True)
@@ -52,25 +55,34 @@ class Demonstrations:
         measured = []
         for first in range(0, len(held_out), self.rows_per_step):
             last = min(first + self.rows_per_step, len(held_out))
-            batch = self._batch("validation", held_out.rows(range(first, last)))
+            before = held_out[(first or len(held_out)) - 1]
+            batch = self._batch("validation", held_out.rows(range(first, last)), before)
             index = batch.index
             requests = [MeasureLoss(given, index) for given in self._shares(batch)]
             id_ = RequestId(0, step, "measure_loss", first)
             measured.append(self.roles.ask(self.actor, MEASURE_LOSS, requests, id_)[0])
         return step_statistics(measured)
 
-    def _batch(self, purpose: str, prompts: list[PromptRow]) -> Batch:
+    def _batch(self, purpose: str, prompts: list[PromptRow], before: PromptRow) -> Batch:
+        """A batch of rows, behind another one."""
+        samples = self.answers
+        if self.has_mismatched:
+            samples += 1
+            prompts = [
+                replace(row, answers=(*row.answers, *other.answers))
+                for row, other in zip(prompts, [before, *prompts], strict=False)
+            ]
         return Batch(
             purpose,
             prompts,
-            samples=self.answers,
+            samples=samples,
             owners=len(self.actor.ranks),
             lengths=[
                 sum(len(part.tokens) for part in answer)
                 for row in prompts
                 for answer in row.answers
             ],
-            truncated=[False] * len(prompts) * self.answers,
+            truncated=[False] * len(prompts) * samples,
         )
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
@@ -84,6 +96,7 @@ class Demonstrations:
                         [Part(list(part.tokens), part.is_trained) for part in answer]
                         for answer in row.answers
                     ],
+                    row.ground_truth if isinstance(row.ground_truth, bool) else None,
                 )
                 for row in batch.prompts[first:last]
             ]

@@ -132,8 +132,9 @@ def build_loop(
 
 
 def _demonstrations(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup]) -> Demonstrations:
-    size, answers = spec.algorithm.prompts_per_step, spec.algorithm.answers_per_row
-    return Demonstrations(roles, hosts["actorRollout"], size, answers)
+    algorithm, actor = spec.algorithm, hosts["actorRollout"]
+    size, answers = algorithm.prompts_per_step, algorithm.answers_per_row
+    return Demonstrations(roles, actor, size, answers, algorithm.has_mismatched)
 
 
 def _hosts(config: RunConfig, roles: Roles) -> dict[str, RoleGroup]:

@@ -30,16 +30,18 @@ INTERACTION = "interaction_kwargs"
 """Entry of extra_info: the simulated user of a row, and what it is told."""
 COLUMNS_ALLOWED = (
     "a column of that name, or the name of another in spec.data (promptKey, answerKey, chosenKey, "
-    "rejectedKey, dataSourceKey, or dataSource for all rows)"
+    "rejectedKey, labelKey, dataSourceKey, or dataSource for all rows)"
 )
 
 
 def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple[str, ...]:
     """Columns that every file of a job must have."""
     if given is not None:
-        keys = (spec.prompt_key, *((spec.answer_key,) if spec.answer_key else ()))
-        if given in PAIRS:  # whose conversations may begin with the prompt
-            keys = (spec.chosen_key, spec.rejected_key)
+        keys = spec.answer_columns(given)
+        if given not in PAIRS:  # whose conversations may begin with the prompt
+            keys = (spec.prompt_key, *keys)
+        if given == "kto":
+            keys = (*keys, spec.label_key)
         names = [key.partition(".")[0] for key in keys]
         return tuple(dict.fromkeys([*names, *spec.template_columns]))
     source = (spec.data_source_key,) if spec.data_source is None else ()

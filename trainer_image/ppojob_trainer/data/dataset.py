@@ -123,7 +123,9 @@ def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTok
     if scan.given:
         settings |= {"answers": "learnt", "max_response_tokens": spec.max_response_tokens}
     if scan.given in PAIRS:
-        settings |= {"answers": scan.given, "pair": [spec.chosen_key, spec.rejected_key]}
+        settings |= {"answers": scan.given, "pair": spec.answer_columns(scan.given)}
+    if scan.given == "kto":
+        settings |= {"answers": scan.given, "label": spec.label_key}
     limits = [file.max_rows for file in files]
     if any(limit is not None for limit in limits):
         settings["max_rows"] = limits

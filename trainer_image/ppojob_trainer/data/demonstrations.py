@@ -117,7 +117,7 @@ def refuse_calls(messages: Sequence[Message], column: str) -> None:
     """
     for message in messages:
         if message.get(CALLS):
-            why = "calls are learnt in answers of sft and dpo, and read nowhere else"
+            why = "calls are learnt in answers of sft, dpo and kto, and read nowhere else"
             got = shown(message[CALLS])
             raise BadCell(f"{column}.{CALLS}", got, why, "calls as text in content")
 

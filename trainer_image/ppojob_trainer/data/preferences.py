@@ -1,7 +1,11 @@
-"""Rows with two answers, of which one was preferred: what DPO and reward models are trained on."""
+"""Rows whose answers were judged: two, of which one was preferred, or one that is good or bad.
+
+DPO and reward models are trained on the former, KTO on the latter.
+"""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ppojob_api.problem import shown
@@ -56,10 +60,37 @@ def read_pair(
     for key, answer in zip(keys, (chosen, rejected), strict=True):
         if is_scored:
             refuse_calls(answer, key)
-        if isinstance(prompt, str) and len(answer) > 1:
-            why, allowed = "a prompt that is text has one answer", "one message, or text"
-            raise BadCell(key, f"{len(answer)} messages", why, allowed)
+        _check_turns(answer, key, prompt)
     return *given_row(row, prompt, spec), [chosen, rejected]
+
+
+def read_labelled(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence[Message]]]:
+    """Read an answer with its label: the prompt, which holds it, its difficulty, and its messages.
+
+    Raises:
+        BadCell: a cell is missing or wrong; the first one.
+    """
+    prompt = as_prompt(cell_of(row, spec.prompt_key), spec.prompt_key, spec)
+    if not isinstance(prompt, str):
+        refuse_calls(prompt, spec.prompt_key)
+    (key,) = spec.answer_columns("kto")
+    answer = _messages(cell_of(row, key), key)
+    if (role := answer[0]["role"]) != ASSISTANT:
+        why, allowed = f"it answers {spec.prompt_key}", f"text, or messages from {ASSISTANT} on"
+        raise BadCell(f"{key}[0].role", shown(role), why, allowed)
+    _check_turns(answer, key, prompt)
+    label = cell_of(row, spec.label_key)
+    if label not in (False, True):
+        why, allowed = "it says whether the answer is good", "true or false, or 1 or 0"
+        raise BadCell(spec.label_key, shown(label), why, allowed)
+    found, difficulty = given_row(row, prompt, spec)
+    return replace(found, ground_truth=bool(label)), difficulty, [answer]
+
+
+def _check_turns(answer: Sequence[Message], key: str, prompt: Prompt) -> None:
+    if isinstance(prompt, str) and len(answer) > 1:
+        why, allowed = "a prompt that is text has one answer", "one message, or text"
+        raise BadCell(key, f"{len(answer)} messages", why, allowed)
 
 
 def _messages(cell: object, column: str) -> Sequence[Message]:

@@ -18,7 +18,7 @@ from ppojob_trainer.data.demonstrations import (
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
-from ppojob_trainer.data.preferences import ScoredAnswers, read_pair
+from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
 from ppojob_trainer.data.row_checks import (
@@ -226,6 +226,8 @@ class Scan:
     def _read(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
         if self.given in PAIRS:
             return read_pair(cells, self.spec, is_scored=self.given == "reward_model")
+        if self.given == "kto":
+            return read_labelled(cells, self.spec)
         if self.given is not None:
             return read_demonstration(cells, self.spec)
         row, difficulty = read_row(cells, self.spec, **self._asked)
@@ -336,11 +338,6 @@ class Scan:
         self.prompt_keys.append(_key((row.prompt, shown) if shown else row.prompt))
         self.row_keys.append(0 if index is None else _key([row.data_source, split, index]))
 
-    def _column_of(self, number: int, answers: Sequence[object]) -> str:
-        """Where an answer stands; one alone may be part of the prompt."""
-        spec = self.spec
-        return (spec.chosen_key, spec.rejected_key)[number] if len(answers) > 1 else spec.prompt_key
-
     def _keep_or_drop(
         self, candidate: _Candidate, ids: list[int], answers: Sequence[Sequence[AnswerPart]]
     ) -> None:
@@ -364,7 +361,9 @@ class Scan:
                 "a larger maxResponseTokens, or spec.data.overlongPrompts: drop, or truncate_right "
                 "for its beginning"
             )
-            place = self._column_of(lengths.index(answered), answers)
+            # An answer without a column of its own is part of the prompt.
+            columns = self.spec.answer_columns(self.given) or (place,)
+            place = columns[lengths.index(answered)]
             got = f"an answer of {answered} tokens"
             bad = got, f"longer than spec.data.maxResponseTokens {longest}", allowed
         if bad:

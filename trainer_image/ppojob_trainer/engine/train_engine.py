@@ -13,6 +13,7 @@ from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
 from ppojob_trainer.engine.head import Head
+from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.engine.optimizer import (
@@ -40,7 +41,10 @@ from ppojob_trainer.parallel.pipeline import turns
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
-Objective = PolicyObjective | DistillationObjective | ValueObjective | SftObjective | PairObjective
+GivenObjective = SftObjective | PairObjective | KtoObjective
+"""Those of answers that are given."""
+
+Objective = PolicyObjective | DistillationObjective | ValueObjective | GivenObjective
 
 HeadOf = Callable[[Experience], Head]
 """Makes the head of a micro-batch, from what another model computes of it."""

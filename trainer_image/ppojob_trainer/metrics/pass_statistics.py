@@ -12,7 +12,7 @@ class PassStatistics(msgspec.Struct, frozen=True):
     Sums and counts, not means: passes of a step compute different numbers of tokens, some none.
 
     Attributes:
-        values: of the whole pass; a step's metric is their mean over its passes.
+        values: of the whole pass; a step's metric is their mean over its passes that have it.
         state: at the end of the pass; a step's metric is that of its last pass.
         token_sums: sums over the trained tokens that were computed; a step's metric is the mean.
         tokens: how many tokens those are.
@@ -27,9 +27,11 @@ class PassStatistics(msgspec.Struct, frozen=True):
 def step_statistics(passes: Sequence[PassStatistics]) -> dict[str, float]:
     """The metrics of a step's passes of one kind, at least one; a mean of no token is NaN."""
     tokens = sum(one.tokens for one in passes)
-    values = {
-        name: sum(one.values[name] for one in passes) / len(passes) for name in passes[0].values
+    told = {
+        name: [one.values[name] for one in passes if name in one.values]
+        for name in dict.fromkeys(name for one in passes for name in one.values)
     }
+    values = {name: sum(found) / len(found) for name, found in told.items()}
     means = {
         name: sum(one.token_sums[name] for one in passes) / tokens if tokens else math.nan
         for name in passes[0].token_sums

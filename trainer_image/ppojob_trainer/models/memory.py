@@ -106,10 +106,10 @@ def held_in_turns(
     if "reward model" in turns:  # it scores beside the engine
         turns["reward model"].add(ENGINE)
     algorithm = config.spec.algorithm
-    if "policy" in turns and (algorithm.compares_vocabularies or algorithm.compares_pairs):
+    if "policy" in turns and (algorithm.compares_vocabularies or algorithm.compares_answers):
         turns["policy"].add(
             "reference"
-        )  # an update compares with it, or the loss of held-out pairs
+        )  # an update compares with it, or the loss of held-out answers
     return {
         worker: {
             name: one.at_work if name in there else one.at_rest

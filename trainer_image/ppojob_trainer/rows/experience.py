@@ -44,7 +44,8 @@ class Experience:
     # (tokens,) float32, by which policy losses are multiplied; None for 1
     loss_weights: Tensor | None = None
     values: Tensor | None = None  # (tokens,) float32, V(s_t) of the critic before the update
-    # (tokens,) float32, rewards of turns; None where rows have a single one
+    # (tokens,) float32, rewards of turns; None where rows have a single one. Of given answers with
+    # labels: 1 of a good one, -1 of a bad one, none of one that belongs to another prompt.
     turn_rewards: Tensor | None = None
     token_rewards: Tensor | None = None  # (tokens,) float32, r_t, penalties included
     advantages: Tensor | None = None  # (tokens,) float32, A_t

@@ -179,14 +179,18 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _demonstrate(self, request: Demonstrate) -> Nothing:
-        self._keep(TRAIN, 0, demonstrated_rows(request.first, request.rows))
+        self._keep(TRAIN, 0, self._demonstrated(request))
         return Nothing()
 
     def _measure_loss(self, request: MeasureLoss) -> PassStatistics:
         assert self.policy is not None, "a job of given answers trains"
         self.stages.turns.of_models(*self.policy.at_loss)
-        mine = demonstrated_rows(request.given.first, request.given.rows).experience
+        mine = self._demonstrated(request.given).experience
         return self.policy.loss(self.stages.batch_rows(batch_index(request.index), mine))
+
+    def _demonstrated(self, request: Demonstrate) -> OwnedRows:
+        has_labels = self.generation.spec.algorithm.type == "kto"
+        return demonstrated_rows(request.first, request.rows, has_labels=has_labels)
 
     def _own(self, purpose: str, request: LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
         spec, mixture = self.generation.spec, None

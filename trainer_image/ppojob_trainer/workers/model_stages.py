@@ -149,7 +149,7 @@ def open_stages(
         else:
             reference = following or Reference(spec, world)
         frozen["reference"] = reference
-        compares = spec.algorithm.compares_vocabularies or spec.algorithm.compares_pairs
+        compares = spec.algorithm.compares_vocabularies or spec.algorithm.compares_answers
         if compares and policy is not None:
             policy.reference = reference
     if "critic" in living:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from ppojob_trainer.rollout.protocol import RolloutError
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
 from ppojob_trainer.rows.row_files import SCHEMA, truth_cells, value_cells, with_values
-from ppojob_trainer.rpc.messages.demonstrations import Demonstration
+from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import WriteRows
 
@@ -125,24 +125,30 @@ def _take_experts(rows: Experience, drawn: Sequence[Trajectory], mixture: Any) -
     rows.experts = torch.cat([nothing, *of_responses])
 
 
-def demonstrated_rows(first: int, rows: Sequence[Demonstration]) -> OwnedRows:
+def demonstrated_rows(
+    first: int, rows: Sequence[Demonstration], *, has_labels: bool = False
+) -> OwnedRows:
     """Make rows of answers that are given, as if the policy had written what is trained of them.
 
-    `first` is the position in the batch of the first.
+    `first` is the position in the batch of the first; a label becomes a reward of 1 or -1.
     """
     made = [
-        Trajectory(
-            tuple(
-                Segment(tuple(part.tokens), policy_version=0 if part.is_trained else None)
-                for part in answer
-            ),
-            "stop",
-        )
+        _demonstrated(answer, row.label if number == 0 else None)
         for row in rows
-        for answer in row.answers
+        for number, answer in enumerate(row.answers)
     ]
     samples = len(rows[0].answers) if rows else 1
-    return own_rows(first, [PromptTokens(row.prompt, row.tokens) for row in rows], samples, made)
+    prompts = [PromptTokens(row.prompt, row.tokens) for row in rows]
+    return own_rows(first, prompts, samples, made, has_turns=has_labels)
+
+
+def _demonstrated(answer: Sequence[Part], label: bool | None) -> Trajectory:
+    *before, last = (
+        Segment(tuple(part.tokens), policy_version=0 if part.is_trained else None)
+        for part in answer
+    )
+    reward = {True: 1.0, False: -1.0, None: 0.0}[label]
+    return Trajectory((*before, replace(last, reward=reward)), "stop")
 
 
 def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:

@@ -5,11 +5,12 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from ppojob_api.v1alpha1.algorithm import DpoSpec, RewardModelTrainingSpec
+from ppojob_api.v1alpha1.algorithm import DpoSpec, KtoSpec, RewardModelTrainingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
+from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.pair_objective import BradleyTerryLoss, DpoLoss, PairObjective
 from ppojob_trainer.engine.policy_objective import (
     PolicyObjective,
@@ -18,7 +19,7 @@ from ppojob_trainer.engine.policy_objective import (
 )
 from ppojob_trainer.engine.router_losses import RouterCoefficients
 from ppojob_trainer.engine.sft_objective import SftObjective
-from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.engine.train_engine import GivenObjective, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
@@ -34,7 +35,7 @@ from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import Reference, Teachers
 
 
-def given_objective(spec: PPOJobSpec) -> SftObjective | PairObjective | None:
+def given_objective(spec: PPOJobSpec) -> GivenObjective | None:
     """What a job of given answers minimizes; None for another."""
     algorithm = spec.algorithm
     match algorithm.type:
@@ -43,6 +44,8 @@ def given_objective(spec: PPOJobSpec) -> SftObjective | PairObjective | None:
             return SftObjective.of(algorithm, max_response_tokens=limit)
         case "dpo":
             return PairObjective(DpoLoss(algorithm.dpo or DpoSpec()))
+        case "kto":
+            return KtoObjective(algorithm.kto or KtoSpec())
         case "reward_model":
             settings = algorithm.reward_model or RewardModelTrainingSpec()
             return PairObjective(BradleyTerryLoss(settings))
@@ -54,7 +57,7 @@ class Policy:
 
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
         self.learner = learner
-        # What updates compare it with over the whole vocabulary, and held-out pairs; else None.
+        # What updates compare it with over the whole vocabulary, and held-out answers; else None.
         self.reference: Reference | Teachers | None = None
         self._spec = spec
         self._given = given_objective(spec)
@@ -90,8 +93,8 @@ class Policy:
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """One optimizer step."""
         if self._given is not None:
-            staged = rows.staged(request.prompts, ("ref_logprobs",))
-            return self.learner.engine.update(staged, self._given)
+            staged = rows.staged(request.prompts, ("ref_logprobs", "turn_rewards"))
+            return self.learner.engine.update(*self._of_policy(staged, self._given))
         objective = self._objective(request)
         columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages", *ROUTER_COLUMNS)
         staged, engine = rows.staged(request.prompts, columns), self.learner.engine
@@ -120,10 +123,19 @@ class Policy:
         """Of held-out rows, whose answers are given."""
         assert self._given is not None, "only those are measured"
         engine = self.learner.engine
-        staged = rows.staged(range(rows.index.num_groups), ())
+        staged = rows.staged(range(rows.index.num_groups), ("turn_rewards",))
         if self.reference is not None:
             (staged.ref_logprobs,) = self.reference.predict(staged)
-        return engine.over_ranks(self._given.measured(engine.predict(staged), staged))
+        own, objective = self._of_policy(staged, self._given)
+        return engine.over_ranks(objective.measured(engine.predict(own), own))
+
+    def _of_policy(
+        self, rows: Experience, given: GivenObjective
+    ) -> tuple[Experience, GivenObjective]:
+        """The rows with a loss, and what they minimize, which with KTO depends on the policy."""
+        if isinstance(given, KtoObjective):
+            return given.of_batch(rows, self.learner.engine)
+        return rows, given
 
     def _head_with_kl(
         self, reference: Reference | Teachers, number: int, rows: Experience

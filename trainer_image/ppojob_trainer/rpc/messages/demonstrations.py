@@ -15,12 +15,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 class Demonstration(msgspec.Struct, frozen=True, array_like=True):
     """A prompt by its number in the data and its token ids, and what is answered.
 
-    All rows of a request have equally many answers.
+    All rows of a request have equally many answers. `label` is whether the first one is good, None
+    where nobody says; then the others belong to other prompts.
     """
 
     prompt: int
     tokens: list[int]
     answers: list[list[Part]]
+    label: bool | None = None
 
 
 class Demonstrate(msgspec.Struct, frozen=True):

@@ -1,0 +1,136 @@
+"""KTO against the definition: in float64, answer by answer, by transformers alone."""
+
+from collections.abc import Callable
+
+import pytest
+import tiny_models
+import torch
+from padded_reference import gradients, padded_logprobs, relative_difference
+
+from ppojob_api.v1alpha1.algorithm import KtoSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.kto_objective import KtoObjective
+from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
+from ppojob_trainer.workers.row_store import demonstrated_rows
+
+MakeModel = Callable[..., tiny_models.PreTrainedModel]
+ANSWERS = [
+    ([5, 6, 7], [([8, 9], True)], True),
+    ([5], [([20], True), ([21, 22], False), ([23, 24], True)], False),
+    ([30, 31, 32, 33], [([36, 37, 39, 40], True)], True),
+    ([12, 13], [([14, 15, 16], True)], True),
+]
+"""Prompts, their answers by who wrote them, and whether these are good."""
+SPECS: dict[str, dict[str, object]] = {
+    "kto": {},
+    "a KL below 0": {},
+    "weights": {"beta": 0.5, "desirableWeight": 0.7, "undesirableWeight": 1.3},
+    "apo_zero_unpaired": {"lossType": "apo_zero_unpaired", "beta": 0.4},
+}
+
+
+def experience(answers: list[tuple], *, is_mixed: bool = True) -> Experience:
+    """Each prompt with its answer and, mixed, with that of the prompt before it."""
+    parts = [[Part(*part) for part in answer] for _, answer, _ in answers]
+    given = [
+        Demonstration(n, prompt, [parts[n], *([parts[n - 1]] if is_mixed else [])], label)
+        for n, (prompt, _, label) in enumerate(answers)
+    ]
+    return demonstrated_rows(0, given, has_labels=True).experience
+
+
+def by_row(column: torch.Tensor, rows: Experience) -> torch.Tensor:
+    """(rows,) sums over the trained tokens."""
+    parts = (column * rows.mask).split(rows.lengths.tolist())
+    return torch.stack([part.sum() for part in parts])
+
+
+def literal_kto(
+    ratios: torch.Tensor, mismatched: torch.Tensor, labels: list[bool], spec: KtoSpec
+) -> tuple[torch.Tensor, float]:
+    """As section 4.1 of the paper has it, in the words of its value function, and z_0."""
+    z_0 = max(0.0, mismatched.mean().item()) if spec.loss_type == "kto" else 0.0
+    losses = []
+    for ratio, is_good in zip(ratios, labels, strict=True):
+        weight = spec.desirable_weight if is_good else spec.undesirable_weight
+        gain = ratio - z_0 if is_good else z_0 - ratio
+        losses.append(weight - weight / (1 + torch.exp(-spec.beta * gain)))
+    return torch.stack(losses).mean(), z_0
+
+
+def engine(model: tiny_models.PreTrainedModel, **training: object) -> TrainEngine:
+    spec = TrainingSpec.model_validate({"autocast": "none", **training})
+    head = PolicyHead(LogprobSettings(1.0, spec.logprob_chunk_tokens))
+    return TrainEngine(model, head, spec, OptimizerSpec(gradient_clip=0.0), 1)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("training", [{"micro_batch_tokens": 1}, {"share_prompts": False}, {}])
+def test_kto_equals_the_literal_reference(
+    make_model: MakeModel, name: str, training: dict[str, object]
+) -> None:
+    spec = KtoSpec.model_validate(SPECS[name])
+    rows = experience(ANSWERS, is_mixed=spec.loss_type == "kto")
+    ours, theirs = (make_model(dtype=torch.float64) for _ in range(2))
+    own, others = (torch.arange(first, rows.num_rows, 2) for first in (0, 1))
+    if spec.loss_type != "kto":
+        own, others = torch.arange(rows.num_rows), torch.arange(0)
+    with torch.no_grad():
+        rows.ref_logprobs = padded_logprobs(make_model(seed=1), rows)[0] + (
+            1 if name == "a KL below 0" else -1
+        )
+    predicting = engine(make_model(), **training)
+    mine, objective = KtoObjective(spec).of_batch(rows, predicting)
+    held_out = objective.measured(predicting.predict(mine), mine)
+    measured = engine(ours, **training).update(mine, objective)
+
+    ratios = by_row(padded_logprobs(theirs, rows)[0] - rows.ref_logprobs, rows)
+    labels = [label for _, _, label in ANSWERS]
+    loss, z_0 = literal_kto(ratios[own], ratios[others].detach(), labels, spec)
+    good = torch.tensor(labels)
+    rewards = spec.beta * ratios[own].detach()
+    told = {"rewards/chosen": rewards[good].mean(), "rewards/rejected": rewards[~good].mean()}
+    told["rewards/margins"] = told["rewards/chosen"] - told["rewards/rejected"]
+    if spec.loss_type == "kto":
+        assert (z_0 == 0) == (name == "a KL below 0")
+        told["kl"] = torch.tensor(z_0)
+    # Not to the last digit: rotary embeddings are float32 in models of float64, too.
+    assert measured.values["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert held_out.token_sums["val/loss"] / held_out.tokens == pytest.approx(loss.item(), rel=1e-6)
+    names = {f"train/{name}" for name in ("loss", "lr", "grad_norm", "skipped", *told)}
+    assert {*measured.values, *measured.state} == names
+    for figure, value in told.items():
+        assert measured.values[f"train/{figure}"] == pytest.approx(value.item(), rel=1e-5)
+        assert held_out.values[f"val/{figure}"] == pytest.approx(value.item(), rel=1e-5)
+    found = {key: weight.grad for key, weight in ours.named_parameters()}
+    assert relative_difference(found, gradients(theirs, loss)) < 1e-5
+
+
+OF_TRL = {"kto": 0.457896225, "apo_zero_unpaired": 0.456772367}
+"""What the trainer of TRL (f2cd57710) gives for log ratios of -0.7, good, and -1.9, bad.
+
+With a beta of 0.3, and 0.4 as the mean of mismatched ones.
+"""
+
+
+@pytest.mark.parametrize("name", OF_TRL)
+def test_numbers_are_those_of_trl(name: str) -> None:
+    spec = KtoSpec.model_validate({"lossType": name, "beta": 0.3})
+    answers = [([5], [([6], True)], True), ([7], [([8], True)], False)]
+    rows = experience(answers, is_mixed=False)
+    rows.ref_logprobs = torch.zeros(2)
+    objective = KtoObjective(spec, point=0.4 if name == "kto" else 0.0, good=1, bad=1)
+    measured = objective.measured((torch.tensor([-0.7, -1.9]),), rows)
+    assert measured.token_sums["val/loss"] / 2 == pytest.approx(OF_TRL[name], rel=1e-6)
+
+
+def test_a_mean_over_no_answer_is_not_told(make_model: MakeModel) -> None:
+    rows = experience([one for one in ANSWERS if one[2]])
+    rows.ref_logprobs = torch.zeros(rows.num_tokens)
+    own, objective = KtoObjective(KtoSpec()).of_batch(rows, engine(make_model()))
+    assert own.num_rows == 3
+    assert objective.term_names == ("train/loss", "train/kl", "train/rewards/chosen")
