@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from ppojob_api import topology
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DpoSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.policy_loss import RATIO_MODES
 from ppojob_api.v1alpha1.roles import CriticRole, DevicePods, FrozenRole, RolePods, RolesSpec
@@ -77,9 +77,8 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
     }
     if algorithm.estimator.options is not None and algorithm.options is None:
         update[algorithm.type] = algorithm.estimator.options()
-    if algorithm.type == "dpo":
-        pairs = algorithm.dpo or DpoSpec()
-        update["dpo"] = _with(pairs, sft_weight=pairs.own_sft_weight)
+    if (pairs := algorithm.pairs) is not None:
+        update[algorithm.type] = _with(pairs, sft_weight=pairs.own_sft_weight)
     if (rounds := algorithm.dynamic_sampling) is not None:
         per_round = rounds.prompts_per_round or algorithm.prompts_per_step
         update["dynamic_sampling"] = _with(rounds, prompts_per_round=per_round)

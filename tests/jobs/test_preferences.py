@@ -171,6 +171,43 @@ def test_layouts_and_micro_batches_change_only_rounding(
         assert here == pytest.approx(there, rel=1e-4, abs=1e-4)
 
 
+DRAWN = {
+    "algorithm": {
+        "type": "online_dpo",
+        "promptsPerStep": 4,
+        "samplesPerPrompt": 4,
+        "miniBatchPrompts": 2,
+        "kl": {"referenceRefresh": {"everySteps": 2}},
+    },
+    "steps": {"total": 4, "validateEvery": 4},
+    "recovery": {"restartsWithoutProgress": 100},
+}
+
+
+def test_pairs_that_are_drawn_survive_kills(alone, run_through, replay, tiny_job, even_folder):
+    calm = alone(even_folder, **DRAWN)
+    first, *_, last = [one for one in run_folders.metrics(calm) if "actor/loss" in one]
+    assert run_folders.unnamed([last]) == set()
+    assert first["actor/rewards/margins"] != 0.0  # of the second update
+    assert 0.0 < last["actor/loss"] < 2.0
+    job, killed = (
+        tiny_jobs.write_manifest(calm.parent, even_folder, **DRAWN),
+        calm.parent / "killed",
+    )
+    points = ("rpc.update.answer.before@4=kill", "rpc.generate.answer.before@3=kill")
+    run_through(job, killed, *points, "controller.step.computed@3=kill")
+    assert run_folders.result(killed) == run_folders.result(calm)
+    replay(job, killed)
+
+
+def test_ranks_change_only_the_rounding_of_drawn_pairs(alone, even_folder):
+    """Three ranks, of which two have a prompt of a mini-batch each, and one has none."""
+    one = alone(even_folder, **DRAWN)
+    three = alone(even_folder, **DRAWN, roles={"actorRollout": {"ranksPerReplica": 3}})
+    for here, there in zip(*map(run_folders.without_layout, (three, one)), strict=True):
+        assert here == pytest.approx(there, rel=1e-3, abs=1e-4)
+
+
 def test_a_reward_model_of_adapters_is_a_model_with_them_merged_and_its_head(
     run_through: Callable[..., Run], tiny_folder: Path, pairs: Path, tiny_job, finished, output
 ) -> None:

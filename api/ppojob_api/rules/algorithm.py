@@ -67,17 +67,17 @@ ALGORITHM_RULES = rules(
     when: self.type == 'kto' && !(has(self.kto) && self.kto.lossType == 'apo_zero_unpaired')
     must: self.promptsPerStep >= 2
 
-    spec.algorithm.dpo | labelSmoothing | NoEffect
+    spec.algorithm.dpo spec.algorithm.onlineDpo | labelSmoothing | NoEffect
         it has no effect with lossType ${self.lossType}; remove it, or one of $SMOOTHED_NAMES
     when: !(self.lossType in $SMOOTHED)
     must: $UNSET
 
-    spec.algorithm.dpo | labelSmoothing | OutOfRange
+    spec.algorithm.dpo spec.algorithm.onlineDpo | labelSmoothing | OutOfRange
         robust learns nothing of pairs that say as often the one as the other; below 0.5
     when: self.lossType == 'robust'
     must: self.labelSmoothing < 0.5
 
-    spec.algorithm.dpo | targetMargin | NoEffect
+    spec.algorithm.dpo spec.algorithm.onlineDpo | targetMargin | NoEffect
         it has no effect with lossType ${self.lossType}; remove it, or $MARGIN_NAMES
     when: !(self.lossType in $WITH_MARGIN)
     must: $UNSET
@@ -88,6 +88,23 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type == 'dpo' && has(self.algorithm.dpo)
         && self.algorithm.dpo.lossType in $WITHOUT_REFERENCE
     must: $UNSET
+
+    spec | reference roles.reference algorithm.kl.referenceRefresh | NoEffect | here
+        pairs are compared with no reference with onlineDpo.lossType
+        ${self.algorithm.onlineDpo.lossType}; remove it
+    when: self.algorithm.type == 'online_dpo' && has(self.algorithm.onlineDpo)
+        && self.algorithm.onlineDpo.lossType in $WITHOUT_REFERENCE
+    must: $UNSET
+
+    spec.algorithm | $BESIDE_PAIRS | NoEffect | here
+        the loss is that of pairs with type: online_dpo; remove it
+    when: self.type == 'online_dpo'
+    must: $UNSET
+
+    spec.algorithm | kl.in | Conflict
+        the loss of pairs holds the policy to its reference itself with type: online_dpo; none
+    when: self.type == 'online_dpo'
+    must: self.kl.__in__ == 'none'
 
     spec | data.applyChatTemplateKwargs data.templateColumns | NoEffect | here
         a reward model reads conversations by its template alone; remove it
@@ -224,7 +241,12 @@ ALGORITHM_RULES = rules(
     spec.algorithm.kl | | NoEffect
         nothing of kl has an effect with in: none; remove it, or in: loss or in: reward
     when: self.__in__ == 'none'
-    must: $UNSET(estimator coefficient controller target horizon lossTerm referenceRefresh)
+    must: $UNSET(estimator coefficient controller target horizon lossTerm)
+
+    spec.algorithm | kl.referenceRefresh | NoEffect
+        it has no effect with kl.in: none; remove it, or in: loss or in: reward
+    when: self.kl.__in__ == 'none' && self.type != 'online_dpo'
+    must: !has(self.kl.referenceRefresh)
 
     spec.algorithm.kl | controller | NoEffect
         only KL in the reward is controlled; fixed, or in: reward
@@ -390,7 +412,7 @@ ALGORITHM_RULES = rules(
         it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
     when: has(self.$FIELD)
     must: self.algorithm.kl.__in__ != 'none'
-        || self.algorithm.type in ['dpo', 'kto', 'distillation']
+        || self.algorithm.type in ['dpo', 'kto', 'online_dpo', 'distillation']
 
     spec | roles.reference.colocateWith | NotInThisVersion
         answers that are compared with a reference in pods of its own: not in this version;
@@ -398,6 +420,8 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type in ['dpo', 'kto']
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
     """,
+    BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
+    " offPolicyThreshold lossAggregation resampling",
     BESIDE_TEACHER="kl dynamicSampling resampling overlongPenalty",
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),

@@ -25,6 +25,7 @@ AlgorithmType = Literal[
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
     "distillation",
+    "online_dpo",
     "custom",
 ]
 GivenType = Literal["sft", "dpo", "kto", "reward_model"]
@@ -179,7 +180,10 @@ PAIR_LOSSES: Final[Mapping[DpoLossType, PairLoss]] = {
 
 
 class DpoSpec(Section):
-    """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss of pairs."""
+    """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss of pairs.
+
+    Those of `type: online_dpo` as well, whose pairs are drawn.
+    """
 
     beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
     """How strongly the reference holds the policy: the rewards are so many times the logarithm of
@@ -254,6 +258,7 @@ class Estimator:
         has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
             summed over the vocabulary, at each token.
         has_teacher: it reads what the reference says of each token, and no reward.
+        has_pairs: it makes a pair of the best and the worst response, and the loss is one of pairs.
     """
 
     options: type[Section] | None = None
@@ -263,6 +268,7 @@ class Estimator:
     has_reward_keys: bool = False
     has_sum_pi_squared: bool = False
     has_teacher: bool = False
+    has_pairs: bool = False
 
 
 ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
@@ -280,6 +286,7 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
     "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
     "distillation": Estimator(DistillationSpec, has_teacher=True),
+    "online_dpo": Estimator(DpoSpec, compares_group=True, has_pairs=True),
     "custom": Estimator(CustomSpec),
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
@@ -437,7 +444,8 @@ class AlgorithmSpec(Section):
 
     type: TrainingType
     """The advantage estimator; distillation: what a teacher says, spec.reference, in the place of
-    rewards; or of rows that have their answers: sft, supervised fine-tuning;
+    rewards; online_dpo: the best and the worst response of each prompt are a pair of dpo;
+    or of rows that have their answers: sft, supervised fine-tuning;
     dpo, direct preference optimization; kto, of single answers, good or bad;
     reward_model, whose export scores the responses of others.
     verl: algorithm.adv_estimator; sft is its trainer sft_trainer."""
@@ -489,6 +497,9 @@ class AlgorithmSpec(Section):
 
     dpo: DpoSpec | None = None
     """Settings of type dpo."""
+
+    online_dpo: DpoSpec | None = None
+    """Settings of type online_dpo, those of dpo."""
 
     kto: KtoSpec | None = None
     """Settings of type kto."""
@@ -595,9 +606,16 @@ class AlgorithmSpec(Section):
         return self.type == "kto" and (self.kto or KtoSpec()).loss_type == "kto"
 
     @property
+    def pairs(self) -> DpoSpec | None:
+        """The settings of a loss of pairs, given or drawn, if that is the loss."""
+        if self.type == "dpo":
+            return self.dpo or DpoSpec()
+        return (self.online_dpo or DpoSpec()) if self.estimator.has_pairs else None
+
+    @property
     def has_reference(self) -> bool:
         """Whether the policy is compared with a reference."""
-        return self.kl.in_ != "none" or self.compares_answers or self.estimator.has_teacher
+        return self.kl.in_ != "none" or self.compares_rows or self.estimator.has_teacher
 
     @property
     def divergence(self) -> DistillationSpec | None:
@@ -616,14 +634,17 @@ class AlgorithmSpec(Section):
     def reads_reference(self) -> bool:
         """Whether the reference is asked how likely the tokens of the rows are."""
         is_sampled = self.estimator.has_teacher and self.divergence is None
-        return self.kl.has_estimate or self.compares_answers or is_sampled
+        return self.kl.has_estimate or self.compares_rows or is_sampled
+
+    @property
+    def compares_rows(self) -> bool:
+        """Whether a loss of whole rows compares them with the reference."""
+        return self.type == "kto" or (self.pairs is not None and self.pairs.loss.has_reference)
 
     @property
     def compares_answers(self) -> bool:
-        """Whether updates compare answers that are given with the reference."""
-        if self.type == "dpo":
-            return (self.dpo or DpoSpec()).loss.has_reference
-        return self.type == "kto"
+        """Whether those rows are answers that are given, of which some are held out."""
+        return self.given is not None and self.compares_rows
 
     @property
     def compares_vocabularies(self) -> bool:

@@ -78,6 +78,18 @@ def gpg(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None
     return [[scale * value for value in row] for row in plain]
 
 
+def online_dpo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
+    """The first of the best responses of a group is chosen, the first of the worst rejected."""
+    s = scores(rewards, mask)
+    result = [0.0 for _ in s]
+    for group in set(groups):
+        own = [i for i, score in enumerate(s) if score is not None and groups[i] == group]
+        best, worst = (pick(own, key=lambda i: s[i], default=-1) for pick in (max, min))
+        if own and s[best] != s[worst]:
+            result[best], result[worst] = 1.0, -1.0
+    return on_tokens(result, kept or mask)
+
+
 def reinforce(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     return on_tokens([score or 0.0 for score in scores(rewards, mask)], kept or mask)
 

@@ -31,6 +31,7 @@ GROUP_CASES = (
     ("grpo_passk", {}),
     ("grpo_passk", {"normalize_by_std": False}),
     ("gpg", {}),
+    ("online_dpo", {}),
     ("reinforce", {}),
     ("rloo", {}),
     ("opo", {}),

@@ -16,7 +16,12 @@ from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import Head, PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Denominators
-from ppojob_trainer.engine.pair_objective import BradleyTerryLoss, DpoLoss, PairObjective
+from ppojob_trainer.engine.pair_objective import (
+    BradleyTerryLoss,
+    DpoLoss,
+    DrawnPairObjective,
+    PairObjective,
+)
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.load import load_scoring_model
 from ppojob_trainer.rows.experience import Experience
@@ -243,6 +248,31 @@ def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
     assert measured.values["train/rewards/chosen"] == pytest.approx(sum(scores[0::2]) / 3, rel=1e-6)
     found = {key: weight.grad for key, weight in ours.named_parameters()}
     assert relative_difference(found, gradients(model, literal)) < 1e-5
+
+
+def test_pairs_that_were_drawn_have_the_loss_of_given_ones(
+    make_rows: Callable[..., Experience],
+) -> None:
+    rows = make_rows(groups=3, samples=4)
+    rows.mask = torch.ones_like(rows.mask)
+    logprobs = torch.randn(rows.num_tokens)
+    chosen, rejected = [2, 4], [0, 7]  # of the first two groups; the third has no pair
+    signs = torch.zeros(rows.num_rows)
+    signs[chosen], signs[rejected] = 1.0, -1.0
+    rows.advantages = signs.repeat_interleave(rows.lengths)
+    in_pairs = torch.tensor([row for pair in zip(chosen, rejected, strict=True) for row in pair])
+    given = rows.select(in_pairs)
+    loss = DpoLoss(DpoSpec(sft_weight=0.3))
+    place = rows.token_index(in_pairs)
+    wanted = PairObjective(loss)((logprobs[place],), given, Denominators.of(given))
+    rows.mask &= rows.advantages != 0
+    drawn = DrawnPairObjective(loss)
+    assert drawn.rows_with_gradient(rows).tolist() == sorted(chosen + rejected)
+    for some in (torch.arange(rows.num_rows), drawn.rows_with_gradient(rows)):
+        found = drawn((logprobs[rows.token_index(some)],), rows.select(some), Denominators.of(rows))
+        torch.testing.assert_close(found.loss, wanted.loss)
+        for ours, theirs in zip(drawn.term_names, PairObjective.term_names, strict=True):
+            assert found.terms[ours] == pytest.approx(wanted.terms[theirs])
 
 
 def test_a_language_model_gets_a_head_of_zeros(tmp_path: Path) -> None:

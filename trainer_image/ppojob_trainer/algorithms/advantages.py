@@ -334,6 +334,21 @@ def _divisor(scores: GroupScores) -> Tensor:
     return torch.where(scores.sizes == 1, 1.0, std) + STD_EPSILON
 
 
+def online_dpo(scores: GroupScores) -> Tensor:
+    """1 for the response that is chosen, -1 for the one that is rejected, 0 for the others.
+
+    Online DPO (Guo et al. 2024, arXiv:2402.04792): the best response of each prompt is chosen and
+    the worst rejected, the first of equal ones. Responses that are all equal make no pair.
+    """
+    signs, first = torch.zeros_like(scores.offset), 0
+    for own in torch.split(scores.offset, scores.sizes.tolist()):
+        if own.max() > own.min():
+            signs[first + own.argmax()] = 1.0
+            signs[first + own.argmin()] = -1.0
+        first += len(own)
+    return signs + 0.0 * scores.offset  # a score that is no number stays one
+
+
 def _of_scores(
     values: Callable[..., Tensor], *, whitened: bool = False
 ) -> Callable[..., Advantages]:
@@ -366,6 +381,7 @@ ADVANTAGES: dict[str, Callable[..., Advantages]] = {
     "reinforce": _of_scores(reinforce),
     "remax": remax,
     "gdpo": gdpo,
+    "online_dpo": _of_scores(online_dpo),
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _of_scores(reinforce_plus_plus_baseline, whitened=True),
 }

@@ -102,11 +102,12 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     """Whether the policy's log-probabilities must be known before its update.
 
     When the whole batch is one optimizer step they are the update's own: the ratio is one by
-    definition, and a pass is saved; a divergence over the vocabulary reads none. A KL in the reward
-    needs them before, and so do what a teacher says of the tokens that were drawn, a correction
-    for the engine, a choice of tokens by their entropy, a bonus that depends on it, and an
-    estimator that reads probabilities, which the pass tells as well; with `bypass` the engine's
-    stand for them. The pass also records what routers choose, for several updates.
+    definition, and a pass is saved; a divergence over the vocabulary reads none, nor does a loss
+    of pairs. A KL in the reward needs them before, and so do what a teacher says of the tokens
+    that were drawn, a correction for the engine, a choice of tokens by their entropy, a bonus that
+    depends on it, and an estimator that reads probabilities, which the pass tells as well; with
+    `bypass` the engine's stand for them. The pass also records what routers choose, for several
+    updates.
     """
     reads_entropy = algorithm.high_entropy_share < 1.0 or algorithm.entropy_control is not None
     reads_more = algorithm.is_corrected_before or algorithm.estimator.has_sum_pi_squared
@@ -114,7 +115,7 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
     if several_updates and algorithm.router_replay == "recompute":
         return True
-    if algorithm.divergence is not None:
+    if algorithm.divergence is not None or algorithm.estimator.has_pairs:
         return False
     has_teacher = algorithm.estimator.has_teacher
     if algorithm.kl.in_ == "reward" or has_teacher or reads_entropy or reads_more:

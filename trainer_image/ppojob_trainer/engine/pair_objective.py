@@ -1,24 +1,34 @@
 """What updates on preferences minimize: the mean of a loss of pairs, of answers c and r.
 
-Row 2 i is the chosen answer of pair i and row 2 i + 1 the rejected one: a group of two rows, which
-no rank, mini-batch or micro-batch parts.
+Of answers that are given row 2 i is the chosen one of pair i and row 2 i + 1 the rejected one. Of
+responses that are drawn a pair is two rows of a group. No rank, mini-batch or micro-batch parts a
+group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ppojob_api.v1alpha1.algorithm import DpoSpec, RewardModelTrainingSpec
-from ppojob_trainer.algorithms.masked import row_mean, row_sum
+from ppojob_trainer.algorithms.masked import row_mean, row_sum, rows_with_any
 from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
+
+Pairs = tuple[Tensor, Tensor]
+"""(pairs,) int64: the rows of the chosen answers, and those of the rejected ones."""
+
+_TOLD: Final = (
+    *("loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
+)
+"""What is told of the pairs of an update, and of those that are held out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class DpoLoss:
 
     spec: DpoSpec
 
-    def __call__(self, logprobs: Tensor, rows: Experience) -> tuple[Tensor, Tensor]:
+    def __call__(self, logprobs: Tensor, rows: Experience, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Losses (pairs,) and rewards (rows,); `ref_logprobs` are there, if it reads them."""
         spec, needs = self.spec, self.spec.loss
         compared = logprobs
@@ -39,9 +49,10 @@ class DpoLoss:
             assert rows.ref_logprobs is not None, "the reference comes before the update"
             compared = logprobs - rows.ref_logprobs
         ratios = (row_mean if needs.is_mean else row_sum)(compared, rows.mask, rows.lengths)
-        losses = PAIR_LOSSES[spec.loss_type](ratios[0::2], ratios[1::2], **_options(spec))
+        chosen, rejected = (ratios[rows_of] for rows_of in pairs)
+        losses = PAIR_LOSSES[spec.loss_type](chosen, rejected, **_options(spec))
         if weight := spec.own_sft_weight:
-            losses = losses - weight * row_mean(logprobs, rows.mask, rows.lengths)[0::2]
+            losses = losses - weight * row_mean(logprobs, rows.mask, rows.lengths)[pairs[0]]
         return losses, spec.beta * ratios
 
 
@@ -65,10 +76,10 @@ class BradleyTerryLoss:
 
     spec: RewardModelTrainingSpec
 
-    def __call__(self, values: Tensor, rows: Experience) -> tuple[Tensor, Tensor]:
+    def __call__(self, values: Tensor, rows: Experience, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Losses (pairs,) and rewards (rows,)."""
         rewards = row_sum(values, rows.mask, rows.lengths)
-        chosen, rejected = rewards[0::2], rewards[1::2]
+        chosen, rejected = (rewards[rows_of] for rows_of in pairs)
         losses = -F.logsigmoid(chosen - rejected)
         return losses + self.spec.centering * (chosen + rejected).square(), rewards
 
@@ -80,13 +91,7 @@ class PairObjective:
     loss: DpoLoss | BradleyTerryLoss
 
     area: ClassVar = "train"
-    term_names: ClassVar = (
-        "train/loss",
-        "train/rewards/chosen",
-        "train/rewards/rejected",
-        "train/rewards/margins",
-        "train/rewards/accuracies",
-    )
+    term_names: ClassVar = tuple(f"train/{name}" for name in _TOLD)
     token_names: ClassVar = ()
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
@@ -96,24 +101,46 @@ class PairObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch of whole pairs."""
-        losses, rewards = self.loss(outputs[0], rows)
-        pairs = denominators.sequences / 2.0
-        sums = zip(self.term_names, _sums(losses, rewards), strict=True)
-        terms = {name: total / pairs for name, total in sums}
+        """The loss of a micro-batch of whole groups."""
+        losses, sums = self._compared(outputs, rows)
+        pairs = max(1.0, denominators.sequences / 2.0)
+        terms = {name: total / pairs for name, total in zip(self.term_names, sums, strict=True)}
         return LossParts(losses.sum() / pairs, terms, tokens=int(rows.mask.sum()))
 
     def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
         """The same of held-out rows: sums, counted by pairs."""
-        names = (name.replace(self.area, "val", 1) for name in self.term_names)
-        sums = _sums(*self.loss(outputs[0], rows))
-        return PassStatistics(
-            token_sums=dict(zip(names, sums, strict=True)), tokens=rows.num_rows / 2.0
-        )
+        _, sums = self._compared(outputs, rows)
+        told = {f"val/{name}": total for name, total in zip(_TOLD, sums, strict=True)}
+        return PassStatistics(token_sums=told, tokens=rows.num_rows / 2.0)
+
+    def _compared(self, outputs: TokenOutputs, rows: Experience) -> tuple[Tensor, list[float]]:
+        """Losses (pairs,), and sums over the pairs of what is told of them."""
+        pairs = self._pairs(rows)
+        losses, rewards = self.loss(outputs[0], rows, pairs)
+        chosen, rejected = (rewards.detach()[rows_of] for rows_of in pairs)
+        is_right = (chosen > rejected).float()
+        columns = (losses.detach(), chosen, rejected, chosen - rejected, is_right)
+        return losses, [column.sum().item() for column in columns]
+
+    def _pairs(self, rows: Experience) -> Pairs:
+        every = torch.arange(rows.num_rows)
+        return every[0::2], every[1::2]
 
 
-def _sums(losses: Tensor, rewards: Tensor) -> list[float]:
-    """Sums over pairs of what is told of them, in the order of the names."""
-    chosen, rejected = rewards.detach()[0::2], rewards.detach()[1::2]
-    columns = (losses.detach(), chosen, rejected, chosen - rejected, (chosen > rejected).float())
-    return [column.sum().item() for column in columns]
+class DrawnPairObjective(PairObjective):
+    """The same of pairs that were drawn: of a group's rows two have tokens that are trained.
+
+    Those of the chosen one have a positive advantage, those of the rejected one a negative one.
+    """
+
+    area: ClassVar = "actor"
+    term_names: ClassVar = tuple(f"actor/{name}" for name in _TOLD)
+
+    def rows_with_gradient(self, rows: Experience) -> Tensor:
+        """(n,) int64: those of pairs."""
+        return rows_with_any(rows.mask, rows.lengths)
+
+    def _pairs(self, rows: Experience) -> Pairs:
+        assert rows.advantages is not None, "responses are compared before the update"
+        signs = row_sum(rows.advantages, rows.mask, rows.lengths)
+        return (signs > 0).nonzero()[:, 0], (signs < 0).nonzero()[:, 0]

@@ -202,7 +202,12 @@ train/skipped | share | its optimizer steps left out, their gradient not finite
 train/grad_norm | 1 | norm of its gradient before clipping
 train/lr | 1 | its learning rate in the last optimizer step
 train/loss_scale | 1 | what its loss was multiplied by, with autocast float16
-actor/loss | 1 | all terms of the loss
+actor/loss | 1 | all terms of the loss; with online_dpo the mean loss of a pair
+actor/rewards/chosen | reward | with online_dpo mean reward of the chosen responses: beta times what
+    its loss compares (a log ratio to the reference)
+actor/rewards/rejected | reward | the same of the rejected responses
+actor/rewards/margins | reward | by how much the chosen are above the rejected
+actor/rewards/accuracies | share | pairs whose chosen response has the larger reward
 actor/pg_loss | 1 | policy term of the loss
 actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
 actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has

@@ -71,7 +71,11 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     kept = mask if corrected is None else corrected.mask
     trained = _without(kept, given.masked, lengths) if spec.algorithm.mask_truncated else kept
     weights = None if corrected is None else corrected.weights
+    if spec.algorithm.estimator.has_pairs:
+        kept = trained  # who is left out is in no pair
     estimated = _estimate(spec, batch, rewards, given, kept, weights)
+    if spec.algorithm.estimator.has_pairs:
+        trained = trained & (estimated.advantages != 0)
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
@@ -232,6 +236,8 @@ def _estimate(
     if algorithm.estimator.has_teacher:
         limit = algorithm.distillation.max_token_loss if algorithm.distillation else None
         return teacher_advantages(batch["old_logprobs"], batch["ref_logprobs"], kept, limit)
+    if algorithm.estimator.has_pairs:  # whose options are those of the loss
+        return ADVANTAGES[algorithm.type](rewards, kept, batch.lengths, batch.groups)
     if algorithm.custom is not None:
         columns = (rewards, batch["mask"], batch.lengths, batch.groups)
         return estimator_of(algorithm.custom)(*columns, kept=kept, **algorithm.custom.arguments)

@@ -88,7 +88,7 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
         costs=GroupCosts(
             linear_cost(sizes),
             spec.training.share_prompts,
-            whole_groups=spec.algorithm.type in PAIRS,
+            whole_groups=spec.algorithm.type in PAIRS or spec.algorithm.estimator.has_pairs,
         ),
         dims_of=lambda role: role_dims(environment, role),
     )

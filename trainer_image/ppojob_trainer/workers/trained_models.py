@@ -11,7 +11,12 @@ from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.kto_objective import KtoObjective
-from ppojob_trainer.engine.pair_objective import BradleyTerryLoss, DpoLoss, PairObjective
+from ppojob_trainer.engine.pair_objective import (
+    BradleyTerryLoss,
+    DpoLoss,
+    DrawnPairObjective,
+    PairObjective,
+)
 from ppojob_trainer.engine.policy_objective import (
     PolicyObjective,
     sampling_diagnostics,
@@ -107,9 +112,13 @@ class Policy:
         reference.release()
         return measured
 
-    def _objective(self, request: Update) -> PolicyObjective | DistillationObjective:
+    def _objective(
+        self, request: Update
+    ) -> PolicyObjective | DistillationObjective | DrawnPairObjective:
         """What an update on responses minimizes."""
         algorithm, limit = self._spec.algorithm, self._spec.data.max_response_tokens
+        if algorithm.pairs is not None:
+            return DrawnPairObjective(DpoLoss(algorithm.pairs))
         if algorithm.divergence is not None:
             return DistillationObjective.of(algorithm, max_response_tokens=limit)
         return PolicyObjective.of(
