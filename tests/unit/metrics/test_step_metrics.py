@@ -250,3 +250,12 @@ def test_updates_that_compute_nothing_leave_means_as_they_are():
     with_signal, silent = update(1.0, 1.0, 20.0, 10), update(1.0, 0.0, 0.0, 0)
     assert step_statistics([silent, with_signal, silent, silent])["actor/entropy"] == 2.0
     assert math.isnan(step_statistics([silent])["actor/entropy"])
+
+
+def test_a_sum_of_fewer_values_has_a_count_of_its_own():
+    parts = [
+        PassStatistics(token_sums={"loss": 6.0, "good": 4.0}, tokens=3, counts={"good": 2.0}),
+        PassStatistics(token_sums={"loss": 2.0, "good": 0.0}, tokens=1, counts={"good": 0.0}),
+    ]
+    assert step_statistics(parts) == {"loss": 2.0, "good": 2.0}
+    assert math.isnan(step_statistics(parts[1:])["good"])

@@ -135,15 +135,12 @@ class ForwardEngine:
 
     def over_ranks(self, mine: PassStatistics) -> PassStatistics:
         """Add up what each rank has measured, under the same names; all ranks do so together."""
-        *sums, tokens = sum_over_data(
-            self._world, [*mine.values.values(), *mine.token_sums.values(), mine.tokens]
-        )
-        split = len(mine.values)
-        return PassStatistics(
-            values=dict(zip(mine.values, sums[:split], strict=True)),
-            token_sums=dict(zip(mine.token_sums, sums[split:], strict=True)),
-            tokens=tokens,
-        )
+        told = (mine.values, mine.token_sums, mine.counts)
+        flat = [value for one in told for value in one.values()]
+        tokens, *sums = sum_over_data(self._world, [mine.tokens, *flat])
+        left = iter(sums)
+        values, token_sums, counts = (dict(zip(one, left, strict=False)) for one in told)
+        return PassStatistics(values, {}, token_sums, tokens, counts)
 
     def _passes(
         self,

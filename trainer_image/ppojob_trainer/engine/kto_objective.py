@@ -28,35 +28,26 @@ from ppojob_trainer.rows.experience import Experience
 class KtoObjective:
     """The loss of an update, over the first output of a `PolicyHead`.
 
-    `of_batch` finds, before the update, what is of the whole mini-batch: the point z, and how many
-    answers are good and how many bad.
+    `of_batch` finds the point z of a mini-batch, before its update.
     """
 
     spec: KtoSpec
     point: float = 0.0
-    good: float = 0.0
-    bad: float = 0.0
 
     area: ClassVar = "train"
-    token_names: ClassVar = ()
-
-    @property
-    def term_names(self) -> tuple[str, ...]:
-        """Metrics of an update."""
-        return "train/loss", *self._terms(torch.empty(0), torch.empty(0), self.area)
+    term_names: ClassVar = ("train/loss", "train/kl")
+    token_names: ClassVar = ("train/rewards/chosen", "train/rewards/rejected")
 
     def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, KtoObjective]:
         """The rows of a mini-batch that have a label, and their objective; all ranks call it."""
         labels = _labels(rows)
         own, mismatched = (rows.select(one.nonzero()[:, 0]) for one in (labels != 0, labels == 0))
-        sums = {"good": float((labels > 0).sum()), "bad": float((labels < 0).sum()), "ratios": 0.0}
-        if self.spec.loss_type == "kto":
-            outputs = engine.predict(mismatched)
-            sums["ratios"] = _ratios(outputs[0], mismatched).sum().item()
-        told = engine.over_ranks(PassStatistics(values=sums, tokens=mismatched.num_rows))
-        point = max(0.0, told.values["ratios"] / max(1.0, told.tokens))
-        counts = {name: told.values[name] for name in ("good", "bad")}
-        return own, replace(self, point=point, **counts)
+        if self.spec.loss_type != "kto":
+            return own, self
+        (logprobs,) = engine.predict(mismatched)
+        total = _ratios(logprobs, mismatched).sum().item()
+        told = engine.over_ranks(PassStatistics({"kl": total}, tokens=mismatched.num_rows))
+        return own, replace(self, point=max(0.0, told.values["kl"] / told.tokens))
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64: all rows."""
@@ -66,37 +57,31 @@ class KtoObjective:
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
         """The loss of a micro-batch of rows with a label."""
-        losses, ratios = self._losses(outputs[0], rows)
-        loss = losses.sum() / denominators.sequences
-        terms = {"train/loss": loss.item(), **self._terms(ratios.detach(), _labels(rows), "train")}
-        return LossParts(loss, terms, tokens=int(rows.mask.sum()))
+        losses, measured = self._losses(outputs[0], rows, self.area)
+        sums, count = measured.token_sums, denominators.sequences
+        terms = {name: sums.pop(name) / count for name in self.term_names}
+        return LossParts(losses.sum() / count, terms, sums, counts=measured.counts)
 
     def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
-        """The same of held-out rows; losses as sums."""
-        losses, ratios = self._losses(outputs[0], rows)
-        values = self._terms(ratios, _labels(rows), "val")
-        sums = {"val/loss": losses.sum().item()}
-        return PassStatistics(values=values, token_sums=sums, tokens=rows.num_rows)
+        """The same of held-out rows: sums."""
+        return self._losses(outputs[0], rows, "val")[1]
 
-    def _losses(self, logprobs: Tensor, rows: Experience) -> tuple[Tensor, Tensor]:
-        """Losses and log-ratios, (rows,)."""
+    def _losses(
+        self, logprobs: Tensor, rows: Experience, area: str
+    ) -> tuple[Tensor, PassStatistics]:
+        """Losses, (rows,), and what is told of them."""
         spec, labels, ratios = self.spec, _labels(rows), _ratios(logprobs, rows)
         weights = torch.where(labels > 0, spec.desirable_weight, spec.undesirable_weight)
         # 1 - s(x) = s(-x)
-        return weights * (-labels * spec.beta * (ratios - self.point)).sigmoid(), ratios
-
-    def _terms(self, ratios: Tensor, labels: Tensor, area: str) -> dict[str, float]:
-        """The parts that some rows have in means over the mini-batch; without a mean over none."""
-        rewards, found = self.spec.beta * ratios, dict[str, float]()
-        if self.spec.loss_type == "kto":
-            found["kl"] = self.point * len(labels) / max(1.0, self.good + self.bad)
-        if self.good:
-            found["rewards/chosen"] = rewards[labels > 0].sum().item() / self.good
-        if self.bad:
-            found["rewards/rejected"] = rewards[labels < 0].sum().item() / self.bad
-        if self.good and self.bad:
-            found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
-        return {f"{area}/{name}": value for name, value in found.items()}
+        losses = weights * (-labels * spec.beta * (ratios - self.point)).sigmoid()
+        sums = {"loss": losses.detach().sum().item(), "kl": self.point * rows.num_rows}
+        counts = {}
+        for name, are_such in (("chosen", labels > 0), ("rejected", labels < 0)):
+            rewards = spec.beta * ratios.detach()[are_such]
+            sums[f"rewards/{name}"] = rewards.sum().item()
+            counts[f"{area}/rewards/{name}"] = float(len(rewards))
+        told = {f"{area}/{name}": total for name, total in sums.items()}
+        return losses, PassStatistics(token_sums=told, tokens=rows.num_rows, counts=counts)
 
 
 def _labels(rows: Experience) -> Tensor:

@@ -71,3 +71,5 @@ class LossParts:
     # statistics that are sums over the computed tokens; `tokens` counts those
     token_sums: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
+    # how many values a sum is of, where they are not those tokens
+    counts: dict[str, float] = field(default_factory=dict)

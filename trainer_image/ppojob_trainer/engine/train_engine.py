@@ -221,6 +221,10 @@ class TrainEngine(ForwardEngine):
                     for name in objective.token_names
                 },
                 tokens=sum(part.tokens for part in parts),
+                counts={
+                    name: sum(part.counts.get(name, part.tokens) for part in parts)
+                    for name in objective.token_names
+                },
             )
         )
 

@@ -189,8 +189,8 @@ training/resampling/distinct_share | share | of the responses, those that resamp
     least once
 train/loss | 1 | loss of given answers: with sft cross-entropy of the trained tokens as
     lossAggregation adds it up, else the mean loss of a pair, with kto of an answer
-train/kl | nats | with kto what rewards are compared with, before beta: the mean log ratio to the
-    reference of answers beside other prompts, at least 0
+train/kl | nats | with kto what log ratios to the reference are compared with: their mean over
+    prompts with the answers to others, at least 0
 train/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
 train/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
 train/rewards/chosen | reward | mean reward of the chosen, or good, answers: with dpo and kto beta
@@ -287,11 +287,10 @@ rpc/received_bytes | bytes | received by the controller in answers to it |
     ppojob_rpc_received_bytes_total counter
 val/loss | 1 | loss of the held-out answers: with sft cross-entropy, mean over trained tokens, else
     the mean loss of a pair, with kto of an answer
-val/kl | nats | as in training, of held-out answers; with kto this and val/rewards/* are means over
-    batches of promptsPerStep rows
+val/kl | nats | as in training, of held-out answers, promptsPerStep at a time
 val/rewards/chosen | reward | as in training, of held-out answers
 val/rewards/rejected | reward | as in training, of held-out answers
-val/rewards/margins | reward | as in training, of held-out answers
+val/rewards/margins | reward | as in training, of held-out pairs
 val/rewards/accuracies | share | as in training, of held-out pairs
 val-core/<data source>/acc/mean@<n> | share | mean of the function's acc, else of its score; mean@1
     is always there
