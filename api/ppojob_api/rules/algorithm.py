@@ -51,6 +51,11 @@ ALGORITHM_RULES = rules(
     when: !(self.algorithm.type in $PAIRS)
     must: $UNSET
 
+    spec | data.marginKey | NoEffect | here
+        it has no effect with another algorithm.type than reward_model; remove it
+    when: self.algorithm.type != 'reward_model'
+    must: $UNSET
+
     spec | data.labelKey | NoEffect | here
         it has no effect with another algorithm.type than kto; remove it
     when: self.algorithm.type != 'kto'

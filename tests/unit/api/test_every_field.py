@@ -50,7 +50,12 @@ CANNOT_BE_SET = {
         for name in ("warmupRatio", "decayRatio")
     ),
     *("spec.algorithm.distillation", "spec.algorithm.dpo", "spec.algorithm.rewardModel"),
-    *("spec.algorithm.kto", "spec.algorithm.onlineDpo", "spec.data.labelKey"),
+    *(
+        "spec.algorithm.kto",
+        "spec.algorithm.onlineDpo",
+        "spec.data.labelKey",
+        "spec.data.marginKey",
+    ),
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.validation.weight"),
     *("spec.data.toolsKey", "spec.data.templateColumns"),  # of SFT, and beside no agent
     "spec.rollout.parallelism.tensor",

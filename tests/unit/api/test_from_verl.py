@@ -17,7 +17,7 @@ SECTIONS = set(TRAJECTORY_SECTIONS) - {"seed"}
 # What verl has no key for.
 OURS = {
     *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
-    *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.labelKey"),
+    *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.labelKey", "spec.data.marginKey"),
     *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports
     *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),

@@ -106,6 +106,12 @@ def test_every_form_of_a_labelled_answer_is_the_same_one(
     assert found.ground_truth is True
 
 
+def test_a_pair_has_a_margin_of_its_own(files: PromptFiles) -> None:
+    row = {"prompt": "1+1", "chosen": "2", "rejected": "3", "by": {"points": 2}}
+    with opened(files, row, textPrompts="user_message", marginKey="by.points") as dataset:
+        assert dataset[0].ground_truth == 2.0
+
+
 def test_what_conversations_have_in_common_is_their_prompt(files: PromptFiles) -> None:
     talk = [ASKED, said("2"), {"role": "user", "content": "sure?"}]
     pair = {"chosen": [*talk, said("yes")], "rejected": [*talk, said("no"), ASKED, said("2")]}

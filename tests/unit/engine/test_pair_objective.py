@@ -227,20 +227,20 @@ def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
     model.config.use_cache = False
     texts = [[[id_ for part, _ in one for id_ in part] for one in pair] for _, pair in PAIRS]
     marked = [
-        Demonstration(n, prompt, [[Part(text, False), Part([0], True)] for text in texts[n]])
+        Demonstration(n, prompt, [[Part(text, False), Part([0], True)] for text in texts[n]], n / 2)
         for n, (prompt, _) in enumerate(PAIRS)
     ]
-    rows = demonstrated_rows(0, marked).experience
+    rows = demonstrated_rows(0, marked, has_rewards=True).experience
     ours = load_scoring_model(tmp_path).double()
     loss = PairObjective(BradleyTerryLoss(RewardModelTrainingSpec(centering=0.3)))
     learner = engine(ours, ValueHead(), micro_batch_tokens=budget)
     measured = learner.update(rows, loss)
     total, scores = torch.zeros((), dtype=torch.float64), list[float]()
-    for (prompt, _), (good, bad) in zip(PAIRS, texts, strict=True):
+    for n, ((prompt, _), (good, bad)) in enumerate(zip(PAIRS, texts, strict=True)):
         chosen, rejected = (
             model(torch.tensor([prompt + text])).logits[0, 0] for text in (good, bad)
         )
-        total = total - torch.log(torch.sigmoid(chosen - rejected))
+        total = total - torch.log(torch.sigmoid(chosen - rejected - n / 2))
         total = total + 0.3 * (chosen + rejected) ** 2
         scores += [chosen.item(), rejected.item()]
     literal = total / len(PAIRS)

@@ -96,8 +96,15 @@ class Demonstrations:
                         [Part(list(part.tokens), part.is_trained) for part in answer]
                         for answer in row.answers
                     ],
-                    row.ground_truth if isinstance(row.ground_truth, bool) else None,
+                    _reward(row),
                 )
                 for row in batch.prompts[first:last]
             ]
             yield Demonstrate(first, rows)
+
+
+def _reward(row: PromptRow) -> float:
+    """1 of a good answer, -1 of a bad one, the margin of a pair, 0 where nothing is told."""
+    if isinstance(row.ground_truth, bool):
+        return 1.0 if row.ground_truth else -1.0
+    return row.ground_truth if isinstance(row.ground_truth, float) else 0.0

@@ -30,7 +30,7 @@ INTERACTION = "interaction_kwargs"
 """Entry of extra_info: the simulated user of a row, and what it is told."""
 COLUMNS_ALLOWED = (
     "a column of that name, or the name of another in spec.data (promptKey, answerKey, chosenKey, "
-    "rejectedKey, labelKey, dataSourceKey, or dataSource for all rows)"
+    "rejectedKey, marginKey, labelKey, dataSourceKey, or dataSource for all rows)"
 )
 
 
@@ -42,6 +42,8 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
             keys = (spec.prompt_key, *keys)
         if given == "kto":
             keys = (*keys, spec.label_key)
+        if spec.margin_key is not None:
+            keys = (*keys, spec.margin_key)
         names = [key.partition(".")[0] for key in keys]
         return tuple(dict.fromkeys([*names, *spec.template_columns]))
     source = (spec.data_source_key,) if spec.data_source is None else ()

@@ -124,6 +124,8 @@ def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTok
         settings |= {"answers": "learnt", "max_response_tokens": spec.max_response_tokens}
     if scan.given in PAIRS:
         settings |= {"answers": scan.given, "pair": spec.answer_columns(scan.given)}
+        if spec.margin_key is not None:
+            settings["margin"] = spec.margin_key
     if scan.given == "kto":
         settings |= {"answers": scan.given, "label": spec.label_key}
     limits = [file.max_rows for file in files]

@@ -3,6 +3,7 @@
 DPO and reward models are trained on the former, KTO on the latter.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,7 +62,18 @@ def read_pair(
         if is_scored:
             refuse_calls(answer, key)
         _check_turns(answer, key, prompt)
-    return *given_row(row, prompt, spec), [chosen, rejected]
+    found, difficulty = given_row(row, prompt, spec)
+    if spec.margin_key is not None:
+        found = replace(found, ground_truth=_margin(row, spec.margin_key))
+    return found, difficulty, [chosen, rejected]
+
+
+def _margin(row: Row, key: str) -> float:
+    margin = cell_of(row, key)
+    if isinstance(margin, int | float) and not isinstance(margin, bool) and 0 <= margin < math.inf:
+        return float(margin)
+    why, allowed = "the rewards of the pair are to differ by it", "a number of 0 or more"
+    raise BadCell(key, shown(margin), why, allowed)
 
 
 def read_labelled(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence[Message]]]:

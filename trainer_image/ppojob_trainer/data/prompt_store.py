@@ -38,8 +38,8 @@ class PromptRow:
         token_ids: the prompt as the model gets it, cut where that is the policy.
         prompt: the same as the file has it.
         data_source: routes to a reward.
-        ground_truth: what the reward compares with, or whether an answer that is given is good;
-            None where the row has neither.
+        ground_truth: what the reward compares with; of answers that are given whether one is good,
+            or the margin of two; None where the row has none of these.
         extra_info: other data of the row, for its reward and its tools.
         agent: who answers in it; empty where rows are no conversations.
         answers: what the policy learns to answer, of two the better one first; empty where it

@@ -68,10 +68,11 @@ def _options(spec: DpoSpec) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class BradleyTerryLoss:
-    """`-log sigmoid(r_c - r_r)` (Ouyang et al. 2022, arXiv:2203.02155, equation 1).
+    """`-log sigmoid(r_c - r_r - m)` (Ouyang et al. 2022, arXiv:2203.02155, equation 1).
 
-    A reward is what a `ValueHead` says at the one trained token of a row. Centering adds
-    `(r_c + r_r)^2` (Eisenstein et al. 2023, arXiv:2312.09244).
+    A reward is what a `ValueHead` says at the one trained token of a row. The margin m, that of the
+    chosen row's turn, is 0 where pairs have none (Touvron et al. 2023, arXiv:2307.09288, equation
+    2). Centering adds `(r_c + r_r)^2` (Eisenstein et al. 2023, arXiv:2312.09244).
     """
 
     spec: RewardModelTrainingSpec
@@ -80,7 +81,10 @@ class BradleyTerryLoss:
         """Losses (pairs,) and rewards (rows,)."""
         rewards = row_sum(values, rows.mask, rows.lengths)
         chosen, rejected = (rewards[rows_of] for rows_of in pairs)
-        losses = -F.logsigmoid(chosen - rejected)
+        wanted = chosen - rejected
+        if rows.turn_rewards is not None:
+            wanted = wanted - row_sum(rows.turn_rewards, rows.mask, rows.lengths)[pairs[0]]
+        losses = -F.logsigmoid(wanted)
         return losses + self.spec.centering * (chosen + rejected).square(), rewards
 
 

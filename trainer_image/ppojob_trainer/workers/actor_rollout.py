@@ -189,8 +189,9 @@ class ActorRolloutWorker:
         return self.policy.loss(self.stages.batch_rows(batch_index(request.index), mine))
 
     def _demonstrated(self, request: Demonstrate) -> OwnedRows:
-        has_labels = self.generation.spec.algorithm.type == "kto"
-        return demonstrated_rows(request.first, request.rows, has_labels=has_labels)
+        spec = self.generation.spec
+        has_rewards = spec.algorithm.type == "kto" or spec.data.margin_key is not None
+        return demonstrated_rows(request.first, request.rows, has_rewards=has_rewards)
 
     def _own(self, purpose: str, request: LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
         spec, mixture = self.generation.spec, None

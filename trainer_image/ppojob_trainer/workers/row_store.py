@@ -126,28 +126,27 @@ def _take_experts(rows: Experience, drawn: Sequence[Trajectory], mixture: Any) -
 
 
 def demonstrated_rows(
-    first: int, rows: Sequence[Demonstration], *, has_labels: bool = False
+    first: int, rows: Sequence[Demonstration], *, has_rewards: bool = False
 ) -> OwnedRows:
     """Make rows of answers that are given, as if the policy had written what is trained of them.
 
-    `first` is the position in the batch of the first; a label becomes a reward of 1 or -1.
+    `first` is the position in the batch of the first.
     """
     made = [
-        _demonstrated(answer, row.label if number == 0 else None)
+        _demonstrated(answer, row.reward if number == 0 else 0.0)
         for row in rows
         for number, answer in enumerate(row.answers)
     ]
     samples = len(rows[0].answers) if rows else 1
     prompts = [PromptTokens(row.prompt, row.tokens) for row in rows]
-    return own_rows(first, prompts, samples, made, has_turns=has_labels)
+    return own_rows(first, prompts, samples, made, has_turns=has_rewards)
 
 
-def _demonstrated(answer: Sequence[Part], label: bool | None) -> Trajectory:
+def _demonstrated(answer: Sequence[Part], reward: float) -> Trajectory:
     *before, last = (
         Segment(tuple(part.tokens), policy_version=0 if part.is_trained else None)
         for part in answer
     )
-    reward = {True: 1.0, False: -1.0, None: 0.0}[label]
     return Trajectory((*before, replace(last, reward=reward)), "stop")
 
 

@@ -15,14 +15,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 class Demonstration(msgspec.Struct, frozen=True, array_like=True):
     """A prompt by its number in the data and its token ids, and what is answered.
 
-    All rows of a request have equally many answers. `label` is whether the first one is good, None
-    where nobody says; then the others belong to other prompts.
+    All rows of a request have equally many answers. `reward` is of the first one: with KTO 1 where
+    it is good and -1 where it is bad, and the others belong to other prompts; of a pair the margin.
     """
 
     prompt: int
     tokens: list[int]
     answers: list[list[Part]]
-    label: bool | None = None
+    reward: float = 0.0
 
 
 class Demonstrate(msgspec.Struct, frozen=True):
