@@ -15,7 +15,11 @@ import tiny_jobs
 import torch
 from job_runs import Run
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -112,6 +116,45 @@ def test_answers_are_learnt_and_only_what_is_needed_runs(kind: str, whole: Path)
         assert last["train/rewards/margins"] == pytest.approx(margin, rel=1e-4)
     logs = {path.stem for path in (whole / "logs").glob("*.log")}
     assert logs == {"tiny-controller-0", "tiny-actor-rollout-0"}
+
+
+@pytest.mark.parametrize("kind", ["kto"], indirect=True)
+def test_held_out_answers_stand_beside_the_one_before(
+    kind: str, whole: Path, pairs: Path, tiny_folder: Path
+) -> None:
+    """What is told of them is what transformers says, 8 rows at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(whole / "export")
+    policy, reference = (
+        AutoModelForCausalLM.from_pretrained(folder).eval()
+        for folder in (whole / "export", tiny_folder / "model")
+    )
+
+    def ratio(row: dict[str, Any], other: dict[str, Any]) -> float:
+        prompt = tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, return_dict=False
+        )
+        text = other["completion"][0]["content"] + "<|im_end|>"
+        answer = tokenizer(text, add_special_tokens=False)["input_ids"]
+        found = []
+        for model in (policy, reference):
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            said = logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])
+            found.append(said.sum().item())
+        return found[0] - found[1]
+
+    lines = (pairs / "labelled-held-out.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    losses, points = [], []
+    for batch in (range(8), range(8, 13)):
+        mean = sum(ratio(rows[n], rows[n - 1]) for n in batch) / len(batch)
+        points += [max(0.0, mean)] * len(batch)
+    for row, point in zip(rows, points, strict=True):
+        gain = 0.1 * (ratio(row, row) - point) * (1 if row["label"] else -1)
+        losses.append(1 - 1 / (1 + math.exp(-gain)))
+    last = run_folders.metrics(whole)[-1]
+    assert last["val/kl"] == pytest.approx(sum(points) / 13, rel=1e-4)
+    assert last["val/loss"] == pytest.approx(sum(losses) / 13, rel=1e-4)
 
 
 def test_without_a_reference(pairs: Path, alone: Callable[..., Path]) -> None:

@@ -2,9 +2,9 @@
 
 `L = mean of λ (1 - s(± β (r - z)))`, section 4.1: r is `log(pi(y|x) / pi_ref(y|x))` of an answer,
 the sign and λ are those of its label, s is the logistic function. The point of reference
-`z = max(0, mean of r of mismatched answers)` has no gradient: each prompt of the batch with the
-answer to another one of it, by the policy of now. With z = 0 it is the APO-zero of answers by
-themselves (D'Oosterlinck et al. 2024, arXiv:2408.06266). Numbers are those of TRL's `KTOTrainer`.
+`z = max(0, mean of r of mismatched answers)` has no gradient: of prompts with the answers to
+others, by the policy of now. With z = 0 it is APO-zero of single answers (D'Oosterlinck et al.
+2024, arXiv:2408.06266). Numbers are those of TRL's `KTOTrainer`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KtoObjective:
         """The loss of a micro-batch of rows with a label."""
         losses, measured = self._losses(outputs[0], rows, self.area)
         sums, count = measured.token_sums, denominators.sequences
-        terms = {name: sums.pop(name) / count for name in self.term_names}
+        terms = {name: sums[name] / count for name in self.term_names}
         return LossParts(losses.sum() / count, terms, sums, counts=measured.counts)
 
     def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
