@@ -91,7 +91,7 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     algorithm, data = spec.algorithm, spec.data
     responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
     if algorithm.given:
-        yield f"{counted(responses, unit(spec))} with answers, which are learnt"
+        yield f"{counted(responses, unit(spec))} with answers, which are learnt from"
     else:
         yield (
             f"{counted(algorithm.prompts_per_step, 'prompt')} x "

@@ -38,10 +38,12 @@ def experience(answers: list[tuple], *, is_mixed: bool = True) -> Experience:
     """Each prompt with its answer and, mixed, with that of the prompt before it."""
     parts = [[Part(*part) for part in answer] for _, answer, _ in answers]
     given = [
-        Demonstration(n, prompt, [parts[n], *([parts[n - 1]] if is_mixed else [])], label)
-        for n, (prompt, _, label) in enumerate(answers)
+        Demonstration(
+            n, prompt, [parts[n], *([parts[n - 1]] if is_mixed else [])], 1.0 if is_good else -1.0
+        )
+        for n, (prompt, _, is_good) in enumerate(answers)
     ]
-    return demonstrated_rows(0, given, has_labels=True).experience
+    return demonstrated_rows(0, given, has_rewards=True).experience
 
 
 def by_row(column: torch.Tensor, rows: Experience) -> torch.Tensor:
