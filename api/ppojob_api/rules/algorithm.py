@@ -3,15 +3,9 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, words
-from ppojob_api.v1alpha1.algorithm import (
-    ESTIMATORS,
-    FULL_KL,
-    GIVEN,
-    GRADIENT_OF_K2,
-    PAIR_LOSSES,
-    PAIRS,
-    SAMPLED_REVERSE_KL,
-)
+from ppojob_api.v1alpha1.algorithm import FULL_KL, GRADIENT_OF_K2
+from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN, PAIRS, SAMPLED_REVERSE_KL
+from ppojob_api.v1alpha1.preferences import PAIR_LOSSES
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 

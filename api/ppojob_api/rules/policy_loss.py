@@ -3,7 +3,7 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, words
-from ppojob_api.v1alpha1.algorithm import GIVEN
+from ppojob_api.v1alpha1.estimators import GIVEN
 from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, RATIO_MODES
 
 POLICY_LOSS_RULES = rules(

@@ -3,7 +3,7 @@
 from typing import Final
 
 from ppojob_api.rules.rule import either, rules, words
-from ppojob_api.v1alpha1.algorithm import GIVEN
+from ppojob_api.v1alpha1.estimators import GIVEN
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
 VALIDATION_LOSS: Final = "val/loss"

@@ -1,35 +1,29 @@
 """What is optimised: estimator, batch arithmetic, policy loss, aggregation and KL."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from ppojob_api.v1alpha1.estimators import (
+    ESTIMATORS,
+    GIVEN,
+    PAIRS,
+    SAMPLED_REVERSE_KL,
+    DistillationSpec,
+    Estimator,
+    GdpoSpec,
+    GivenType,
+    GrpoPasskSpec,
+    GrpoSpec,
+    PpoSpec,
+    ReinforcePlusPlusSpec,
+    TrainingType,
+)
 from ppojob_api.v1alpha1.policy_loss import CustomSpec, PolicyLossSpec, RolloutCorrectionSpec
-from ppojob_api.v1alpha1.section import Count, Items, Section, Tokens
+from ppojob_api.v1alpha1.preferences import DpoSpec, KtoSpec, RewardModelTrainingSpec
+from ppojob_api.v1alpha1.section import Coefficient, Count, Section, Tokens
 
-AlgorithmType = Literal[
-    "ppo",
-    "grpo",
-    "grpo_passk",
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "opo",
-    "gpg",
-    "reinforce",
-    "remax",
-    "gdpo",
-    "optimal_token_baseline",
-    "tir_optimal_token_baseline",
-    "distillation",
-    "online_dpo",
-    "custom",
-]
-GivenType = Literal["sft", "dpo", "kto", "reward_model"]
-TrainingType = Literal[AlgorithmType, GivenType]
 LossAggregation = Literal[
     "token_mean",
     "token_sum",
@@ -42,265 +36,8 @@ KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "full"]
 GRADIENT_OF_K2: Final = ("k1+", "k3+", "abs+")
 """Estimators that differ from others in their gradient alone."""
 
-SAMPLED_REVERSE_KL: Final = "sampled_reverse_kl"
-"""The divergence from a teacher that is guessed from the tokens that were drawn."""
-
 FULL_KL: Final = "full"
 """No estimator: the KL over the whole vocabulary."""
-
-Coefficient = Annotated[float, Field(ge=0, le=1_000_000)]
-Weight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
-RewardKey = Annotated[str, Field(min_length=1, max_length=253)]
-
-
-class GrpoSpec(Section):
-    """Settings of `type: grpo` (Shao et al. 2024, arXiv:2402.03300)."""
-
-    normalize_by_std: bool = True
-    """Divide by the group's standard deviation (GRPO); false is Dr. GRPO (arXiv:2503.20783).
-    verl: algorithm.norm_adv_by_std_in_grpo, true."""
-
-
-class GrpoPasskSpec(Section):
-    """Settings of `type: grpo_passk` (Tang et al. 2025, arXiv:2503.19595)."""
-
-    normalize_by_std: bool = True
-    """Divide by the group's standard deviation. verl: algorithm.norm_adv_by_std_in_grpo, true."""
-
-
-class GdpoSpec(Section):
-    """Settings of `type: gdpo` (Liu et al. 2026, arXiv:2601.05242)."""
-
-    reward_keys: Annotated[Items[RewardKey], Field(min_length=1, max_length=64)]
-    """The rewards that are compared one by one: names of numbers that reward functions give beside
-    the score; score is the score itself. verl: algorithm.gdpo_reward_keys."""
-
-    reward_weights: Annotated[Items[Weight], Field(max_length=64)] = ()
-    """What each of them counts, in the same order; empty: 1 each.
-    verl: algorithm.gdpo_reward_weights."""
-
-    normalize_by_std: bool = True
-    """Divide each reward by the group's standard deviation.
-    verl: algorithm.norm_adv_by_std_in_grpo, true."""
-
-
-class PpoSpec(Section):
-    """Settings of `type: ppo`: generalized advantages (Schulman et al. 2015, arXiv:1506.02438)."""
-
-    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Discount per token. verl: algorithm.gamma, 1."""
-
-    lam: Annotated[float, Field(ge=0, le=1, alias="lambda")] = 1.0
-    """Decay of the sum of temporal differences: 0 trusts the critic, 1 the return.
-    verl: algorithm.lam, 1."""
-
-
-class ReinforcePlusPlusSpec(Section):
-    """Settings of `type: reinforce_plus_plus` (Hu 2025, arXiv:2501.03262)."""
-
-    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Discount per token. verl: algorithm.gamma, 1."""
-
-
-class DistillationSpec(Section):
-    """Settings of `type: distillation`: what spec.reference says (GKD: arXiv:2306.13649)."""
-
-    divergence: Literal["sampled_reverse_kl", "reverse_kl", "forward_kl", "jsd"] = (
-        "sampled_reverse_kl"
-    )
-    """What becomes small. sampled_reverse_kl: KL(policy, teacher) by policy gradient, of the tokens
-    that were drawn alone; the others are losses over the whole vocabulary: reverse_kl:
-    KL(policy, teacher); forward_kl: KL(teacher, policy); jsd: between both. verl:
-    distillation_loss.loss_mode, of which forward_kl_topk leaves unlikely tokens out."""
-
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """With jsd the teacher's share of the mixture that both are compared with, above 0 and below 1.
-    TRL: beta, 0.5, where 0 is forward_kl and 1 is reverse_kl."""
-
-    max_token_loss: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    """Bound of what a single token costs: a divergence above it is cut, and gives no gradient; what
-    sampled_reverse_kl says of a token is kept between minus this and this. Absent: none.
-    verl: distillation_loss.loss_max_clamp."""
-
-
-DpoLossType = Literal[
-    "sigmoid",
-    "sigmoid_norm",
-    "hinge",
-    "ipo",
-    "robust",
-    "exo_pair",
-    "nca_pair",
-    "bco_pair",
-    "sppo_hard",
-    "apo_zero",
-    "apo_down",
-    "cpo",
-    "simpo",
-    "orpo",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class PairLoss:
-    """What a loss of pairs needs of a job.
-
-    Attributes:
-        has_reference: its rewards are relative to a reference.
-        is_mean: they are of the mean over the tokens of an answer, and not of the sum.
-        has_smoothing: it reads `labelSmoothing`.
-        has_margin: it reads `targetMargin`.
-        sft_weight: the weight of the cross-entropy of the chosen answer, where none is given.
-    """
-
-    has_reference: bool = True
-    is_mean: bool = False
-    has_smoothing: bool = False
-    has_margin: bool = False
-    sft_weight: float = 0.0
-
-
-PAIR_LOSSES: Final[Mapping[DpoLossType, PairLoss]] = {
-    "sigmoid": PairLoss(has_smoothing=True),
-    "sigmoid_norm": PairLoss(is_mean=True),
-    "hinge": PairLoss(),
-    "ipo": PairLoss(is_mean=True),
-    "robust": PairLoss(has_smoothing=True),
-    "exo_pair": PairLoss(has_smoothing=True),
-    "nca_pair": PairLoss(),
-    "bco_pair": PairLoss(),
-    "sppo_hard": PairLoss(),
-    "apo_zero": PairLoss(),
-    "apo_down": PairLoss(),
-    "cpo": PairLoss(has_reference=False, has_smoothing=True, sft_weight=1.0),
-    "simpo": PairLoss(has_reference=False, is_mean=True, has_smoothing=True, has_margin=True),
-    "orpo": PairLoss(has_reference=False, is_mean=True, sft_weight=1.0),
-}
-"""Every loss of pairs by its `lossType`; the trainer's table of that name has what it computes."""
-
-
-class DpoSpec(Section):
-    """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss of pairs.
-
-    Those of `type: online_dpo` as well, whose pairs are drawn.
-    """
-
-    beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
-    """How strongly the reference holds the policy: the rewards are so many times the logarithm of
-    their ratio; without a reference, so many times the logarithm of the policy itself, and with
-    orpo the weight of the odds. SimPO: 2 to 2.5. TRL: beta, 0.1."""
-
-    loss_type: DpoLossType = "sigmoid"
-    """sigmoid: -log sigmoid(margin of the rewards), DPO; sigmoid_norm: of rewards a token;
-    hinge: what the margin lacks of 1; ipo: the squared distance of the margin of log ratios a token
-    from 1 / (2 beta); cpo, simpo and orpo: without a reference; the others and their papers:
-    docs/recipes.md. TRL: loss_type, sigmoid."""
-
-    label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """How likely a pair is the wrong way round: with sigmoid, cpo and simpo conservative DPO; 0 is
-    0.001 with exo_pair. TRL: label_smoothing, 0."""
-
-    target_margin: Annotated[float, Field(ge=0, le=1_000)] | None = None
-    """With simpo, by how much the chosen answer's reward is to be the larger one; absent: 0.5.
-    TRL: simpo_gamma, 0.5."""
-
-    sft_weight: Coefficient | None = None
-    """Weight of the cross-entropy of the chosen answer, the mean over its tokens (RPO:
-    arXiv:2404.19733); absent: 1 with cpo and orpo, else 0. TRL: rpo_alpha, none; cpo_alpha, 1."""
-
-    @property
-    def loss(self) -> PairLoss:
-        """What the loss needs."""
-        return PAIR_LOSSES[self.loss_type]
-
-    @property
-    def own_sft_weight(self) -> float:
-        """`sft_weight`, or where that is absent the loss's."""
-        return self.loss.sft_weight if self.sft_weight is None else self.sft_weight
-
-
-class KtoSpec(Section):
-    """Settings of `type: kto` (Ethayarajh et al. 2024, arXiv:2402.01306), of single answers."""
-
-    beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
-    """How strongly the reference holds the policy: the rewards are so many times the logarithm of
-    their ratio. TRL: beta, 0.1."""
-
-    loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
-    """kto: what a reward is compared with is an estimate of the KL to the reference;
-    apo_zero_unpaired: it is 0, and nothing is estimated (arXiv:2408.06266). TRL: loss_type, kto."""
-
-    desirable_weight: Coefficient = 1.0
-    """Weight of the losses of good answers. TRL: desirable_weight, 1."""
-
-    undesirable_weight: Coefficient = 1.0
-    """Weight of the losses of bad answers. TRL: undesirable_weight, 1."""
-
-
-class RewardModelTrainingSpec(Section):
-    """Settings of `type: reward_model`: Bradley and Terry's loss of pairs (arXiv:2203.02155)."""
-
-    centering: Coefficient = 0.0
-    """Weight of the square of the sum of a pair's rewards, which keeps them around 0
-    (arXiv:2312.09244). TRL: center_rewards_coefficient, none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimator:
-    """What an advantage estimator needs of a job.
-
-    Attributes:
-        options: the section of its settings, a field of `AlgorithmSpec` of the estimator's name.
-        compares_group: it compares the responses of one prompt, so it needs two of them.
-        has_critic: it reads the values of a critic.
-        has_greedy: it reads the score of a greedy response to each prompt.
-        has_reward_keys: it reads several rewards of a row, those that its options name.
-        has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
-            summed over the vocabulary, at each token.
-        has_teacher: it reads what the reference says of each token, and no reward.
-        has_pairs: it makes a pair of the best and the worst response, and the loss is one of pairs.
-    """
-
-    options: type[Section] | None = None
-    compares_group: bool = False
-    has_critic: bool = False
-    has_greedy: bool = False
-    has_reward_keys: bool = False
-    has_sum_pi_squared: bool = False
-    has_teacher: bool = False
-    has_pairs: bool = False
-
-
-ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
-    "ppo": Estimator(PpoSpec, has_critic=True),
-    "grpo": Estimator(GrpoSpec, compares_group=True),
-    "grpo_passk": Estimator(GrpoPasskSpec, compares_group=True),
-    "rloo": Estimator(compares_group=True),
-    "reinforce_plus_plus": Estimator(ReinforcePlusPlusSpec),
-    "reinforce_plus_plus_baseline": Estimator(compares_group=True),
-    "opo": Estimator(compares_group=True),
-    "gpg": Estimator(compares_group=True),
-    "reinforce": Estimator(),
-    "remax": Estimator(has_greedy=True),
-    "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
-    "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
-    "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
-    "distillation": Estimator(DistillationSpec, has_teacher=True),
-    "online_dpo": Estimator(DpoSpec, compares_group=True, has_pairs=True),
-    "custom": Estimator(CustomSpec),
-}
-"""Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
-
-GIVEN: Final[Mapping[GivenType, Estimator]] = {
-    "sft": Estimator(),
-    "dpo": Estimator(DpoSpec),
-    "kto": Estimator(KtoSpec),
-    "reward_model": Estimator(RewardModelTrainingSpec),
-}
-"""Every `type` without an estimator: rows have their answers, and nothing is generated."""
-
-PAIRS: Final[tuple[GivenType, ...]] = ("dpo", "reward_model")
-"""Those whose rows have two answers, of which one was preferred."""
 
 
 class KlLossSpec(Section):

@@ -43,6 +43,7 @@ Url = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+Coefficient = Annotated[float, Field(ge=0, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 # Whole numbers, of the forms that Kubernetes knows. An API server may keep one in another form

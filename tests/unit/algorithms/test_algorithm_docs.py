@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, FULL_KL, GIVEN, AlgorithmSpec
+from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec
+from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import algorithms
 from ppojob_trainer.algorithms.advantages import ADVANTAGES

@@ -8,7 +8,7 @@ from bad_specs import GOOD_JOB
 from ruamel.yaml import YAML
 
 from ppojob_api import validation
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS
+from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.validate import validate_file
 

@@ -8,7 +8,7 @@ import tiny_models
 from prompt_files import PromptFiles
 from turn_templates import ChatInProcess, write_family
 
-from ppojob_api.v1alpha1.algorithm import GivenType
+from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import PromptRow

@@ -7,7 +7,7 @@ import tiny_models
 import torch
 from padded_reference import gradients, padded_logprobs, relative_difference
 
-from ppojob_api.v1alpha1.algorithm import KtoSpec
+from ppojob_api.v1alpha1.preferences import KtoSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead

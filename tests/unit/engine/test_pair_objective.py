@@ -9,8 +9,8 @@ import torch
 from padded_reference import gradients, padded_logprobs, relative_difference
 from transformers import LlamaForSequenceClassification
 
-from ppojob_api.v1alpha1.algorithm import PAIR_LOSSES as PAIR_LOSS_NEEDS
-from ppojob_api.v1alpha1.algorithm import DpoLossType, DpoSpec, RewardModelTrainingSpec
+from ppojob_api.v1alpha1.preferences import PAIR_LOSSES as PAIR_LOSS_NEEDS
+from ppojob_api.v1alpha1.preferences import DpoLossType, DpoSpec, RewardModelTrainingSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings

@@ -10,7 +10,7 @@ from typing import Final
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.shape import members_at
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, GIVEN
+from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.manifest import Manifest

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from ppojob_api.problem import ABSENT, shown
-from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
+from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import pictures
 from ppojob_trainer.data.formats import Row

@@ -6,7 +6,7 @@ from typing import Self
 
 import msgspec
 
-from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
+from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.order import Mixture, PromptOrder, mixture_problems

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppojob_api.v1alpha1.algorithm import GivenType
+from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.columns import COLUMNS_ALLOWED, read_columns, required_columns
 from ppojob_trainer.data.formats import ParquetRows, RowFile, open_json

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ppojob_api.v1alpha1.algorithm import PAIRS, GivenType
+from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import pictures
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name

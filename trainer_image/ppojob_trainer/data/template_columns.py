@@ -6,7 +6,7 @@ from functools import lru_cache
 import msgspec
 
 from ppojob_api.problem import shown
-from ppojob_api.v1alpha1.algorithm import GivenType
+from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.columns import BadCell, as_json, cell_of

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppojob_api.v1alpha1.algorithm import KtoSpec
+from ppojob_api.v1alpha1.preferences import KtoSpec
 from ppojob_trainer.algorithms.masked import row_sum
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.head import TokenOutputs

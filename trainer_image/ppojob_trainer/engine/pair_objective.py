@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ppojob_api.v1alpha1.algorithm import DpoSpec, RewardModelTrainingSpec
+from ppojob_api.v1alpha1.preferences import DpoSpec, RewardModelTrainingSpec
 from ppojob_trainer.algorithms.masked import row_mean, row_sum, rows_with_any
 from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.head import TokenOutputs

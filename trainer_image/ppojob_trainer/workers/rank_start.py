@@ -11,7 +11,7 @@ from ppojob_api import contract
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import model_pods, world_size
-from ppojob_api.v1alpha1.algorithm import PAIRS
+from ppojob_api.v1alpha1.estimators import PAIRS
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import check_layouts, sizes_of

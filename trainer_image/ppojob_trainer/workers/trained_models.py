@@ -5,8 +5,8 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from ppojob_api.v1alpha1.algorithm import DpoSpec, KtoSpec, RewardModelTrainingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.preferences import DpoSpec, KtoSpec, RewardModelTrainingSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.head import PolicyHead, ValueHead

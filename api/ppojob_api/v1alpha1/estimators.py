@@ -1,0 +1,165 @@
+"""What a job learns from: advantage estimators with their settings, and answers that are given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.policy_loss import CustomSpec
+from ppojob_api.v1alpha1.preferences import DpoSpec, KtoSpec, RewardModelTrainingSpec
+from ppojob_api.v1alpha1.section import Items, Section
+
+AlgorithmType = Literal[
+    "ppo",
+    "grpo",
+    "grpo_passk",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+    "reinforce",
+    "remax",
+    "gdpo",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+    "distillation",
+    "online_dpo",
+    "custom",
+]
+GivenType = Literal["sft", "dpo", "kto", "reward_model"]
+TrainingType = Literal[AlgorithmType, GivenType]
+SAMPLED_REVERSE_KL: Final = "sampled_reverse_kl"
+"""The divergence from a teacher that is guessed from the tokens that were drawn."""
+
+Weight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
+RewardKey = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class GrpoSpec(Section):
+    """Settings of `type: grpo` (Shao et al. 2024, arXiv:2402.03300)."""
+
+    normalize_by_std: bool = True
+    """Divide by the group's standard deviation (GRPO); false is Dr. GRPO (arXiv:2503.20783).
+    verl: algorithm.norm_adv_by_std_in_grpo, true."""
+
+
+class GrpoPasskSpec(Section):
+    """Settings of `type: grpo_passk` (Tang et al. 2025, arXiv:2503.19595)."""
+
+    normalize_by_std: bool = True
+    """Divide by the group's standard deviation. verl: algorithm.norm_adv_by_std_in_grpo, true."""
+
+
+class GdpoSpec(Section):
+    """Settings of `type: gdpo` (Liu et al. 2026, arXiv:2601.05242)."""
+
+    reward_keys: Annotated[Items[RewardKey], Field(min_length=1, max_length=64)]
+    """The rewards that are compared one by one: names of numbers that reward functions give beside
+    the score; score is the score itself. verl: algorithm.gdpo_reward_keys."""
+
+    reward_weights: Annotated[Items[Weight], Field(max_length=64)] = ()
+    """What each of them counts, in the same order; empty: 1 each.
+    verl: algorithm.gdpo_reward_weights."""
+
+    normalize_by_std: bool = True
+    """Divide each reward by the group's standard deviation.
+    verl: algorithm.norm_adv_by_std_in_grpo, true."""
+
+
+class PpoSpec(Section):
+    """Settings of `type: ppo`: generalized advantages (Schulman et al. 2015, arXiv:1506.02438)."""
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per token. verl: algorithm.gamma, 1."""
+
+    lam: Annotated[float, Field(ge=0, le=1, alias="lambda")] = 1.0
+    """Decay of the sum of temporal differences: 0 trusts the critic, 1 the return.
+    verl: algorithm.lam, 1."""
+
+
+class ReinforcePlusPlusSpec(Section):
+    """Settings of `type: reinforce_plus_plus` (Hu 2025, arXiv:2501.03262)."""
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per token. verl: algorithm.gamma, 1."""
+
+
+class DistillationSpec(Section):
+    """Settings of `type: distillation`: what spec.reference says (GKD: arXiv:2306.13649)."""
+
+    divergence: Literal["sampled_reverse_kl", "reverse_kl", "forward_kl", "jsd"] = (
+        "sampled_reverse_kl"
+    )
+    """What becomes small. sampled_reverse_kl: KL(policy, teacher) by policy gradient, of the tokens
+    that were drawn alone; the others are losses over the whole vocabulary: reverse_kl:
+    KL(policy, teacher); forward_kl: KL(teacher, policy); jsd: between both. verl:
+    distillation_loss.loss_mode, of which forward_kl_topk leaves unlikely tokens out."""
+
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """With jsd the teacher's share of the mixture that both are compared with, above 0 and below 1.
+    TRL: beta, 0.5, where 0 is forward_kl and 1 is reverse_kl."""
+
+    max_token_loss: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Bound of what a single token costs: a divergence above it is cut, and gives no gradient; what
+    sampled_reverse_kl says of a token is kept between minus this and this. Absent: none.
+    verl: distillation_loss.loss_max_clamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """What an advantage estimator needs of a job.
+
+    Attributes:
+        options: the section of its settings, a field of `AlgorithmSpec` of the estimator's name.
+        compares_group: it compares the responses of one prompt, so it needs two of them.
+        has_critic: it reads the values of a critic.
+        has_greedy: it reads the score of a greedy response to each prompt.
+        has_reward_keys: it reads several rewards of a row, those that its options name.
+        has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
+            summed over the vocabulary, at each token.
+        has_teacher: it reads what the reference says of each token, and no reward.
+        has_pairs: it makes a pair of the best and the worst response, and the loss is one of pairs.
+    """
+
+    options: type[Section] | None = None
+    compares_group: bool = False
+    has_critic: bool = False
+    has_greedy: bool = False
+    has_reward_keys: bool = False
+    has_sum_pi_squared: bool = False
+    has_teacher: bool = False
+    has_pairs: bool = False
+
+
+ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
+    "ppo": Estimator(PpoSpec, has_critic=True),
+    "grpo": Estimator(GrpoSpec, compares_group=True),
+    "grpo_passk": Estimator(GrpoPasskSpec, compares_group=True),
+    "rloo": Estimator(compares_group=True),
+    "reinforce_plus_plus": Estimator(ReinforcePlusPlusSpec),
+    "reinforce_plus_plus_baseline": Estimator(compares_group=True),
+    "opo": Estimator(compares_group=True),
+    "gpg": Estimator(compares_group=True),
+    "reinforce": Estimator(),
+    "remax": Estimator(has_greedy=True),
+    "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
+    "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
+    "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
+    "distillation": Estimator(DistillationSpec, has_teacher=True),
+    "online_dpo": Estimator(DpoSpec, compares_group=True, has_pairs=True),
+    "custom": Estimator(CustomSpec),
+}
+"""Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
+
+GIVEN: Final[Mapping[GivenType, Estimator]] = {
+    "sft": Estimator(),
+    "dpo": Estimator(DpoSpec),
+    "kto": Estimator(KtoSpec),
+    "reward_model": Estimator(RewardModelTrainingSpec),
+}
+"""Every `type` without an estimator: rows have their answers, and nothing is generated."""
+
+PAIRS: Final[tuple[GivenType, ...]] = ("dpo", "reward_model")
+"""Those whose rows have two answers, of which one was preferred."""
