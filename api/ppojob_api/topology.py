@@ -97,7 +97,7 @@ class Topology(Section):
                 return role
         raise KeyError(name)
 
-    def living_in(self, name: RoleName) -> frozenset[RoleName]:
+    def living_in(self, name: str) -> frozenset[RoleName]:
         """The roles whose ranks are those of a role with pods of its own, that role among them."""
         return frozenset(
             role.role for role in self.roles if (role.colocated_with or role.role) == name

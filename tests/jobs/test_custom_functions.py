@@ -48,6 +48,18 @@ def job(file: Path, tiny_folder_of: Callable[..., Path], tmp_path: Path) -> Call
     return make
 
 
+def test_an_edit_is_told_when_a_rank_that_was_killed_reads_it(
+    run_through: Callable[..., Run], job, file: Path, output: Path
+):
+    edits = (
+        'def win_rate(*columns):\n    open(__file__, "a").write("#")\n    return own(*columns)\n\n'
+    )
+    file.write_text(EXAMPLE.read_text().replace("def win_rate(", f"{edits}\ndef own("))
+    run = run_through(job(3), output, "rpc.update.answer.before@3=kill")
+    told = f"{file}: got another content than the run went by so far: actorRollout was lost"
+    assert any(line.startswith(told) for line in run.lines), run.lines
+
+
 def test_a_name_that_is_not_there_is_refused(start: Callable[..., Run], job, file, output: Path):
     refused = start(job(2, "spo"), output)
     assert refused.wait() == 2

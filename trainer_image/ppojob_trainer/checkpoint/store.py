@@ -19,7 +19,7 @@ This file loads no torch: the controller imports it.
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -141,6 +141,12 @@ class CheckpointStore:
     def settings(self) -> bytes:
         """What tells this job's checkpoints from others: see `Identity.document`."""
         return self._identity.document()
+
+    def edited(self, files: Mapping[str, str]) -> list[str]:
+        """Paths of files that are other than before; the next checkpoints know them as they are."""
+        known = self._identity.files
+        self._identity = replace(self._identity, files={**known, **files})
+        return [path for path, digest in files.items() if known.get(path, digest) != digest]
 
     def begin(self, step: int, *, rewinds: int = 0) -> PendingCheckpoint:
         """Open the folder of a new checkpoint.

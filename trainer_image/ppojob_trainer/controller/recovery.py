@@ -9,7 +9,7 @@ ranks where the journal says they are, and goes on beside them without a step ru
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import ppojob_trainer
@@ -47,6 +47,7 @@ class Recovery:
         fresh: state of a job that has not begun.
         total_updates: optimizer steps of the whole job, by model.
         budget: losses without a step done in between that are borne.
+        code_files: digests of the files of the job's author that the ranks of a role run.
     """
 
     roles: Roles
@@ -58,6 +59,7 @@ class Recovery:
     reporter: Reporter
     total_updates: dict[str, int]
     budget: int
+    code_files: Callable[[str], dict[str, str]]
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
     _has_state: bool = False  # whether the stateful ranks hold the state of the journal's end
@@ -113,6 +115,11 @@ class Recovery:
         if self._has_state and group.has_channels:
             self.roles.cut_channels(group.name)
         self._start(group)
+        for path in self.store.edited(self.code_files(group.name)):
+            self.reporter.notice(
+                f"{path}: got another content than the run went by so far: {group.name} was lost, "
+                "and goes on by the file as it is now"
+            )
         if group.is_stateful or not self._has_state:
             return self._rewind(progress.step, loss.reason)
         if self._start_missing():

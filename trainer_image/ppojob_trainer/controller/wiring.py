@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ppojob_api import contract
@@ -71,7 +72,7 @@ def build_loop(
         root,
         job_uid=config.uid,
         config=config.trajectory_json(),
-        files=_code_files(spec),
+        files=_code_files(config),
         bases=bases_of(spec),
     )
     journal = Journal(root / JOURNAL_NAME)
@@ -123,6 +124,7 @@ def build_loop(
             reporter=reporter,
             total_updates={u.model: u.done_after(total_steps) for u in training.updates},
             budget=spec.recovery.restarts_without_progress,
+            code_files=partial(_code_files, config),
         ),
         journal=journal,
         reporter=reporter,
@@ -199,14 +201,16 @@ def _checkpoints(
     )
 
 
-def _code_files(spec: PPOJobSpec) -> dict[str, str]:
+def _code_files(config: RunConfig, host: str | None = None) -> dict[str, str]:
     """Digests of what decides answers, where the controller's pod can read it.
 
     These are the files of reward functions, tools, users, estimators and losses, and the manifest
-    of an index.
+    of an index; with a host, those of the roles that live there.
     """
-    paths = [source.path for _, _, source in spec.code_sources]
-    if spec.agent is not None and spec.agent.retriever is not None:
+    spec, topology = config.spec, config.topology
+    here = {role.role for role in topology.roles} if host is None else topology.living_in(host)
+    paths = [source.path for _, role, source in spec.code_sources if role in here]
+    if spec.agent is not None and spec.agent.retriever is not None and "retriever" in here:
         paths.append(f"{spec.agent.retriever.index}/{MANIFEST}")
     found = {}
     for path in paths:
