@@ -63,20 +63,3 @@ def test_the_ratio_is_of_medians_over_the_common_steps_after_the_first(measured,
     assert report["whole step"]["worst ratio"] == round(30 / 14, 3)
     assert report["whole step"]["ours"] == {"median": 12.0, "min": 10.0, "max": 14.0}
     assert report["response tokens a row"]["peer"]["median"] == 21.0
-
-
-@pytest.mark.parametrize(
-    ("ours_text", "peer_text", "said"),
-    [
-        (ours([1.0]), peer([1.0, 2.0]), "none in common"),
-        (ours([1.0, 0.0]), peer([1.0, 2.0]), "not above 0"),
-        ('{"step": 1}\n{"step": 2}\n', peer([1.0, 2.0]), "timing_s/step"),
-        ("", peer([1.0, 2.0]), "none in common"),
-        (ours([1.0, 2.0]), peer([1.0, 2.0], cpu_share=0.23), "busy"),
-    ],
-)
-def test_what_cannot_be_compared_is_said(measured, capsys, ours_text, peer_text, said):
-    assert measured(ours_text, peer_text) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert captured.out == ""
