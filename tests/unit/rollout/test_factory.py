@@ -26,7 +26,6 @@ def test_the_fallback_engine_is_built_of_a_folder_of_each_family(
         RolloutSpec(engine="huggingface", dtype="float32", max_model_tokens=64, max_sequences=4),
         tmp_path,
         device="cpu",
-        trust_remote_code=False,
         shares_device=True,
         overrides={},
         lora=None,

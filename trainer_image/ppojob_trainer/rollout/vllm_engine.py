@@ -99,7 +99,6 @@ class VllmEngine:
         model_folder: Path,
         *,
         device: Literal["cpu", "cuda"] = "cpu",
-        trust_remote_code: bool = False,
         shares_device: bool = True,
         overrides: Mapping[str, Json] | None = None,
         lora: LoraSpec | None = None,
@@ -116,7 +115,7 @@ class VllmEngine:
         assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
         self._max_model_tokens = rollout.max_model_tokens
         self._on_cpu = device == "cpu"
-        config = language_config(model_folder, trust_remote_code=trust_remote_code)
+        config = language_config(model_folder)
         self._vocab_size = int(config.vocab_size)
         self._pictures = PictureForm.read(model_folder)
         self._adapters = None if lora is None else vllm_weights.ADAPTERS
@@ -126,7 +125,7 @@ class VllmEngine:
         self._owns_world = not dist.is_initialized()
         with process_state_kept(own_environment="VLLM_"), self._kernels():
             arguments = vllm_arguments.engine_args(
-                rollout, config, device, trust_remote_code, shares_device, tells_experts
+                rollout, config, device, shares_device, tells_experts
             )
             arguments.hf_overrides = partial(
                 vllm_arguments.model_config,
