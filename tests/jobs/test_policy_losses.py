@@ -26,19 +26,6 @@ def test_what_a_loss_draws_is_drawn_again(run_twice, tiny_job):
     assert all(0.0 < share < 0.1 for share in drawn), drawn
 
 
-def test_a_bypass_asks_no_old_policy(start, tiny_job, output: Path):
-    bypass = {"type": "bypass", "bypass": {"form": "reinforce"}}
-    correction = {"weights": "sequence", "rejection": [{"mode": "seq_mean_k3", "high": 0.01}]}
-    algorithm = {**ALGORITHM, "policyLoss": bypass, "rolloutCorrection": correction}
-    start(tiny_job(algorithm=algorithm, steps=FOUR_STEPS), output).succeed()
-    records = run_folders.metrics(output)[-4:]
-    assert not run_folders.unnamed(records)
-    for record in records:
-        assert "timing_s/old_log_prob" not in record
-        assert record["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=0.2)
-        assert record["rollout_corr/rollout_rs_masked_fraction"] < 1.0
-
-
 def test_a_loss_against_the_sampler_leaves_out_what_is_left_behind(start, tiny_job, output: Path):
     loss = {"policyLoss": {"type": "prime_rl"}, "offPolicyThreshold": 1e-4}
     start(tiny_job(algorithm={**ALGORITHM, **loss}, steps={"total": 2}), output).succeed()
