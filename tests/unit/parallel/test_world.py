@@ -39,7 +39,8 @@ def test_ranks_that_do_not_fill_the_layout_are_refused(meeting):
         pass
 
 
-def test_the_store_of_an_older_attempt_is_not_taken_for_ours(meeting):
+def test_the_store_of_an_older_attempt_is_not_taken_for_ours(meeting, monkeypatch):
+    monkeypatch.setattr("ppojob_trainer.parallel.world._ATTEMPT_SECONDS", 0.2)
     older = MeetingPoint(meeting.host, meeting.port, "uid/actorRollout/2")
     with (
         open_world(0, 1, CPU, address="127.0.1.1", meeting=older),
