@@ -29,9 +29,7 @@ def test_settings_have_the_types_of_their_defaults() -> None:
 def test_gangs_are_those_that_jobs_may_name() -> None:
     settings = read_settings({"PPOJOB_OPERATOR_GANGS": "workload, kueue"})
     assert settings.gangs == ("workload", "kueue")
-    with pytest.raises(
-        ValueError, match=r"GANGS: got 'slurm': .* 'kueue', 'volcano'"
-    ):
+    with pytest.raises(ValueError, match=r"GANGS: got 'slurm': .* 'kueue', 'volcano'"):
         read_settings({"PPOJOB_OPERATOR_GANGS": "kueue,slurm"})
 
 
