@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ppojob_api import shape
+from ppojob_cli.from_verl import commented
 from ppojob_cli.verl import keys, page, trainers
-from ppojob_cli.verl.commented_yaml import commented
 from ppojob_cli.verl.conversions import CONVERSIONS, convert
 from ppojob_cli.verl.draft import Draft, Fate
 from ppojob_cli.verl.settings import of_overrides
