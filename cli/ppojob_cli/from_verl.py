@@ -2,19 +2,19 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from pydantic import JsonValue
 
 from ppojob_api import contract
+from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
 from ppojob_api.well_known import KIND
 from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import trainers, unread
-from ppojob_cli.verl.commented_yaml import commented
 from ppojob_cli.verl.conversions import convert
 from ppojob_cli.verl.draft import Draft, Fate
 from ppojob_cli.verl.settings import Given, Settings, of_overrides, of_yaml, read_text
@@ -28,6 +28,7 @@ _SHOWN: Final = 6
 _SETTING: Final = re.compile(r"(\+\+|\+|~)?[\w.@/-]+=.*|~[\w.@/-]+", re.DOTALL)
 _VARIABLE: Final = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _MAIN: Final = "verl.trainer.main_ppo"
+Comment = Callable[[str], Iterable[str]]
 
 
 @click.command("from-verl", context_settings={"ignore_unknown_options": True})
@@ -226,3 +227,21 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         why = f"it cannot be written ({error.strerror})"
         raise InputError(f"--output: got {shown(str(path))}: {why}; another file") from None
+
+
+def commented(tree: dict[str, Any], head: Iterable[str], comment: Comment) -> str:
+    """The YAML with a comment behind each field that `comment` has something to tell of."""
+    lines = [f"# {printable(line)}" for line in head]
+    return "\n".join([*lines, *_written(tree, "", comment)]) + "\n"
+
+
+def _written(tree: dict[str, Any], above: str, comment: Comment) -> Iterator[str]:
+    for name, value in tree.items():
+        path = f"{above}.{name}".lstrip(".")
+        told = ", ".join(comment(path))
+        is_section = isinstance(value, dict) and value
+        first, *rest = [f"{name}:"] if is_section else to_yaml({name: value}).splitlines()
+        yield f"{first}  # {printable(told)}" if told else first
+        yield from (
+            f"  {line}" for line in (_written(value, path, comment) if is_section else rest)
+        )

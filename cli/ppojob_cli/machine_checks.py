@@ -1,8 +1,7 @@
-"""What this machine lacks for a job: libraries that are safe and fit, GPUs, cores."""
+"""What this machine lacks for a job: libraries that fit, GPUs, cores."""
 
 import ctypes
 import os
-import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -18,13 +17,6 @@ from ppojob_trainer.trackers.libraries import missing_modules
 
 NUMA: Final = "libnuma.so.1"
 """What vLLM's kernels for the CPU are linked against."""
-
-
-_FLOORS: Final = {
-    "torch": ((2, 10, 0), "a file of weights can run code (CVE-2026-24747)"),
-    "vllm": ((0, 14, 1), "a model's config.json can run code (CVE-2026-22807)"),
-}
-"""By library: the oldest version that a job is run with, and what older ones are known for."""
 
 
 def engine_facts() -> EngineFacts:
@@ -53,26 +45,19 @@ def machine_problems(config: RunConfig) -> Iterator[Problem]:
     yield from check_gpus(config)
     yield from _check_memory(config)
     yield from _check_lifecycle(config)
-    yield from _check_versions(config)
+    yield from _check_libraries(config)
     yield from check_vllm(config, vllm_builds())
     yield from check_trackers(config, missing_modules())
 
 
-def _check_versions(config: RunConfig) -> Iterator[Problem]:
-    """Libraries that are absent, or older than is safe."""
+def _check_libraries(config: RunConfig) -> Iterator[Problem]:
+    """Libraries that are absent; of those that are there the releases are pinned."""
     needed = {"torch": config.facts.torch}
     if _needs_vllm(config):
         needed["vllm"] = config.facts.vllm
-    for library, found in needed.items():
-        floor, danger = _FLOORS[library]
-        least = ".".join(map(str, floor))
-        if found is None:
-            why, reason = "the job needs it", ReasonCode.REQUIRED
-        elif _release(found) < floor:
-            why, reason = f"before {least} {danger}", ReasonCode.OUT_OF_RANGE
-        else:
-            continue
-        yield Problem(library, found or ABSENT, why, f"{least} or later", reason)
+    for library in (name for name, found in needed.items() if found is None):
+        allowed = "make setup installs it"
+        yield Problem(library, ABSENT, "the job needs it", allowed, ReasonCode.REQUIRED)
 
 
 def _needs_vllm(config: RunConfig) -> bool:
@@ -82,7 +67,7 @@ def _needs_vllm(config: RunConfig) -> bool:
 def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Problem]:
     """A vLLM that would not start on the devices of the job.
 
-    `builds` are those of `vllm_builds`; that there is none is said by `_check_versions`.
+    `builds` are those of `vllm_builds`; that there is none is said by `_check_libraries`.
     """
     role = config.topology.generating
     device = role.device
@@ -200,9 +185,3 @@ def _loads(library: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _release(text: str) -> tuple[int, ...]:
-    """`2.13.0+cpu` as 2, 13, 0."""
-    numbers = re.match(r"\d+(\.\d+)*", text)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()

@@ -100,11 +100,8 @@ def check_inputs(config: RunConfig) -> Preflight:
     spec, found = config.spec, Preflight()
     found.add([], validation.warnings(config.job()))
     kind = SCORER if spec.algorithm.type == "reward_model" else POLICY
-    trusted = spec.model.trust_remote_code
     overrides = config_changes(spec.model.path, spec.model)
-    model = check_model_folder(
-        Path(spec.model.path), kind, trust_remote_code=trusted, overrides=overrides
-    )
+    model = check_model_folder(Path(spec.model.path), kind, overrides)
     found.parameters = model.parameters
     misfits = [*_context(spec, model), *check_layouts(spec)]
     misfits += check_arguments(spec.rollout.engine_arguments)
@@ -239,8 +236,7 @@ def _check_reference(
 
 def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:
     """Judge the folder of a model that reads the policy's rows, and so as many tokens."""
-    trusted, overrides = spec.model.trust_remote_code, config_changes(folder, spec.model)
-    report = check_model_folder(folder, kind, trust_remote_code=trusted, overrides=overrides)
+    report = check_model_folder(folder, kind, config_changes(folder, spec.model))
     found.add(report.errors, report.warnings)
     longest, limit = spec.rollout.max_model_tokens, report.context_tokens
     if longest is not None and limit is not None and limit < longest:
@@ -257,7 +253,7 @@ def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Prefli
 
 def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
     """Judge the reward model's folder and its tokenizer."""
-    report = check_model_folder(Path(spec.path), REWARD, trust_remote_code=False)
+    report = check_model_folder(Path(spec.path), REWARD)
     found.add(report.errors, report.warnings)
     folder = Path(spec.tokenizer_path or spec.path)
     if not folder.is_dir() and folder == Path(spec.path):

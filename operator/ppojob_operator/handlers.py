@@ -116,8 +116,8 @@ def main() -> None:
             # Left alone, kopf asks for the name of a user who has none in the image.
             identity=settings.identity,
             standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
+            clusterwide=not settings.watch_namespaces,
+            namespaces=settings.watch_namespaces,
             liveness_endpoint=f"http://0.0.0.0:{settings.liveness_port}/healthz",
         )
     )

@@ -99,8 +99,8 @@ class Operation:
         cluster, cache, gangs = self._cluster, self.cache, self.cache.gangs
         yield Reflector(cluster, NODE, cache.see_node, cache.lose_node, is_optional=True)
         # What places pods together may be installed, or go, while the operator runs.
-        ways = self._settings.gang_types
-        for namespace in self._settings.namespaces or ("",):
+        ways = self._settings.gangs
+        for namespace in self._settings.watch_namespaces or ("",):
             of_jobs = functools.partial(Reflector, cluster, namespace=namespace, selector=LABEL_JOB)
             yield of_jobs(POD, cache.see_pod, cache.lose)
             for name in WATCHED_CHILD_KINDS:
@@ -141,7 +141,7 @@ class Operation:
         """Find what the stream of jobs has missed, deletions most of all."""
         before = set(self.cache.job_keys())
         there: set[JobKey] = set()
-        for namespace in self._settings.namespaces or ("",):
+        for namespace in self._settings.watch_namespaces or ("",):
             async for page in self._cluster.pages(JOB, namespace, ""):
                 for item in page.items:
                     there.add((item["metadata"]["namespace"], item["metadata"]["name"]))

@@ -2,12 +2,18 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from ppojob_api.v1alpha1.scheduling import SchedulingType
 
 PREFIX = "PPOJOB_OPERATOR_"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.replace(" ", "").split(",") if name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +39,16 @@ class Settings:
         liveness_port: of the probes.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     trainer_image: str = "ppojob-trainer:latest"
     image_pull_policy: str = "IfNotPresent"
     namespace: str = "default"
     lease: str = "ppojob-operator"
     identity: str = "ppojob-operator"
-    watch_namespaces: str = ""
+    watch_namespaces: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     gpu_resource: str = "nvidia.com/gpu"
-    gangs: str = ""
+    gangs: Annotated[tuple[SchedulingType, ...], BeforeValidator(_names)] = ()
     workers: int = 16
     resync_seconds: float = 600.0
     poll_seconds: float = 5.0
@@ -49,21 +57,6 @@ class Settings:
     metrics_port: int = 8080
     liveness_port: int = 8081
 
-    @property
-    def namespaces(self) -> tuple[str, ...]:
-        """Namespaces to serve; empty: all."""
-        return _names(self.watch_namespaces)
-
-    @property
-    def gang_types(self) -> tuple[SchedulingType, ...]:
-        """What may place the pods of a job together."""
-        given = _names(self.gangs)
-        return tuple(name for name in get_args(SchedulingType) if name in given)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.replace(" ", "").split(",") if name)
-
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings.
@@ -71,27 +64,14 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     Raises:
         ValueError: a variable is no setting, or not of its form; all of them at once.
     """
-    kinds = {PREFIX + one.name.upper(): one for one in fields(Settings)}
-    values: dict[str, Any] = {}
-    problems: list[str] = []
-    for name, text in environment.items():
-        if not name.startswith(PREFIX):
-            continue
-        if name not in kinds:
-            problems.append(f"{name}: no such setting; one of {', '.join(sorted(kinds))}")
-            continue
-        kind = kinds[name].type
-        assert isinstance(kind, type)
-        try:
-            values[kinds[name].name] = kind(text)
-        except ValueError:
-            problems.append(f"{name}: got {text!r}: not a number; {kind.__name__}")
-    known = [name for name in get_args(SchedulingType) if name != "none"]
-    problems += [
-        f"{PREFIX}GANGS: got {name!r}: nothing of that name places pods; of {', '.join(known)}"
-        for name in _names(values.get("gangs", ""))
-        if name not in known
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
-    return Settings(**values)
+    given = {
+        name.removeprefix(PREFIX).lower(): text
+        for name, text in environment.items()
+        if name.startswith(PREFIX)
+    }
+    try:
+        return TypeAdapter(Settings).validate_python(given)
+    except ValidationError as wrong:
+        lines = [(str(one["loc"][0]), one["input"], one["msg"]) for one in wrong.errors()]
+        told = (f"{PREFIX}{name.upper()}: got {text!r}: {why}" for name, text, why in lines)
+        raise ValueError("\n".join(told)) from None

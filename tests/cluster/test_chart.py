@@ -58,14 +58,6 @@ def as_controller(
     return cluster.outcome(*patch(change, subresource), f"--as={account}")
 
 
-def test_a_controller_reports_its_progress(cluster: Cluster, job: str):
-    said = as_controller(
-        cluster, {"status": {"training": {"attempt": 2, "step": 6, "reward": 0.5}}}
-    )
-    assert "patched" in said, said
-    assert cluster.read("ppojob", job, "{.status.training.step}") == "6"
-
-
 def test_a_new_controller_takes_over_and_the_old_one_is_silenced(cluster: Cluster, job: str):
     assert "patched" in as_controller(cluster, {"status": {"training": {"attempt": 3, "step": 6}}})
     said = as_controller(cluster, {"status": {"training": {"attempt": 2, "step": 9}}})

@@ -212,11 +212,6 @@ def test_an_account_that_is_called_a_controller_and_is_none_is_left_alone(operat
     assert cluster.read("ppojob", "other", "{.spec.numExamine}") == "1"
 
 
-@pytest.mark.parametrize("status", [{"phase": "Succeeded"}, {"restarts": 5, "training": {}}])
-def test_a_controller_says_nothing_else(operated: Operated, status: dict[str, Any]) -> None:
-    assert "a controller changes status.training only" in operated.patch("sums", status)
-
-
 def test_a_controller_whose_attempt_is_over_falls_silent(operated: Operated) -> None:
     resource = operated.resource("sums")
     write(resource, attempt=4, step=7, stage="Training")

@@ -128,22 +128,6 @@ def test_followed_logs_go_on_across_pods_that_come_and_go(cluster, base_image, t
         following.process.wait(60)
 
 
-def test_following_ends_with_the_job(cluster: Cluster, base_image: str, tmp_path: Path) -> None:
-    cluster.apply(job("ended"))
-    program = counting("last", 3, 0.0, after="time.sleep(3)\nprint('words')\ntime.sleep(3600)")
-    cluster.apply(stand_in(cluster, base_image, "ended", "controller", program))
-    following = Following(cluster, tmp_path / "log", "logs", "ended", "--follow")
-    try:
-        eventually(lambda: ("ended-controller-0", "words") in following.said, 600.0)
-        cluster.kubectl("delete", "ppojob", "ended")
-        cluster.kubectl("delete", "pod", "ended-controller-0")
-        assert following.process.wait(600) == 0
-        assert [text for _, text in following.said] == ["last 0", "last 1", "last 2", "words"]
-    finally:
-        following.process.kill()
-        following.process.wait(60)
-
-
 def test_the_log_of_a_container_that_was_started_again(cluster: Cluster, base_image: str) -> None:
     cluster.apply(job("again"))
     program = counting("life", 1, 0.0, after="time.sleep(2)\nraise SystemExit(3)")

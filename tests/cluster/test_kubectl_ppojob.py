@@ -4,7 +4,6 @@ Where no trainer is needed, pods of the base image stand in for those of a job: 
 PPOJob, writes the status that an operator would, and makes pods with the labels of the job.
 """
 
-import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -56,38 +55,6 @@ def test_metrics_come_through_the_api_server(cluster: Cluster, base_image: str) 
         "ppojob_reward       0.250  mean score",
         "ppojob_steps_total  3.000  steps done",
     ]
-
-
-def test_status_shows_what_the_status_says(cluster: Cluster) -> None:
-    cluster.apply(job("told"))
-    assert ppojob(cluster, "status", "told") == "told: Pending\n"
-    condition = {
-        "type": "Training",
-        "status": "True",
-        "reason": "Stepping",
-        "lastTransitionTime": cluster.read("ppojob", "told", "{.metadata.creationTimestamp}"),
-    }
-    training = {"step": 2, "totalSteps": 8, "reward": 0.5, "kl": 0.001, "eta": "1h30m"}
-    roles = [{"name": "controller", "replicas": 1, "ready": 1, "restarts": 2}]
-    status = {
-        "phase": "Running",
-        "reason": "Stepping",
-        "training": training,
-        "roles": roles,
-        "conditions": [condition],
-    }
-    change = json.dumps({"status": status})
-    cluster.kubectl("patch", "ppojob", "told", "--subresource=status", "--type=merge", "-p", change)
-    lines = ppojob(cluster, "status", "told").splitlines()
-    assert lines[:4] == [
-        "told: Running",
-        "  step        step 2 of 8  25 %  1h30m left",
-        "  why         Stepping",
-        "  now         reward 0.500  KL 0.001",
-    ]
-    assert "              controller  1/1    2" in lines
-    wrong = ppojob(cluster, "status", "tolt", code=2)
-    assert wrong.endswith("has no such PPOJob; did you mean told\n")
 
 
 @pytest.fixture(scope="class")
@@ -152,21 +119,3 @@ class TestWithAnOperator:
         eventually(lambda: bool(cluster.kubectl(*pods)), 600.0)
         assert ppojob(cluster, "resume", "paused") == "paused: not suspended already\n"
         cluster.kubectl("delete", "ppojob", "paused")
-
-
-def test_an_operator_that_is_gone_is_told(cluster: Cluster) -> None:
-    lease = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "ppojob-operator"},
-        "spec": {
-            "holderIdentity": "gone",
-            "leaseDurationSeconds": 8,
-            "renewTime": "2026-01-01T00:00:00.000000Z",
-        },
-    }
-    cluster.kubectl("delete", "lease", "ppojob-operator", "--ignore-not-found")
-    cluster.apply(lease)
-    cluster.apply(job("alone"))
-    said = ppojob(cluster, "explain", "alone", "--operator-namespace", cluster.namespace)
-    assert "1. OperatorSilent: no operator leads" in said

@@ -99,18 +99,3 @@ def test_a_job_is_deleted_while_no_operator_runs(cluster: Cluster, operator: Ope
     cluster.kubectl("delete", "ppojob", "alone", "--timeout=20s")
     eventually(lambda: not children(cluster, "alone"))
     wait_for_pods(cluster, "alone", 0)
-
-
-def test_suspended_and_resumed(cluster: Cluster, operator: Operator) -> None:
-    cluster.apply(job("paused"))
-    wait_for_pods(cluster, "paused", 4)
-    keys = {key: one for key, one in children(cluster, "paused").items() if key[0] == "Secret"}
-    cluster.apply(job("paused", lifecycle={"suspend": True}))
-    says(cluster, "paused", "Asked")
-    wait_for_pods(cluster, "paused", 0)
-    assert cluster.read("ppojob", "paused", "{.status.phase}") == "Suspended"
-    cluster.apply(job("paused"))
-    wait_for_pods(cluster, "paused", 4)
-    after = children(cluster, "paused")
-    assert {key: after[key] for key in keys} == keys
-    cluster.kubectl("delete", "ppojob", "paused")

@@ -60,13 +60,6 @@ def test_an_edit_is_told_when_a_rank_that_was_killed_reads_it(
     assert any(line.startswith(told) for line in run.lines), run.lines
 
 
-def test_a_name_that_is_not_there_is_refused(start: Callable[..., Run], job, file, output: Path):
-    refused = start(job(2, "spo"), output)
-    assert refused.wait() == 2
-    told = f"{FIELD}.function: got spo: {file} has no such function; one of sppo, win_rate"
-    assert told in refused.lines
-
-
 def test_the_example_trains_under_a_cut_and_an_edit_is_told_and_a_mistake_named(
     start: Callable[..., Run], job, file: Path, output: Path, tmp_path: Path
 ):

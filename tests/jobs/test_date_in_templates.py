@@ -39,11 +39,6 @@ def prompts_of(rows: Path) -> list[str]:
     return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
 
 
-def test_a_controller_that_comes_back_repeats_its_prompts(dated, run_through, output: Path):
-    run_through(dated, output, "controller.step.computed@1=kill")
-    assert run_folders.rewinds(output) == 1, "only the start counts as one"
-
-
 def test_whoever_comes_back_sees_the_same_time(dated, run_through, start, tmp_path: Path):
     points = (
         "controller.step.computed@2=kill",

@@ -81,26 +81,20 @@ def divergences(output: Path) -> list[float]:
     return [line["distillation/loss"] for line in run_folders.metrics(output)]
 
 
-def test_a_killed_job_learns_the_teacher_as_an_undisturbed_one(
-    start, run_through, distillation, tmp_path
-):
+def test_a_killed_job_learns_the_teacher_as_an_undisturbed_one(run_twice, distillation):
     """Over the whole vocabulary, by two ranks; nothing is scored, and no number says so."""
     job = distillation({"divergence": "reverse_kl"}, roles={"actorRollout": {"ranksPerReplica": 2}})
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    start(job, whole).succeed()
-    found = divergences(whole)
-    assert found[-1] < found[0] / 10
-    last = run_folders.metrics(whole)[-1]
-    assert not [name for name in last if name.startswith("critic/")]
-    assert not list((whole / "logs").glob("*reward*"))
-
     points = (
         "rpc.update.answer.before@9=kill",  # in step 5: from the beginning, by the rows of the disk
         "rpc.update.answer.after@17=kill",  # in step 9: back to the checkpoint behind step 6
         "rpc.save_shards.answer.before@2=kill_group",
     )
-    run_through(job, killed, *points, seconds=500)
-    assert run_folders.result(killed) == run_folders.result(whole)
+    whole = run_twice(job, *points)
+    found = divergences(whole)
+    assert found[-1] < found[0] / 10
+    last = run_folders.metrics(whole)[-1]
+    assert not [name for name in last if name.startswith("critic/")]
+    assert not list((whole / "logs").glob("*reward*"))
 
 
 def test_a_teacher_apart_says_the_same_of_the_tokens_that_were_drawn(
@@ -121,7 +115,7 @@ def test_a_teacher_apart_says_the_same_of_the_tokens_that_were_drawn(
 
 
 def test_each_of_several_teachers_reads_the_rows_of_its_data_sources(
-    start, run_through, distillation, several, teacher, tiny_folder, tmp_path
+    start, run_twice, distillation, several, teacher, tiny_folder, tmp_path
 ):
     """Against jobs with one of them for all rows: in the first step both draw the same.
 
@@ -138,14 +132,11 @@ def test_each_of_several_teachers_reads_the_rows_of_its_data_sources(
     sections = several(letters=teacher, others=policy)
     roles = {**two, "reference": {"offload": ["weights"]}}
     job = distillation({}, steps=steps, roles=roles, checkpoint={"every": 1}, **sections)
-    whole, killed, apart = (tmp_path / name for name in ("whole", "killed", "apart"))
-    start(job, whole).succeed()
+    points = ("rpc.forward.answer.before@4=kill", "rpc.update.answer.after@3=kill")
+    whole, apart = run_twice(job, *points), tmp_path / "apart"
     expected = {row: told[source][row] for row, source in data_sources(whole).items()}
     assert set(data_sources(whole).values()) == {LETTERS, OTHERS}
     assert advantages(whole) == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-    run_through(job, killed, "rpc.forward.answer.before@4=kill", "rpc.update.answer.after@3=kill")
-    assert run_folders.result(killed) == run_folders.result(whole)
 
     roles = {**two, "reference": {"colocateWith": "none", "ranksPerReplica": 2}}
     start(distillation({}, steps=steps, roles=roles, **sections), apart).succeed()
@@ -162,7 +153,7 @@ def data_sources(output: Path) -> dict[int, str]:
 
 
 def test_of_several_teachers_over_the_vocabulary_one_is_there_at_a_time(
-    start, run_through, distillation, several, teacher, tiny_folder, even_folder, tmp_path
+    start, run_twice, distillation, several, teacher, tiny_folder, even_folder, tmp_path
 ):
     """In two ranks with weights that leave, killed on the way; and in one, where all stay."""
     sections = several(letters=teacher, others=tiny_folder / "model")
@@ -171,9 +162,6 @@ def test_of_several_teachers_over_the_vocabulary_one_is_there_at_a_time(
     sections |= {"steps": {"total": 3}, "checkpoint": {"every": 1}}
     roles = {"actorRollout": {"ranksPerReplica": 2}, "reference": {"offload": ["weights"]}}
     job = distillation(settings, roles=roles, **sections)
-    whole, killed, alone = (tmp_path / name for name in ("whole", "killed", "alone"))
-    start(job, whole).succeed()
-    run_through(job, killed, "rpc.update.answer.before@4=kill")
-    assert run_folders.result(killed) == run_folders.result(whole)
+    whole, alone = run_twice(job, "rpc.update.answer.before@4=kill"), tmp_path / "alone"
     start(distillation(settings, **sections), alone).succeed()
     run_folders.assert_close(alone, whole)

@@ -1,7 +1,5 @@
 """Jobs in float16, trainer and engine: kills lose nothing, the scale of losses neither."""
 
-from pathlib import Path
-
 import pytest
 import run_folders
 import tiny_jobs
@@ -10,8 +8,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
 @pytest.mark.parametrize("engine", ["huggingface", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_a_killed_job_in_float16_ends_as_an_undisturbed_one(run_through, tmp_path: Path, engine):
-    tiny_jobs.make_tiny_folder(tmp_path, 0.0)
+def test_a_killed_job_in_float16_ends_as_a_calm_one(run_twice, even_folder, tmp_path, engine):
     cache = {"kvCacheGib": 0.1} if engine == "vllm" else {}
     job = {
         "training": {"autocast": "float16"},
@@ -22,13 +19,9 @@ def test_a_killed_job_in_float16_ends_as_an_undisturbed_one(run_through, tmp_pat
         "timeouts": {"livenessSeconds": 120},
         "recovery": {"restartsWithoutProgress": 100},
     }
-    (tmp_path / "calm").mkdir()
-    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job)
+    calm = run_twice(manifest, "checkpoint.shard.write.middle@4=kill")
     for record in run_folders.metrics(calm)[-2:]:
         assert record["actor/loss_scale"] > 1.0
         assert 0.0 < record["actor/grad_norm"] < float("inf")
         assert 0.0 < record["training/rollout_probs_diff_mean"] < 2e-3
-    killed = tmp_path / "killed"
-    point = "checkpoint.shard.write.middle@4=kill"
-    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, point, seconds=900)
-    assert run_folders.result(killed) == run_folders.result(calm)

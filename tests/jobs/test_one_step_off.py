@@ -103,19 +103,6 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
     assert drawn(still, 2) != drawn(whole, 2), "which is of weights 0"
 
 
-def test_the_rows_are_trained_on_as_any(whole, tiny_folder, start, tmp_path):
-    """The synchronous job, given these rows, ends with these weights and says the same."""
-    changes = {**JOB, "rollout": AT_ONCE, "roles": {}}
-    job = tiny_jobs.write_manifest(tmp_path, tiny_folder, **changes)
-    start(job, tmp_path / "run", options=("--replay", str(whole))).succeed()
-    replayed, told = run_folders.result(tmp_path / "run"), run_folders.result(whole)
-    told["metrics"] = [
-        {name: value for name, value in line.items() if not name.startswith("async/")}
-        for line in told["metrics"]
-    ]
-    assert replayed == told
-
-
 def test_with_weights_that_stay_it_is_the_synchronous_job(finished, tiny_folder):
     changes = {"optimizer": STILL, "steps": {"total": 3}, "roles": {"rollout": {"replicas": 2}}}
     ahead = finished("ahead", tiny_folder, **JOB | changes)
@@ -261,6 +248,13 @@ def test_rows_far_ahead_go_on_with_newer_weights(far: Path):
     assert any(line["async/partial_rows"] > 0 for line in lines)
 
 
+@pytest.mark.parametrize(("run", "job"), [("whole", JOB), ("far", FAR)])
+def test_the_rows_are_trained_on_as_any(run, job, request, replay, tiny_job):
+    """The synchronous job, given these rows, ends with these weights and says the same."""
+    rollout = {**job["rollout"], "maxStaleness": 0}
+    replay(tiny_job(**{**job, "rollout": rollout, "roles": {}}), request.getfixturevalue(run))
+
+
 @pytest.mark.parametrize("version", [2, 4])
 def test_each_token_was_drawn_by_the_weights_that_are_named(far, tiny_folder, tmp_path, version):
     """The log-probabilities of a segment are those of its version, behind all tokens before it."""
@@ -286,18 +280,6 @@ def test_each_token_was_drawn_by_the_weights_that_are_named(far, tiny_folder, tm
                 assert (told == pytest.approx([float(x) for x in expected], abs=1e-4)) == is_ours
                 continued += is_ours and own.start > 0
     assert continued, "some rows went on with these weights"
-
-
-def test_the_rows_of_several_versions_are_trained_on_as_any(far, tiny_folder, start, tmp_path):
-    """The synchronous job, given these rows, ends with these weights and says the same."""
-    changes = {**FAR, "rollout": {**FAR["rollout"], "maxStaleness": 0}, "roles": {}}
-    job = tiny_jobs.write_manifest(tmp_path, tiny_folder, **changes)
-    start(job, tmp_path / "run", options=("--replay", str(far))).succeed()
-    replayed, told = run_folders.result(tmp_path / "run"), run_folders.result(far)
-    for line in told["metrics"]:
-        for name in [name for name in line if name.startswith("async/")]:
-            del line[name]
-    assert replayed == told
 
 
 @pytest.mark.parametrize(
@@ -342,9 +324,7 @@ def test_killed_while_rows_under_way_are_written_beside_the_steps(
     assert run_folders.result(output) == run_folders.result(far)
 
 
-def test_adapters_alone_reach_engines_far_ahead(
-    start, run_through, tiny_job, tiny_folder, tmp_path
-):
+def test_adapters_alone_reach_engines_far_ahead(run_twice, tiny_job, tiny_folder):
     """Which keep the weights below, go on with rows by newer adapters, and are killed."""
     lora = {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_proj"]}
     job = {
@@ -353,11 +333,8 @@ def test_adapters_alone_reach_engines_far_ahead(
         "rollout": {**FAR["rollout"], "adapters": "beside"},
         "optimizer": {"learningRate": 1e-2},
     }
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    start(tiny_job(**job), calm).succeed(600)
     points = ("rpc.generate.answer.after@4=kill", "rpc.bring_weights.answer.after@3=kill")
-    run_through(tiny_job(**job), killed, *points, seconds=600)
-    assert run_folders.result(killed) == run_folders.result(calm)
+    run_twice(tiny_job(**job), *points)
 
 
 def test_everything_killed_with_rows_under_way(run_through_lives, tiny_job, output, far):

@@ -12,19 +12,7 @@ ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBa
 FOUR_STEPS = {"total": 4}
 
 
-def test_a_loss_of_whole_responses(start, tiny_job, output: Path):
-    """Its defaults are of the paper: so narrow that the second update of a step meets them."""
-    loss = {"policyLoss": {"type": "gspo"}, "lossAggregation": "sequence_mean_token_mean"}
-    start(tiny_job(algorithm={**ALGORITHM, **loss}, steps=FOUR_STEPS), output).succeed()
-    records = run_folders.metrics(output)[-4:]
-    assert not run_folders.unnamed(records)
-    for record in records:
-        assert math.isfinite(record["actor/pg_loss"])
-        assert 0.0 < record["actor/pg_clipfrac"] < 1.0
-        assert "actor/pg_clipfrac_lower" not in record
-
-
-def test_what_a_loss_draws_is_drawn_again(start, run_through, tiny_job, tmp_path: Path):
+def test_what_a_loss_draws_is_drawn_again(run_twice, tiny_job):
     """clip_cov draws tokens: a job that is killed draws those of one that nobody disturbed."""
     options = {"share": 0.1, "covarianceLow": 0.0, "covarianceHigh": 100.0}
     algorithm = {**ALGORITHM, "policyLoss": {"type": "clip_cov", "clipCov": options}}
@@ -32,26 +20,10 @@ def test_what_a_loss_draws_is_drawn_again(start, run_through, tiny_job, tmp_path
     job = tiny_job(
         algorithm=algorithm, steps=FOUR_STEPS, recovery=recovery, checkpoint={"every": 1}
     )
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    start(job, whole).succeed()
+    points = ("rpc.update.answer.before@3=kill", "controller.step.computed@3=kill")
+    whole = run_twice(job, *points)
     drawn = [record["actor/pg_covfrac"] for record in run_folders.metrics(whole)[-4:]]
     assert all(0.0 < share < 0.1 for share in drawn), drawn
-    points = ("rpc.update.answer.before@3=kill", "controller.step.computed@3=kill")
-    run_through(job, killed, *points, seconds=500)
-    assert run_folders.result(killed) == run_folders.result(whole)
-
-
-def test_a_bypass_asks_no_old_policy(start, tiny_job, output: Path):
-    bypass = {"type": "bypass", "bypass": {"form": "reinforce"}}
-    correction = {"weights": "sequence", "rejection": [{"mode": "seq_mean_k3", "high": 0.01}]}
-    algorithm = {**ALGORITHM, "policyLoss": bypass, "rolloutCorrection": correction}
-    start(tiny_job(algorithm=algorithm, steps=FOUR_STEPS), output).succeed()
-    records = run_folders.metrics(output)[-4:]
-    assert not run_folders.unnamed(records)
-    for record in records:
-        assert "timing_s/old_log_prob" not in record
-        assert record["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=0.2)
-        assert record["rollout_corr/rollout_rs_masked_fraction"] < 1.0
 
 
 def test_a_loss_against_the_sampler_leaves_out_what_is_left_behind(start, tiny_job, output: Path):

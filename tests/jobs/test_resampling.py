@@ -1,7 +1,5 @@
 """Responses that are drawn by their scores: policy and critic train on the same ones."""
 
-from pathlib import Path
-
 import pytest
 import run_folders
 import tiny_jobs
@@ -9,7 +7,7 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_what_is_drawn_is_drawn_again(start, run_through, tiny_job, tmp_path: Path):
+def test_what_is_drawn_is_drawn_again(run_twice, tiny_job):
     """The critic has pods of its own, to which the draw has to come."""
     algorithm = {**tiny_jobs.PPO["algorithm"], "resampling": {"method": "max_random"}}
     job = tiny_job(
@@ -20,11 +18,8 @@ def test_what_is_drawn_is_drawn_again(start, run_through, tiny_job, tmp_path: Pa
         checkpoint={"every": 2},
         recovery={"restartsWithoutProgress": 100},
     )
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    start(job, whole).succeed()
+    points = ("rpc.advantages.answer.after@2=kill", "rpc.update.answer.before@7=kill")
+    whole = run_twice(job, *points)
     trained = run_folders.metrics(whole)[-3:]
     shares = [line["training/resampling/distinct_share"] for line in trained]
     assert all(0.0 < share < 1.0 for share in shares), shares
-    points = ("rpc.advantages.answer.after@2=kill", "rpc.update.answer.before@7=kill")
-    run_through(job, killed, *points, seconds=500)
-    assert run_folders.result(killed) == run_folders.result(whole)

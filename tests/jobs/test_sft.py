@@ -131,46 +131,6 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     assert result(output) == result(whole)
 
 
-def test_everything_killed_ends_as_an_undisturbed_one(
-    whole: Path, run_through_lives: Callable[..., Run], tiny_job, rows: Path, output: Path
-) -> None:
-    """In an update of step 4, and then, in what goes on, behind the same step."""
-    points = ("rpc.update.answer.before@7", "controller.step.recorded@2")
-    run_through_lives(tiny_job(**sections_of(rows)), output, *points)
-    assert result(output) == result(whole)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"model": {"lora": {"rank": 4, "dropout": 0.1}}},
-        COPIES,
-        pytest.param({"training": {"autocast": "bfloat16"}}, marks=pytest.mark.long),
-    ],
-    ids=["adapters", "copies", "bfloat16"],
-)
-def test_jobs_of_all_kinds_learn_and_lose_nothing_when_killed(
-    kind: dict[str, Any],
-    whole: Path,
-    start: Callable[..., Run],
-    run_through: Callable[..., Run],
-    tiny_folder: Path,
-    tiny_job,
-    rows: Path,
-    tmp_path: Path,
-) -> None:
-    model = {"path": str(tiny_folder / "model"), **kind.get("model", {})}
-    job = tiny_job(**sections_of(rows, **{**kind, "model": model}))
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    start(job, calm).succeed()
-    losses = [line["val/loss"] for line in run_folders.metrics(calm) if "val/loss" in line]
-    assert losses[0] > losses[1] > losses[2]
-    points = "rpc.update.answer.after@3=kill", "rpc.update.answer.before@7=kill_group"
-    run_through(job, killed, *points)
-    assert result(killed) == result(calm)
-    assert result(calm) != result(whole)
-
-
 def test_ranks_and_micro_batches_change_only_rounding(
     finished: Callable[..., Path], rows: Path
 ) -> None:

@@ -49,7 +49,8 @@ class Cluster:
         return done.stdout + done.stderr
 
     def apply(self, *objects: Mapping[str, object]) -> None:
-        self.kubectl("apply", "--server-side", "--filename=-", stdin=as_list(objects))
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        self.kubectl("apply", "--server-side", "--filename=-", stdin=listed)
 
     def get(self, *what: str) -> Any:
         """An object, or a list of objects, as it is."""
@@ -89,8 +90,3 @@ def own_environment(**more: str) -> dict[str, str]:
     """The environment of a program that asks the node: it is here, nobody's proxy is between."""
     environment = {**os.environ, **more}
     return {name: text for name, text in environment.items() if "proxy" not in name.lower()}
-
-
-def as_list(objects: tuple[Mapping[str, object], ...]) -> str:
-    """Objects as one document."""
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})

@@ -73,20 +73,16 @@ def restricted_container(name: str, image: str, *argv: str, **more: Any) -> dict
     }
 
 
-def restricted_spec(*containers: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The spec of a pod that passes it."""
-    user = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
-    return {"securityContext": user, "containers": list(containers), **more}
-
-
 def restricted_pod(
     name: str, container: dict[str, Any], labels: dict[str, str], **spec: Any
 ) -> dict[str, Any]:
+    """A pod that passes it."""
+    user = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "labels": labels},
-        "spec": restricted_spec(container, **spec),
+        "spec": {"securityContext": user, "containers": [container], **spec},
     }
 
 

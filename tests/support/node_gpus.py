@@ -8,16 +8,14 @@ from cluster_access import Cluster
 
 
 @contextmanager
-def offered(
-    cluster: Cluster, count: int, node: str = "", resource: str = "nvidia.com/gpu"
-) -> Iterator[None]:
-    """Let a node (the cluster's first) offer devices until the end of the block.
+def offered(cluster: Cluster, count: int, resource: str) -> Iterator[None]:
+    """Let the cluster's first node offer devices until the end of the block.
 
     The kubelet keeps what it did not write and asks no device plugin for it, so pods that claim
     such a device really start (and find none).
     """
     first = "--output=jsonpath={.items[0].metadata.name}"
-    node = node or cluster.kubectl("get", "nodes", first)
+    node = cluster.kubectl("get", "nodes", first)
     _patch(cluster, node, "add", resource, str(count))
     try:
         yield

@@ -1,23 +1,7 @@
-"""The node's processes as this machine sees them: to be found, killed, stopped and thawed."""
+"""The node's processes as this machine sees them."""
 
 from collections.abc import Iterator
 from pathlib import Path
-
-from cluster_access import Cluster
-
-
-def pid(cluster: Cluster, name: str) -> int | None:
-    """The number of a process by its program (`kubelet`, `kube-apiserver`, `etcd`, ...)."""
-    for number, argv in _running():
-        program = Path(argv[0])
-        if program.name == name and program.is_relative_to(cluster.folder / "programs"):
-            return number
-    return None
-
-
-def with_argument(argument: str) -> list[int]:
-    """The processes, those of pods included, that were called with an argument."""
-    return [number for number, argv in _running() if argument in argv]
 
 
 def of_pod(uid: str) -> list[tuple[int, list[str]]]:

@@ -41,7 +41,8 @@ from ppojob_trainer.engine.optimizer import OF_ADAMW
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import ConfigError, PPOJobError
-from ppojob_trainer.models.load import load_model, load_reward_model, load_value_model
+from ppojob_trainer.models.kinds import CRITIC, REWARD
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import B, is_adapter
 from ppojob_trainer.models.state_dict import (
     every_adapter,
@@ -228,7 +229,7 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
 
 def run_value_model(folder: Path, world: World, lora: LoraSpec | None = None) -> dict[str, Tensor]:
     """A critic as it begins, and what it is behind two updates."""
-    model = load_value_model(folder / "tied", world=world, lora=lora, seed=3)
+    model = load_model(folder / "tied", world=world, lora=lora, seed=3, kind=CRITIC)
     beginning = {f"model/{name}": tensor.clone() for name, tensor in named_full_tensors(model)}
     rows = valued_rows()
     mine = rows.select(rows_of_rank(CASES["even"].owners, world.rank, world.dims))
@@ -344,7 +345,7 @@ def taken(rank: int) -> list[Answer]:
 
 def scores_alone(folder: Path, ranks: int) -> list[list[float]]:
     """What one rank says of what each of several has to score."""
-    model = load_reward_model(folder / "judge", torch.float32)
+    model = load_model(folder / "judge", torch.float32, kind=REWARD)
     with ChatTokenizer(folder / "judge") as chat:
         engine = ScoreEngine(model, chat, TrainingSpec())
         return [engine.scores(taken(rank)) for rank in range(ranks)]
@@ -352,7 +353,7 @@ def scores_alone(folder: Path, ranks: int) -> list[list[float]]:
 
 def run_refusal(folder: Path, world: World) -> dict[str, Tensor]:
     """Score what the template refuses on the last rank, then what it takes on all of them."""
-    model = load_reward_model(folder / "judge", torch.float32, world=world)
+    model = load_model(folder / "judge", torch.float32, world=world, kind=REWARD)
     answers = taken(world.rank)
     refused = [Answer([{"role": "tool", "content": "5"}], "6")]
     with ChatTokenizer(folder / "judge") as chat:

@@ -266,7 +266,8 @@ def test_what_came_whole_is_not_fetched_again_after_a_break(store, tmp_path):
     assert Handler.breaks == set()
 
 
-def test_a_store_that_is_down_for_a_while_ends_nothing():
+def test_a_store_that_is_down_for_a_while_ends_nothing(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
     told, answers = [], iter([OSError("down"), 7])
 
     def ask() -> int:

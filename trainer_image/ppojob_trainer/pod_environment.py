@@ -5,10 +5,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
-from ppojob_api.well_known import ROLE_SLUGS, RoleName
+from ppojob_api.well_known import RoleName
 from ppojob_trainer import remote_files
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.processor import has_native_bfloat16
@@ -73,37 +74,6 @@ class RankEnvironment:
     attempt: int
 
 
-def _value(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigError(f"environment: {name} is not set: the container contract needs it")
-    return value
-
-
-def _number(name: str) -> int:
-    value = _value(name)
-    if not value.isdecimal():
-        raise ConfigError(f"environment: {name}: got {value!r}: not a number from 0")
-    return int(value)
-
-
-def _role() -> RoleName:
-    value = _value(contract.ENV_ROLE)
-    for name in ROLE_SLUGS:
-        if name == value:
-            return name
-    raise ConfigError(
-        f"environment: {contract.ENV_ROLE}: got {value!r}: no role; one of {', '.join(ROLE_SLUGS)}"
-    )
-
-
-def _api_access() -> ApiAccess | None:
-    folder = os.environ.get(contract.ENV_SERVICE_ACCOUNT)
-    if not folder:
-        return None
-    return ApiAccess(_value(contract.ENV_API_HOST), _number(contract.ENV_API_PORT), Path(folder))
-
-
 def variables_of_code(role: RoleName) -> tuple[str, ...]:
     """Names of the variables that reward functions, or tools, may see besides the few of all."""
     return tuple(os.environ.get(contract.VARIABLES_OF_CODE[role], "").split())
@@ -115,34 +85,32 @@ def read_pod_environment() -> PodEnvironment:
     Raises:
         ConfigError: one is missing or not of its form.
     """
-    book = os.environ.get(contract.ENV_ADDRESS_BOOK)
-    path, parent = Path(_value(contract.ENV_CONFIG)), contract.ENV_DIE_WITH_PARENT
+    given = os.environ
+    book, access = given.get(contract.ENV_ADDRESS_BOOK), given.get(contract.ENV_SERVICE_ACCOUNT)
+    parent = given.get(contract.ENV_DIE_WITH_PARENT)
     try:
-        config = RunConfig.from_json(path.read_bytes())
+        config = RunConfig.from_json(Path(given[contract.ENV_CONFIG]).read_bytes())
+        host, port = contract.ENV_API_HOST, contract.ENV_API_PORT
         return PodEnvironment(
             config=config.on_processor(native_bfloat16=has_native_bfloat16()),
-            role=_role(),
-            pod_index=_number(contract.ENV_POD_INDEX),
-            address=_value(contract.ENV_POD_ADDRESS),
-            keys=Path(_value(contract.ENV_KEYS)),
-            run_folder=Path(_value(contract.ENV_RUN_FOLDER)),
-            scratch=Path(_value(contract.ENV_SCRATCH)),
+            role=cast(RoleName, given[contract.ENV_ROLE]),
+            pod_index=int(given[contract.ENV_POD_INDEX]),
+            address=given[contract.ENV_POD_ADDRESS],
+            keys=Path(given[contract.ENV_KEYS]),
+            run_folder=Path(given[contract.ENV_RUN_FOLDER]),
+            scratch=Path(given[contract.ENV_SCRATCH]),
             address_book=json.loads(Path(book).read_text()) if book else {},
-            api_access=_api_access(),
-            parent_pid=_number(parent) if os.environ.get(parent) else None,
+            api_access=ApiAccess(given[host], int(given[port]), Path(access)) if access else None,
+            parent_pid=int(parent) if parent else None,
         )
-    except (OSError, ValueError) as problem:
-        raise ConfigError(f"environment: {problem}") from problem
+    except (OSError, KeyError, ValueError) as problem:
+        raise ConfigError(f"environment: {problem!r}: see docs/contract.md") from problem
 
 
 def read_rank_environment() -> RankEnvironment:
-    """Read the variables that the supervisor has set.
-
-    Raises:
-        ConfigError: one is missing or not a number.
-    """
+    """Read the variables that the supervisor has set."""
     return RankEnvironment(
-        rank=_number(contract.ENV_RANK),
-        local_rank=_number(contract.ENV_LOCAL_RANK),
-        attempt=_number(contract.ENV_ATTEMPT),
+        rank=int(os.environ[contract.ENV_RANK]),
+        local_rank=int(os.environ[contract.ENV_LOCAL_RANK]),
+        attempt=int(os.environ[contract.ENV_ATTEMPT]),
     )

@@ -9,7 +9,7 @@ VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
 VALIDATION_LOSS: Final = "val/loss"
 """What a validation of given answers measures."""
 
-# Below this the vLLM engine lifts a temperature to it in silence; the trainer refuses it too.
+# Below this the vLLM engine lifts a temperature to it in silence.
 LEAST_TEMPERATURE: Final = 0.01
 
 # vLLM's own limit; what is above it would fail the first generation.

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -37,17 +38,16 @@ def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
     return ESTIMATORS[name](*columns, **own)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("score", [0.1, 1.1, -0.7, 1e-3, 1e6 + 0.1])
 @pytest.mark.parametrize(
     "name", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"]
 )
-def test_a_group_of_equal_scores_has_no_signal_at_all(name: str, score: float, dtype: torch.dtype):
+def test_a_group_of_equal_scores_has_no_signal_at_all(name: str):
     # verl's float32 deviation of 0.1 seven times is not 0: its advantage comes out up to 0.0048.
-    rewards = torch.full((7,), score, dtype=dtype)
     lengths = torch.ones(7, dtype=torch.int64)
-    result = ADVANTAGES[name](rewards, rewards == rewards, lengths, torch.zeros(7).long())
-    assert not result.advantages.any()
+    for score, dtype in itertools.product([0.1, 1.1, -0.7, 1e-3, 1e6 + 0.1], DTYPES):
+        rewards = torch.full((7,), score, dtype=dtype)
+        result = ADVANTAGES[name](rewards, rewards == rewards, lengths, torch.zeros(7).long())
+        assert not result.advantages.any(), (score, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,7 +1,6 @@
 """Every wrong setting gives its own line, word for word: the table is bad_specs.txt."""
 
 import json
-import re
 
 import pytest
 from bad_specs import GOOD_JOB, Case, changed_job, read_table
@@ -10,7 +9,6 @@ from ppojob_api import validation
 from ppojob_api.problem import Problem
 from ppojob_api.well_known import BUILT_IN_INTERACTIONS, BUILT_IN_SCORERS, BUILT_IN_TOOLS
 from ppojob_trainer.rewards.routing import SCORERS
-from ppojob_trainer.rollout.protocol import SamplingParams
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 
 CASES = read_table()
@@ -69,14 +67,6 @@ def test_what_is_built_in_is_the_trainers() -> None:
     assert sorted(SCORERS) == list(BUILT_IN_SCORERS)
     assert sorted(TOOLS) == list(BUILT_IN_TOOLS)
     assert sorted(USERS) == list(BUILT_IN_INTERACTIONS)
-
-
-@pytest.mark.parametrize("temperature", [1e-9, 0.0099])
-def test_engines_refuse_temperatures_in_the_same_words(temperature: float) -> None:
-    (problem,) = found(changed_job([f"spec.rollout.validation.temperature: {temperature:.9f}"]))
-    with pytest.raises(ValueError, match=re.escape(problem.allowed)):
-        SamplingParams(temperature=temperature, top_p=1.0, top_k=-1, max_tokens=1)
-    SamplingParams(temperature=0.01, top_p=1.0, top_k=-1, max_tokens=1)
 
 
 @pytest.mark.parametrize(

@@ -49,19 +49,18 @@ def test_bounds_that_are_left_out_are_whole_numbers() -> None:
                 assert node[side] == int(node[side]), path
 
 
-@pytest.mark.parametrize("path", NODES)
-def test_structural(path: str) -> None:
-    node = NODES[path]
-    assert set(node) <= STRUCTURAL_KEYS
-    assert "type" in node
-    if node["type"] == "object" and path != ".metadata":
-        closed = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
-        assert len(closed & set(node)) == 1
-    # The cost of rules is estimated from these.
-    if node["type"] == "array":
-        assert "maxItems" in node
-    if path.startswith(".spec") and node["type"] == "string" and "enum" not in node:
-        assert "maxLength" in node or "pattern" in node
+def test_structural() -> None:
+    for path, node in NODES.items():
+        assert set(node) <= STRUCTURAL_KEYS, path
+        assert "type" in node, path
+        if node["type"] == "object" and path != ".metadata":
+            closed = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
+            assert len(closed & set(node)) == 1, path
+        # The cost of rules is estimated from these.
+        if node["type"] == "array":
+            assert "maxItems" in node, path
+        if path.startswith(".spec") and node["type"] == "string" and "enum" not in node:
+            assert "maxLength" in node or "pattern" in node, path
 
 
 def test_every_field_of_the_models_is_there_and_described() -> None:

@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from patience import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -71,39 +68,3 @@ def test_without_claims_only_a_failure_shows(bench: ModuleType) -> None:
     assert bench.measure(benchmark(bench, "print('{}')", claims=())) == []
     (outcome,) = bench.measure(benchmark(bench, "raise SystemExit(3)", claims=()))
     assert (outcome.name, outcome.entry["holds"]) == ("trial", False)
-
-
-def test_figures_of_an_earlier_run_are_not_taken(bench: ModuleType) -> None:
-    bench.measure(benchmark(bench, "print('{\"work_p50_us\": 90.0}')"))
-    (outcome,) = bench.measure(benchmark(bench, ""))
-    assert outcome.entry["holds"] is False
-
-
-def test_what_a_benchmark_starts_ends_with_it(bench: ModuleType) -> None:
-    program = (
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        "open('child', 'w').write(str(child.pid))\n"
-    )
-    bench.measure(benchmark(bench, program))
-    child = Path("/proc", (bench.ROOT / "child").read_text(), "stat")
-    eventually(lambda: not child.exists() or child.read_text().split()[2] == "Z", 5)
-
-
-def test_a_sigterm_ends_what_was_measured_as_well(tmp_path: Path) -> None:
-    bench_folder = Path(__file__).resolve().parents[3] / "benchmarks"
-    program = (
-        "import sys; import bench; bench.end_by_sigterm(); log = open('log', 'w')\n"
-        "bench.ROOT = '.'\n"
-        "bench.run_bounded((sys.executable, '-c', 'import os, time; "
-        'open("pid", "w").write(str(os.getpid())); time.sleep(600)\'), log, log, 600.0)'
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(bench_folder)},
-    )
-    eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60)
-    process.terminate()
-    assert process.wait(30) == 143
-    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()

@@ -6,6 +6,8 @@ import pytest
 from cluster_commands import JOB, JOBS, call, job, status_of
 from fake_api_server import TOKEN, Answer, FakeApiServer, Request, listed, refusal
 
+from ppojob_cli.cluster import lifecycle
+
 
 def refused(*arguments: str) -> str:
     """The one line that is said."""
@@ -107,7 +109,10 @@ def test_a_command_of_this_machine_takes_no_cluster() -> None:
     )
 
 
-def test_a_watched_status_is_written_when_it_is_another_one(server: FakeApiServer) -> None:
+def test_a_watched_status_is_written_when_it_is_another_one(
+    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "_WATCH_SECONDS", 0.01)
     turns = iter(["Starting", "Starting", "Succeeded"])
 
     def now(_: Request) -> Answer:

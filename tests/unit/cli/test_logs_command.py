@@ -7,6 +7,8 @@ from cluster_commands import JOB, PODS, call, job, pod, status_of
 from fake_api_server import Answer, FakeApiServer, Request, listed, refusal
 from operator_jobs import UID
 
+from ppojob_cli.cluster import logs
+
 
 def log_lines(word: str, seconds: range) -> list[str]:
     return [f"2026-01-02T03:04:{second:02}.5Z {word} {second}\n" for second in seconds]
@@ -91,8 +93,12 @@ def test_wrong_options(server: FakeApiServer, options: tuple[str, ...], words: s
     assert call("logs", "sum", *options, code=2).startswith(words)
 
 
-def test_following_goes_on_behind_a_broken_stream(server: FakeApiServer) -> None:
+def test_following_goes_on_behind_a_broken_stream(
+    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second stream begins at the second of the last line, and nothing is told twice."""
+    monkeypatch.setattr(logs, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(logs, "_AGAIN_SECONDS", 0.1)
     lines, over_now = log_lines("line", range(6)), threading.Event()
     asked: list[Request] = []
 

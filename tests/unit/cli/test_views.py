@@ -302,17 +302,14 @@ def drawn(name: str, width: int, encoding: str = "utf-8") -> str:
     return file.buffer.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize(
-    ("width", "encoding"),
-    [(40, "utf-8"), (60, "utf-8"), (60, "ascii"), (80, "utf-8"), (200, "utf-8")],
-)
 @pytest.mark.parametrize("name", STATES)
-def test_a_frame_fits(name: str, width: int, encoding: str) -> None:
-    lines = drawn(name, width, encoding).splitlines()
-    assert all(len(line) <= min(width, 100) for line in lines)
-    assert len({len(line) for line in lines}) == 1, "the border is straight"
-    assert "\x1b" not in "".join(lines)
-    assert len(lines) < 24
+def test_a_frame_fits(name: str) -> None:
+    for width, encoding in ((40, "utf-8"), (60, "ascii"), (200, "utf-8")):
+        lines = drawn(name, width, encoding).splitlines()
+        assert all(len(line) <= min(width, 100) for line in lines)
+        assert len({len(line) for line in lines}) == 1, "the border is straight"
+        assert "\x1b" not in "".join(lines)
+        assert len(lines) < 24
 
 
 @pytest.mark.parametrize(

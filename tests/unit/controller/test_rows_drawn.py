@@ -6,10 +6,17 @@ import pytest
 
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.rows_drawn import RowsDrawnQuestion
+from ppojob_trainer.rpc import client
 from ppojob_trainer.rpc.messages.rollout import RowsDrawn
 from ppojob_trainer.rpc.methods import BARRIER, ROWS_DRAWN
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(client, "_WAIT_MILLISECONDS", 25)
 
 
 def engine(ended: int, goes_on: threading.Event) -> list[Route]:
@@ -35,7 +42,7 @@ def test_rows_are_counted_while_they_are_awaited(role_of, roles_of, tmp_path):
 
     reporter.report(stage="gen")
     began = reporter.status.since
-    question = RowsDrawnQuestion(roles.caller, group.ranks, tell, every_seconds=0.1)
+    question = RowsDrawnQuestion(roles.caller, group.ranks, tell, every_seconds=0.05)
     with question.asked() as ask:
         id_ = RequestId(0, 1, "work")
         roles.ask(group, BARRIER, [Nothing(), Nothing()], id_, meanwhile=ask)
@@ -54,7 +61,7 @@ def test_a_rank_that_cannot_tell_is_no_reason_to_end(role_of, roles_of, routes):
     question = RowsDrawnQuestion(
         roles.caller, group.ranks, lambda *rows: heard.append(rows), every_seconds=0.1
     )
-    threading.Timer(0.5, enough.set).start()
+    threading.Timer(0.3, enough.set).start()
     with question.asked() as ask:
         roles.ask(group, BARRIER, [Nothing()], RequestId(0, 1, "work"), meanwhile=ask)
     assert heard == []

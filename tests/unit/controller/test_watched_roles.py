@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,11 @@ def test_a_pod_whose_storage_hangs_is_lost_in_the_end(pods) -> None:
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
-def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(is_slow, pods) -> None:
+def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(
+    is_slow, pods, monkeypatch
+) -> None:
+    soon = replace(IDENTITY, deadline_seconds=0.3)
+    monkeypatch.setattr("ppojob_trainer.controller.roles._IDENTITY_OF_LIVING", soon)
     may_go_on = threading.Event()
 
     def slow(_: Any) -> PodIdentity:
@@ -166,14 +171,14 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(is_
         # As of a deleted job, whose pods go all at once.
         ("actorRollout", Interrupted, "without actorRollout: the last checkpoint stands"),
         # The actor holds a step that is not saved: it is to be ended first.
-        ("reward", RoleLost, "reward supervisor: no answer to identity within 2 s"),
+        ("reward", RoleLost, "reward supervisor: no answer to identity within 0.5 s"),
     ],
 )
 def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(
     gone, error, words, actor
 ) -> None:
     roles = actor(pod(1, "ready"), idle)
-    roles.caller.default_deadline_seconds = 2.0
+    roles.caller.default_deadline_seconds = 0.5
     peer = Peer(f"{gone} supervisor", "127.0.0.1", 1, gone)  # nobody listens there
     lost = RoleGroup(gone, (peer,), (), gone == "actorRollout", False, attempt=1)
     others = roles.groups if gone == "reward" else ()

@@ -35,7 +35,7 @@ def test_what_products_are_made_of_has_their_type(make_model):
         assert normalised(norm, states).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("family", sorted(FAMILY_MODELS))
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
 def test_norms_whose_gradients_are_summed_over_tensor_ranks_are_left_alone(make_model, family):
     model = make_model(family)
     norms = [*fusible(model)]

@@ -23,7 +23,8 @@ from ppojob_trainer.engine.pair_objective import (
     PairObjective,
 )
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.load import load_scoring_model
+from ppojob_trainer.models.kinds import SCORER
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
 from ppojob_trainer.workers.row_store import demonstrated_rows
@@ -231,7 +232,7 @@ def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
         for n, (prompt, _) in enumerate(PAIRS)
     ]
     rows = demonstrated_rows(0, marked, has_rewards=True).experience
-    ours = load_scoring_model(tmp_path).double()
+    ours = load_model(tmp_path, kind=SCORER).double()
     loss = PairObjective(BradleyTerryLoss(RewardModelTrainingSpec(centering=0.3)))
     learner = engine(ours, ValueHead(), micro_batch_tokens=budget)
     measured = learner.update(rows, loss)
@@ -277,7 +278,7 @@ def test_pairs_that_were_drawn_have_the_loss_of_given_ones(
 
 def test_a_language_model_gets_a_head_of_zeros(tmp_path: Path) -> None:
     tiny_models.save_model(tmp_path)
-    head = load_scoring_model(tmp_path).score.weight
+    head = load_model(tmp_path, kind=SCORER).score.weight
     assert head.requires_grad
     assert not head.any()
 

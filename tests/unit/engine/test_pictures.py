@@ -23,7 +23,8 @@ from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
-from ppojob_trainer.models.load import load_model, load_value_model
+from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import give_tower, tower_of
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
@@ -108,7 +109,7 @@ def test_a_critic_sees_what_the_whole_model_does(
 ) -> None:
     """One whose head is a row of the output layer values a token by its logit."""
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
-    critic, rows = load_value_model(tmp_path), make_rows(form_of(tmp_path))
+    critic, rows = load_model(tmp_path, kind=CRITIC), make_rows(form_of(tmp_path))
     assert not critic.score.weight.any()
     with torch.no_grad():
         critic.score.weight.copy_(whole.lm_head.weight[7:8])

@@ -16,7 +16,8 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
-from ppojob_trainer.models.load import load_reward_model
+from ppojob_trainer.models.kinds import REWARD
+from ppojob_trainer.models.load import load_model
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +52,7 @@ def make_folder(folder, family: str = "llama", *, pad: str | None = "<|pad|>", *
 
 
 def our_scores(folder, answers=ANSWERS, *, max_tokens=None, **training) -> list[float]:
-    model = load_reward_model(folder, torch.float32)
+    model = load_model(folder, torch.float32, kind=REWARD)
     with ChatTokenizer(folder) as chat:
         engine = ScoreEngine(model, chat, TrainingSpec(**training), max_tokens=max_tokens)
         return engine.scores(answers)
@@ -117,12 +118,12 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     folder = make_folder(tmp_path, vocab_size=len(NAMES) - 1)
     match = f"^spec.rewardModel.tokenizerPath: got token ids up to {len(NAMES) - 1}: "
     with ChatTokenizer(folder) as chat, pytest.raises(ConfigError, match=match):
-        ScoreEngine(load_reward_model(folder), chat, TrainingSpec())
+        ScoreEngine(load_model(folder, torch.bfloat16, kind=REWARD), chat, TrainingSpec())
 
 
 def test_a_score_that_is_no_number_is_told(tmp_path):
     folder = make_folder(tmp_path)
-    model = load_reward_model(folder)
+    model = load_model(folder, torch.bfloat16, kind=REWARD)
     with torch.no_grad():
         model.score.weight.fill_(float("nan"))
     with (

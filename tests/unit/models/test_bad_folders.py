@@ -183,7 +183,7 @@ def test_bad_folders(name: str, policy: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(policy, tmp_path / "model")
     kind, spoil = OTHER_KINDS[name] if name in OTHER_KINDS else (POLICY, CASES[name])
     spoil(folder)
-    report = check_model_folder(folder, kind, trust_remote_code=False)
+    report = check_model_folder(folder, kind)
     found = [f"{p.reason_code} {p}" for p in (*report.errors, *report.warnings)]
     assert [line.replace(f"{tmp_path}/", "") for line in found] == EXPECTED[name]
 
@@ -193,7 +193,7 @@ def test_every_line_has_its_case() -> None:
 
 
 def test_a_path_that_is_too_long_is_told() -> None:
-    (problem,) = check_model_folder(Path("m" * 300), trust_remote_code=False).errors
+    (problem,) = check_model_folder(Path("m" * 300)).errors
     assert problem.where == "spec.model.path"
     assert "File name too long" in problem.why
 
@@ -201,9 +201,9 @@ def test_a_path_that_is_too_long_is_told() -> None:
 def test_a_good_model_has_no_problem_and_its_facts_are_known(policy: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(policy, tmp_path / "model")
     edit(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}})
-    report = check_model_folder(folder, trust_remote_code=True)
-    assert (report.errors, report.warnings) == ([], [])
-    (warning,) = check_model_folder(folder, trust_remote_code=False).warnings
+    report = check_model_folder(folder)
+    assert not report.errors
+    (warning,) = report.warnings
     assert warning.reason_code == ModelReason.REMOTE_CODE
     assert (report.vocabulary, report.context_tokens) == (99, 256)
     weights = load_file(folder / WEIGHTS)

@@ -17,7 +17,8 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
-from ppojob_trainer.models.load import load_model, load_value_model
+from ppojob_trainer.models.kinds import CRITIC, POLICY, ModelKind
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
 HEAD, THETA, TRAINED, FACTOR = 32, 500.0, 64, 4.0
@@ -60,10 +61,10 @@ def yarn(factor: float = FACTOR, trained: int = TRAINED) -> tuple[list[float], f
     return angles, 0.1 * math.log(factor) + 1.0
 
 
-@pytest.mark.parametrize("load", [load_model, load_value_model])
-def test_yarn_turns_positions_as_its_paper_says(folder: Path, load):
+@pytest.mark.parametrize("kind", [POLICY, CRITIC])
+def test_yarn_turns_positions_as_its_paper_says(folder: Path, kind: ModelKind):
     overrides = config_changes(folder, spec(folder, ropeScaling=YARN))
-    rotary = load(folder, overrides=overrides).base_model.rotary_emb
+    rotary = load_model(folder, kind=kind, overrides=overrides).base_model.rotary_emb
     angles, scale = yarn()
     assert rotary.inv_freq.tolist() == pytest.approx(angles, rel=1e-6)
     assert rotary.attention_scaling == pytest.approx(scale)
@@ -90,7 +91,7 @@ LENGTHS = [
 @pytest.mark.parametrize(("changes", "tokens"), LENGTHS)
 def test_how_long_rows_may_be(folder: Path, changes, tokens: int | None):
     overrides = config_changes(folder, spec(folder, **changes))
-    report = check_model_folder(folder, trust_remote_code=False, overrides=overrides)
+    report = check_model_folder(folder, overrides=overrides)
     assert (report.errors, report.context_tokens) == ([], tokens)
     config = load_model(folder, overrides=overrides).config
     assert context_tokens(config.to_dict()) == tokens
@@ -138,7 +139,7 @@ def test_a_family_takes_what_is_changed_or_refuses_it_by_name(family: str, tmp_p
     save_model(tmp_path / "model", model_class, **options)
     model = spec(tmp_path / "model", ropeScaling=YARN, attentionDropout=0.25)
     overrides = config_changes(model.path, model)
-    report = check_model_folder(Path(model.path), trust_remote_code=False, overrides=overrides)
+    report = check_model_folder(Path(model.path), overrides=overrides)
     is_seeing = FAMILIES[family].sees_pictures
     is_refused = is_seeing or family in ("mixtral", "phi3", "olmo3", "gemma3_text")
     refused = {"spec.model.ropeScaling.type"} if is_refused else set()

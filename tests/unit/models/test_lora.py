@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.load import load_model, load_value_model
+from ppojob_trainer.models.kinds import CRITIC, POLICY
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import (
     LoraLinear,
     adapters_of,
@@ -186,8 +187,8 @@ def test_a_model_begins_with_the_adapters_of_a_folder_in_peft_s_form(tmp_path):
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
     spec = LoraSpec(**lora, path=str(folder))
-    for load in (load_model, load_value_model):  # a critic may begin with those of the policy
-        merged = dict(named_full_tensors(load(tmp_path / "model", lora=spec)))
+    for kind in (POLICY, CRITIC):  # a critic may begin with those of the policy
+        merged = dict(named_full_tensors(load_model(tmp_path / "model", kind=kind, lora=spec)))
         for at, (a, b) in kept.items():
             w = plain[f"{at}.weight"].double()
             dense = w + 5.0 / 3.0 * b.double() @ a.double()

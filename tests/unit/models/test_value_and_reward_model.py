@@ -16,7 +16,8 @@ from transformers import (
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.load import load_reward_model, load_value_model
+from ppojob_trainer.models.kinds import CRITIC, REWARD
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 
 
@@ -31,7 +32,7 @@ def tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_language_model_gets_a_head_of_zeros(tmp_path, tied):
     backbone = tensors(save(tmp_path, tie_word_embeddings=tied))
-    model = load_value_model(tmp_path)
+    model = load_model(tmp_path, kind=CRITIC)
     assert not model.training
     own = tensors(model)
     # Names of transformers, without the output layer of the language model.
@@ -45,11 +46,11 @@ def test_a_language_model_gets_a_head_of_zeros(tmp_path, tied):
 
 def test_a_value_model_comes_back_and_loads_in_transformers(tmp_path):
     save(tmp_path / "policy")
-    model = load_value_model(tmp_path / "policy")
+    model = load_model(tmp_path / "policy", kind=CRITIC)
     with torch.no_grad():
         model.score.bias.fill_(0.25)
     model.save_pretrained(tmp_path / "critic")
-    again = tensors(load_value_model(tmp_path / "critic"))
+    again = tensors(load_model(tmp_path / "critic", kind=CRITIC))
     theirs = tensors(AutoModelForTokenClassification.from_pretrained(tmp_path / "critic"))
     for name, tensor in tensors(model).items():
         assert torch.equal(again[name], tensor), name
@@ -61,7 +62,7 @@ def test_a_value_model_comes_back_and_loads_in_transformers(tmp_path):
 
 def test_a_reward_model_gives_its_head(tmp_path):
     saved = tensors(save(tmp_path, LlamaForSequenceClassification, num_labels=1))
-    own = tensors(load_value_model(tmp_path))
+    own = tensors(load_model(tmp_path, kind=CRITIC))
     assert torch.equal(own["score.weight"], saved["score.weight"])
     assert own["score.bias"].tolist() == [0.0]
 
@@ -69,8 +70,9 @@ def test_a_reward_model_gives_its_head(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_beside_adapters_the_head_is_trained_whole_and_in_float32(tmp_path, dtype):
     save(tmp_path, LlamaForTokenClassification, num_labels=1)
-    plain = load_value_model(tmp_path, dtype)
-    model = load_value_model(tmp_path, dtype, lora=LoraSpec(rank=2, target_modules=("v_proj",)))
+    plain = load_model(tmp_path, dtype, kind=CRITIC)
+    lora = LoraSpec(rank=2, target_modules=("v_proj",))
+    model = load_model(tmp_path, dtype, kind=CRITIC, lora=lora)
     head = {"score.weight", "score.bias"}
     layer = "model.layers.0.self_attn.v_proj"
     trained = trained_tensors(model)
@@ -85,13 +87,13 @@ def test_beside_adapters_the_head_is_trained_whole_and_in_float32(tmp_path, dtyp
 
 def test_dropout_on_the_head_is_off(tmp_path):
     save(tmp_path, LlamaForTokenClassification, num_labels=1, classifier_dropout=0.5)
-    assert load_value_model(tmp_path).train().dropout.p == 0.0
+    assert load_model(tmp_path, kind=CRITIC).train().dropout.p == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_reward_model_comes_back_frozen(tmp_path, dtype):
     saved = save(tmp_path, LlamaForSequenceClassification, num_labels=1)
-    loaded = load_reward_model(tmp_path, dtype)
+    loaded = load_model(tmp_path, dtype, kind=REWARD)
     assert not loaded.training
     named = dict(loaded.named_parameters())
     for name, parameter in saved.named_parameters():
@@ -100,17 +102,17 @@ def test_a_reward_model_comes_back_frozen(tmp_path, dtype):
 
 
 LOADED = [
-    (load_value_model, LlamaForTokenClassification, "spec.critic.path"),
-    (load_reward_model, LlamaForSequenceClassification, "spec.rewardModel.path"),
+    (CRITIC, LlamaForTokenClassification, "spec.critic.path"),
+    (REWARD, LlamaForSequenceClassification, "spec.rewardModel.path"),
 ]
 
 
-@pytest.mark.parametrize(("load", "kind", "field"), LOADED)
-def test_several_labels_and_missing_weights_are_refused(tmp_path, load, kind, field):
-    save(tmp_path / "labels", kind, num_labels=3)
+@pytest.mark.parametrize(("kind", "made", "field"), LOADED)
+def test_several_labels_and_missing_weights_are_refused(tmp_path, kind, made, field):
+    save(tmp_path / "labels", made, num_labels=3)
     with pytest.raises(ConfigError, match=r"config.json:id2label: got 3 labels: a score is one "):
-        load(tmp_path / "labels")
-    save(tmp_path / "layers", kind, num_labels=1)
+        load_model(tmp_path / "labels", kind=kind)
+    save(tmp_path / "layers", made, num_labels=1)
     edit(tmp_path / "layers" / "config.json", {"num_hidden_layers": 2})
     with pytest.raises(ConfigError, match=rf"{field}: got .*holds no model.layers.1\."):
-        load(tmp_path / "layers")
+        load_model(tmp_path / "layers", kind=kind)

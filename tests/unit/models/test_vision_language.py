@@ -66,7 +66,7 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=is_tied)
     if is_older:
         make_older(tmp_path)
-    report = check_model_folder(tmp_path, trust_remote_code=False)
+    report = check_model_folder(tmp_path)
     assert (report.errors, report.warnings) == ([], [])
     assert report.context_tokens == 128
     model = load_model(tmp_path)
@@ -117,7 +117,7 @@ def test_an_export_has_the_tower_and_loads_as_a_whole(
         assert torch.equal(weight, before[name] + learnt)
     processor = json.loads((target / "preprocessor_config.json").read_text())
     assert processor["patch_size"] == PATCH
-    report = check_model_folder(target, trust_remote_code=False)
+    report = check_model_folder(target)
     assert (report.errors, report.warnings) == ([], [])
 
 
@@ -149,9 +149,9 @@ def test_adapters_are_merged_and_apart(tmp_path: Path, model_class: type[PreTrai
 
 def test_what_is_not_made_of_such_a_model_is_refused(tmp_path: Path) -> None:
     save_seeing_model(tmp_path)
-    assert not check_model_folder(tmp_path, CRITIC, trust_remote_code=False).errors
-    (no_scorer,) = check_model_folder(tmp_path, SCORER, trust_remote_code=False).errors
+    assert not check_model_folder(tmp_path, CRITIC).errors
+    (no_scorer,) = check_model_folder(tmp_path, SCORER).errors
     assert no_scorer.where == f"{tmp_path}/config.json:model_type"
     edit(tmp_path / "config.json", {"text_config": {"hidden_size": "wide"}})
-    report = check_model_folder(tmp_path, trust_remote_code=False)
+    report = check_model_folder(tmp_path)
     assert f"{tmp_path}/config.json:hidden_size" in [one.where for one in report.errors]

@@ -33,7 +33,8 @@ from training_cover import COVER, SAVED, WHOLE, WORLDS, Cover
 from training_ranks import results, under
 
 from ppojob_trainer.checkpoint.tensors import write_tensors
-from ppojob_trainer.models.load import load_model, load_value_model
+from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
 
@@ -390,7 +391,7 @@ def critic_alone(folder: Path, name: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("name", "layout"), tried(value_models))
 def test_a_new_value_head_is_the_same_under_any_layout(folder, name, layout):
     """Also beside adapters, which begin as nothing."""
-    expected = dict(hf_named_tensors(load_value_model(folder / "tied")))
+    expected = dict(hf_named_tensors(load_model(folder / "tied", kind=CRITIC)))
     assert expected["model.embed_tokens.weight"].shape[0] == VOCABULARY
     assert_equal(under(results(folder, layout, name, 1), "model/"), expected)
 

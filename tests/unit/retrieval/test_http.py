@@ -132,8 +132,9 @@ def test_each_query_is_a_request_of_its_own_and_asked_again_where_a_service_is_b
         ((0, b""), "/retrieve gave no answer: timed out (2 attempts)"),
     ],
 )
-def test_what_is_wrong_with_a_service_is_one_line(answer, why, serve) -> None:
-    client = HttpRetriever(serve(answer).url, retries=1, attempt_seconds=0.5)
+def test_what_is_wrong_with_a_service_is_one_line(answer, why, serve, monkeypatch) -> None:
+    monkeypatch.setattr("ppojob_trainer.http_calls._FIRST_WAIT_SECONDS", 0.0)
+    client = HttpRetriever(serve(answer).url, retries=1, attempt_seconds=0.3)
     with closing(client), pytest.raises(RetrievalFailed) as raised:
         client.search(["a"], 3)
     assert why in str(raised.value)

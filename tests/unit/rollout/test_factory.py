@@ -16,17 +16,15 @@ def test_the_fallback_engine_loads_no_vllm() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
-@pytest.mark.parametrize("family", FAMILY_MODELS)
-def test_the_fallback_engine_is_built_of_a_folder_of_each_family(
-    family: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss", "qwen3_5_text"])
+def test_the_fallback_engine_is_built_of_a_folder(family: str, tmp_path: Path) -> None:
+    """Of each kind of layers; a family of its own is nothing to it."""
     kind, options = FAMILY_MODELS[family]
     write_model(tmp_path, make_model(kind, **{**TWO_LAYERS, "pad_token_id": 0, **options}))
     engine = build_engine(
         RolloutSpec(engine="huggingface", dtype="float32", max_model_tokens=64, max_sequences=4),
         tmp_path,
         device="cpu",
-        trust_remote_code=False,
         shares_device=True,
         overrides={},
         lora=None,

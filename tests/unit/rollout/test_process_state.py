@@ -17,7 +17,7 @@ def test_a_rude_guest_leaves_no_mark(more_threads, fails, monkeypatch) -> None:
     setter, threads = torch.set_num_threads, torch.get_num_threads()
     draws = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     environment = dict(os.environ)
-    with contextlib.suppress(OSError), process_state_kept(own_environment="GUEST_"):
+    with contextlib.suppress(OSError), process_state_kept():
         setter(threads + more_threads)
         torch.set_num_threads = lambda number: None
         torch.set_default_dtype(torch.float64)
@@ -25,7 +25,7 @@ def test_a_rude_guest_leaves_no_mark(more_threads, fails, monkeypatch) -> None:
         torch.manual_seed(1)
         random.seed(1)
         np.random.seed(1)
-        os.environ.update(CHANGED="2", LD_PRELOAD="libguest.so", GUEST_WORD="stays")
+        os.environ.update(CHANGED="2", LD_PRELOAD="libguest.so", VLLM_WORD="stays")
         del os.environ["KEPT"]
         if fails:
             raise OSError("guest")
@@ -36,7 +36,7 @@ def test_a_rude_guest_leaves_no_mark(more_threads, fails, monkeypatch) -> None:
     assert torch.equal(torch.random.get_rng_state(), draws[0])
     assert random.getstate() == draws[1]
     assert (np.random.get_state()[1] == draws[2]).all()
-    assert os.environ.pop("GUEST_WORD") == "stays"
+    assert os.environ.pop("VLLM_WORD") == "stays"
     assert dict(os.environ) == environment
 
 

@@ -1,11 +1,8 @@
-from dataclasses import replace
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_trainer.rows.experience import TOKEN_COLUMNS, Experience
+from ppojob_trainer.rows.experience import Experience
 
 
 def experience(lengths: list[int], groups: list[int], **columns: torch.Tensor) -> Experience:
@@ -38,9 +35,3 @@ def test_selection_keeps_each_row_with_its_prompt(drawn, data):
         for name in ("response_tokens", "mask", "rollout_logprobs", "advantages"):
             assert torch.equal(getattr(selected, name)[start:end], getattr(rows, name)[first:last])
         assert torch.equal(selected.prompts[selected.row_groups[i]], rows.prompts[groups[row]])
-
-
-@pytest.mark.parametrize("name", ["row_groups", *TOKEN_COLUMNS])
-def test_a_column_of_another_length_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name}: got shape \\(3,\\): the lengths make it"):
-        replace(experience([1, 1], [0, 0]), **{name: torch.zeros(3)})

@@ -15,7 +15,8 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.errors import DamagedCheckpoint
-from ppojob_trainer.models.load import load_model, load_value_model
+from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import World
@@ -72,7 +73,7 @@ def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
             "critic",
             world,
             0,
-            lambda: load_value_model(folder, lora=training_cases.CRITIC_LORA),
+            lambda: load_model(folder, lora=training_cases.CRITIC_LORA, kind=CRITIC),
             lambda model, _: training_cases.value_engine(model, world),
         )
 

@@ -19,7 +19,8 @@ from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.fingerprint import base_of
-from ppojob_trainer.models.load import load_model, load_scoring_model
+from ppojob_trainer.models.kinds import POLICY, SCORER
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import Adapter, adapters_in, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
@@ -66,8 +67,9 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         base = base_of(model.path)
         bases = {} if base is None else {"spec.model.path": base}
         identity.check_bases(settings, bases, checkpoint)
-        load = load_scoring_model if is_scorer else load_model
-        tensors = dict(hf_named_tensors(load(model.path, dtype, overrides=overrides))) | beside
+        kind = SCORER if is_scorer else POLICY
+        whole = load_model(model.path, dtype, kind=kind, overrides=overrides)
+        tensors = dict(hf_named_tensors(whole)) | beside
     export_model(
         target,
         tensors.items(),

@@ -89,7 +89,7 @@ def write_tensors(
 
 
 def give_parts(
-    tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join = join
+    tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join
 ) -> None:
     """Give this rank's parts to the rank that calls `write_tensors` with the same arguments."""
     stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}

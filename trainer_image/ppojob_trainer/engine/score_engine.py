@@ -40,7 +40,7 @@ class ScoreEngine:
         *,
         max_tokens: int | None = None,
     ) -> None:
-        """Take over a model of `load_reward_model`, with its own tokenizer and template.
+        """Take over a reward model of `load_model`, with its own tokenizer and template.
 
         Its attention becomes the packed one; it computes in the dtype of its weights. Of `training`
         it reads `micro_batch_tokens` and `share_prompts`. Texts longer than `max_tokens`, None for

@@ -67,8 +67,6 @@ class ModelReport:
 def check_model_folder(
     folder: Path,
     kind: ModelKind = POLICY,
-    *,
-    trust_remote_code: bool,
     overrides: Mapping[str, Json] | None = None,
 ) -> ModelReport:
     """Judge a folder in Hugging Face form, as a model of some kind, with what a job changes."""
@@ -79,14 +77,12 @@ def check_model_folder(
     weights = read_weights(folder)
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
-    config, errors = check_changed_config(
-        config, overrides or {}, path, kind, trust_remote_code=trust_remote_code
-    )
+    config, errors = check_changed_config(config, overrides or {}, path, kind)
     sizes = read_sizes(config, path) if config.get("model_type") in FAMILIES else None
     if isinstance(sizes, list):
         errors += sizes
     warnings = list(weights.warnings)
-    if sizes is not None and not trust_remote_code:
+    if sizes is not None:
         warnings += _code(config, path, "transformers' own class of this model_type is used")
     if isinstance(sizes, Sizes) and not weights.problems:
         needed = {**dict(backbone_tensors(sizes)), **dict(kind.head(sizes))}
@@ -202,12 +198,7 @@ def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Pro
 
 
 def check_changed_config(
-    config: dict[str, Json],
-    overrides: Mapping[str, Json],
-    path: Path,
-    kind: ModelKind,
-    *,
-    trust_remote_code: bool,
+    config: dict[str, Json], overrides: Mapping[str, Json], path: Path, kind: ModelKind
 ) -> tuple[dict[str, Json], list[Problem]]:
     """A configuration with what a job changes, and why it cannot be used; see `check_config`.
 
@@ -215,13 +206,11 @@ def check_changed_config(
     """
     problems = list(check_changes(config, overrides))
     config = config if problems else changed_document(config, overrides)
-    problems += check_config(config, path, kind, trust_remote_code=trust_remote_code)
+    problems += check_config(config, path, kind)
     return config, problems
 
 
-def check_config(
-    config: Mapping[str, Json], path: Path, kind: ModelKind, *, trust_remote_code: bool
-) -> Iterator[Problem]:
+def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Iterator[Problem]:
     """Say why a model cannot be used, by its configuration alone."""
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
@@ -243,7 +232,7 @@ def check_config(
             allowed = "the same in bfloat16: Mxfp4Config(dequantize=True), lmsys/gpt-oss-20b-bf16"
         where = f"{path}:quantization_config"
         yield Problem(where, shown(method), why, allowed, ModelReason.QUANTISED)
-    if family is None and not trust_remote_code:
+    if family is None:
         yield from _code(config, path, "a model that the trainer knows")
 
 

@@ -31,6 +31,7 @@ class ModelKind:
         made_as: end of the name of transformers' class that computes it.
         head: tensors that must be there beside the backbone's.
         optional: tensors that may be there, and then have these shapes.
+        may_lack: those of them that are made where they are not.
     """
 
     where: str
@@ -40,6 +41,7 @@ class ModelKind:
     made_as: str
     head: Callable[[Sizes], Tensors]
     optional: Callable[[Sizes], Tensors]
+    may_lack: frozenset[str] = frozenset()
 
 
 def label_count(config: Mapping[str, Json]) -> int | None:
@@ -88,6 +90,7 @@ CRITIC: Final = ModelKind(
     made_as=TOKENS,
     head=_nothing,
     optional=_score_with_bias,
+    may_lack=frozenset({SCORE_WEIGHT, SCORE_BIAS}),
 )
 SCORER: Final = ModelKind(
     "spec.model.path",
@@ -97,6 +100,7 @@ SCORER: Final = ModelKind(
     made_as=TEXTS,
     head=_nothing,
     optional=_score,
+    may_lack=frozenset({SCORE_WEIGHT}),
 )
 """The model that is trained to be a reward model."""
 

@@ -24,17 +24,9 @@ from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import WHOLE_NAMES, read_config, sees_pictures
 from ppojob_trainer.models.experts import experts_of, split_experts
-from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_changed_config
-from ppojob_trainer.models.kinds import (
-    CRITIC,
-    POLICY,
-    REWARD,
-    SCORE_BIAS,
-    SCORE_WEIGHT,
-    SCORER,
-    ModelKind,
-)
+from ppojob_trainer.models.kinds import POLICY, REWARD, ModelKind
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.mixtures import CORRECTION, stays_float32
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
@@ -50,6 +42,12 @@ from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
 _NOTHING: Final[Mapping[str, Json]] = {}
+_CLASSES: Final[Mapping[str, tuple[Any, Mapping[str, object]]]] = {
+    POLICY.made_as: (AutoModelForCausalLM, {}),
+    TEXTS: (AutoModelForSequenceClassification, {"num_labels": 1}),
+    TOKENS: (AutoModelForTokenClassification, {"num_labels": 1, "classifier_dropout": 0.0}),
+}
+"""What computes a kind of model, and what is changed of its configuration."""
 _KEYS: Final = {f"^{re.escape(theirs)}": own for theirs, own in WHOLE_NAMES.items()}
 _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".bias",
@@ -69,20 +67,32 @@ def load_model(
     folder: Path | str,
     dtype: torch.dtype = torch.float32,
     *,
+    kind: ModelKind = POLICY,
     world: World | None = None,
-    trust_remote_code: bool = False,
     lora: LoraSpec | None = None,
     seed: int = 0,
     overrides: Mapping[str, Json] = _NOTHING,
     with_tower: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal language model, in evaluation mode.
+    """Load a model as a job uses it, or make one of a language model, in evaluation mode.
+
+    A policy is a causal language model. A reward model is a sequence classifier with one label,
+    whose logit scores a text; only one that is trained has gradients. A critic is a token
+    classifier with one label, as in verl: one number a token, so that an export loads there and in
+    transformers (`AutoModelForTokenClassification`), which have none that sees pictures.
+
+    Where one that is trained lacks its head `score`, it gets one of zeros (Ziegler et al.,
+    arXiv:1909.08593, in its code): the first values are 0, the first advantages those of the
+    rewards, and no draw decides what is learnt. Departs from verl, which draws as transformers
+    does: on SmolLM2 that gives values of 1.0 ± 0.5, and the critic first has to unlearn them.
+    Dropout on a critic's head is off, as in verl: the values of an update and those that it is
+    clipped to come from the same function. The head is trained beside adapters too.
 
     Args:
         folder: with config.json and the weights; nothing is fetched.
         dtype: of the weights.
+        kind: what it is used as.
         world: the ranks over which it is cut, and their device; None for this one on the CPU.
-        trust_remote_code: run code that lies in the folder.
         lora: adapters beside its weights, which are frozen then; None for none.
         seed: of what adapters begin with.
         overrides: changes of its config.json, as `config_changes` gives them.
@@ -92,125 +102,15 @@ def load_model(
         ConfigError: the folder holds no model, one that cannot be trained here, not all of its
             weights, or values that no model has.
     """
-    model, _ = _load(
-        AutoModelForCausalLM,
-        POLICY,
-        Path(folder),
-        dtype,
-        world,
-        trust_remote_code=trust_remote_code,
-        lora=lora,
-        overrides=overrides,
-        with_tower=with_tower,
-    )
-    _begin_adapters(model, lora, seed)
-    give_tower(model, Path(folder), dtype, (world or World.alone()).device)
-    return model
-
-
-def load_reward_model(
-    folder: Path | str,
-    dtype: torch.dtype = torch.bfloat16,
-    *,
-    world: World | None = None,
-    trust_remote_code: bool = False,
-) -> PreTrainedModel:
-    """Load a reward model: a sequence classifier with one label, whose logit scores a text.
-
-    As `load_model`, without gradients: it is never trained. `score` is its head.
-    """
-    model, _ = _load(
-        AutoModelForSequenceClassification,
-        REWARD,
-        Path(folder),
-        dtype,
-        world,
-        trust_remote_code=trust_remote_code,
-        num_labels=1,
-    )
-    return model.requires_grad_(False)
-
-
-def load_scoring_model(
-    folder: Path | str,
-    dtype: torch.dtype = torch.float32,
-    *,
-    world: World | None = None,
-    lora: LoraSpec | None = None,
-    seed: int = 0,
-    overrides: Mapping[str, Json] = _NOTHING,
-) -> PreTrainedModel:
-    """Load a reward model to be trained, or make one of a language model.
-
-    As `load_reward_model`, with gradients. A folder without a head gets one of zeros: all rewards
-    are equal at first, and no draw decides what is learnt. Adapters are as in `load_value_model`.
-    """
-    model, missing = _load(
-        AutoModelForSequenceClassification,
-        SCORER,
-        Path(folder),
-        dtype,
-        world,
-        trust_remote_code=False,
-        lora=lora,
-        overrides=overrides,
-        may_lack={SCORE_WEIGHT},
-        num_labels=1,
-    )
-    _fill_with_zeros(model, missing)
-    _begin_adapters(model, lora, seed)
-    return model
-
-
-def load_value_model(
-    folder: Path | str,
-    dtype: torch.dtype = torch.float32,
-    *,
-    world: World | None = None,
-    trust_remote_code: bool = False,
-    lora: LoraSpec | None = None,
-    seed: int = 0,
-    overrides: Mapping[str, Json] = _NOTHING,
-) -> PreTrainedModel:
-    """Load the critic's model, or make one of a language model: one number a token on the backbone.
-
-    It is a token classifier with one label, as in verl, so that an export loads there and in
-    transformers (`AutoModelForTokenClassification`), which have none that sees pictures.
-
-    A folder without a value head, such as the policy's, gets one of zeros (Ziegler et al.,
-    arXiv:1909.08593, in its code): the first values are 0 and the first advantages those of the
-    rewards. Departs from verl, which draws as transformers does: on SmolLM2 that gives values of
-    1.0 ± 0.5, and the critic first has to unlearn them. One that sees pictures has a frozen tower.
-
-    A sequence classifier with one label (a reward model) gives its weights, and the bias starts at
-    0. Dropout on the head is off, as in verl: the values of an update and those that it is clipped
-    to come from the same function.
-
-    Otherwise as `load_model`; `score` is its head, which is trained beside adapters too.
-    """
-    model, missing = _load(
-        AutoModelForTokenClassification,
-        CRITIC,
-        Path(folder),
-        dtype,
-        world,
-        trust_remote_code=trust_remote_code,
-        lora=lora,
-        overrides=overrides,
-        may_lack={SCORE_WEIGHT, SCORE_BIAS},
-        num_labels=1,
-        classifier_dropout=0.0,
-    )
-    _fill_with_zeros(model, missing)
-    _begin_adapters(model, lora, seed)
-    give_tower(model, Path(folder), dtype, (world or World.alone()).device)
-    return model
-
-
-def _fill_with_zeros(model: PreTrainedModel, names: Set[str]) -> None:
+    folder, world = Path(folder), world or World.alone()
+    model, missing = _load(kind, folder, dtype, world, lora, overrides, with_tower=with_tower)
     parameters = dict(model.named_parameters())
-    for name in sorted(names & parameters.keys()):
+    for name in sorted(missing & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
+    _begin_adapters(model, lora, seed)
+    if kind.made_as != TEXTS:
+        give_tower(model, folder, dtype, world.device)
+    return model.requires_grad_(False) if kind == REWARD else model
 
 
 def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int) -> None:
@@ -235,40 +135,32 @@ def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int) ->
 
 
 def _load(
-    auto_class: Any,
     kind: ModelKind,
     folder: Path,
     dtype: torch.dtype,
-    world: World | None,
+    world: World,
+    lora: LoraSpec | None,
+    overrides: Mapping[str, Json],
     *,
-    trust_remote_code: bool,
-    lora: LoraSpec | None = None,
-    overrides: Mapping[str, Json] = _NOTHING,
-    may_lack: Set[str] = frozenset(),
-    with_tower: bool = False,
-    **changes: object,
+    with_tower: bool,
 ) -> tuple[PreTrainedModel, Set[str]]:
     """Load a model of one of transformers' AutoModel... classes; adapters have no values yet.
 
-    `overrides` of the job and `changes` are made to its configuration. The folder need not hold the
-    weights of `may_lack`.
-
     Returns:
-        The model in evaluation mode, and those of `may_lack` that the folder does not hold: their
-        values have no meaning.
+        The model in evaluation mode, and those of the weights that its folder need not hold and
+        does not: their values have no meaning.
     """
-    refuse_config(folder, kind, trust_remote_code=trust_remote_code, overrides=overrides)
+    refuse_config(folder, kind, overrides)
     section = kind.where.removesuffix("path") + "lora"
     if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
         raise ConfigError(map(str, problems))
-    world = world or World.alone()
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    auto_class, changes = _CLASSES[kind.made_as]
     try:
-        config = language_config(folder, with_tower=with_tower, **options)
+        config = language_config(folder, with_tower=with_tower)
         change(config, overrides)
         for name, value in changes.items():
             setattr(config, name, value)
-        options |= {"config": config, "dtype": dtype}
+        options = {"config": config, "dtype": dtype, "trust_remote_code": False}
         load = _load_whole if world.size == 1 else _load_sharded
         model, missing = load(auto_class, folder, world, lora, options)
     except (OSError, ValueError, TypeError) as error:
@@ -280,21 +172,14 @@ def _load(
     adapters = {name for name, _ in outline_of(model).named_parameters() if is_adapter(name)}
     _check_values(model, folder, kind.where, world, missing | adapters)
     missing -= adapters
-    if missing - may_lack:
-        name = min(missing - may_lack)
+    if needed := missing - kind.may_lack:
         raise ConfigError(
-            f"{kind.where}: got {folder}: it holds no {name}; all weights of the model"
+            f"{kind.where}: got {folder}: it holds no {min(needed)}; all weights of the model"
         )
     return model.eval(), missing
 
 
-def refuse_config(
-    folder: Path,
-    kind: ModelKind,
-    *,
-    trust_remote_code: bool,
-    overrides: Mapping[str, Json] = _NOTHING,
-) -> None:
+def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) -> None:
     """Refuse a folder whose configuration cannot be read, or asks for what is not computed here.
 
     Raises:
@@ -307,9 +192,7 @@ def refuse_config(
             f"{kind.where}: got {folder}: its config.json cannot be read (got {config.got}: "
             f"{config.why}); name a folder in Hugging Face form"
         )
-    _, problems = check_changed_config(
-        config, overrides, path, kind, trust_remote_code=trust_remote_code
-    )
+    _, problems = check_changed_config(config, overrides, path, kind)
     if problems:
         raise ConfigError(map(str, problems))
 

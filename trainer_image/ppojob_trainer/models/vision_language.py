@@ -204,16 +204,12 @@ for _model in _MODELS.values():
     AutoModelForTokenClassification.register(_model.config_class, _value_model, exist_ok=True)
 
 
-def language_config(
-    folder: Path | str, *, trust_remote_code: bool = False, with_tower: bool = False
-) -> PreTrainedConfig:
+def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrainedConfig:
     """The configuration of the language model in a folder, of which nothing is fetched.
 
     `with_tower` has the model hold its vision tower, if the folder has one, as weights of its own.
     """
-    config = AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=trust_remote_code
-    )
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     part = language_part(config)
     if with_tower and part is not config:
         part.tower = config.vision_config

@@ -33,7 +33,7 @@ def stored_weights(
         ConfigError: the folder holds no model of a known kind; a weight is missing, of another
             shape, or not finite.
     """
-    refuse_config(Path(folder), POLICY, trust_remote_code=False, overrides=overrides or {})
+    refuse_config(Path(folder), POLICY, overrides or {})
     config = language_config(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)

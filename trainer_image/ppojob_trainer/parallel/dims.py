@@ -41,32 +41,11 @@ class ParallelDims:
 
     @classmethod
     def of(cls, layout: TrainingParallelism, ranks: int) -> ParallelDims:
-        """The layout of a role: what its shards and all ranks of a coordinate leave are copies.
-
-        Raises:
-            ValueError: the ranks do not fill the layout of the spec.
-        """
+        """The layout of a role: what its shards and all ranks of a coordinate leave are copies."""
         within = layout.pipeline * layout.sequence * layout.tensor
         shard = layout.data_shard or max(1, ranks // within)
-        copies = max(1, ranks // (shard * within))
-        dims = cls(layout.pipeline, copies, shard, layout.sequence, layout.tensor, layout.expert)
-        dims.check_size(ranks)
-        return dims
-
-    def check_size(self, ranks: int) -> None:
-        """Refuse a number of ranks that does not fill the layout, and experts that do not divide.
-
-        Raises:
-            ValueError: it is another; ranks cannot be divided into groups that share experts.
-        """
-        if self.size != ranks:
-            raise ValueError(
-                f"dims: got {ranks} ranks: {self} has {self.size} places; as many ranks as places"
-            )
-        if self.shard * self.sequence * self.tensor % self.expert:
-            raise ValueError(
-                f"dims: got {self}: as many ranks share experts as divide shard x sequence x tensor"
-            )
+        copies = ranks // (shard * within)
+        return cls(layout.pipeline, copies, shard, layout.sequence, layout.tensor, layout.expert)
 
     @property
     def size(self) -> int:

@@ -150,11 +150,10 @@ def open_world(
 
     Raises:
         WorldNotOpen: rank 0 did not come, or its port is taken.
-        ValueError: the layout has another number of places than there are ranks.
     """
     assert size == 1 or meeting is not None, "several ranks have to meet"
     dims = dims or ParallelDims(shard=size)
-    dims.check_size(size)
+    assert dims.size == size, "a layout has a place for each rank"
     store: Store = HashStore()
     if meeting is not None and rank == 0:
         store = PrefixStore(meeting.key, _host_store(meeting, address, open_seconds))

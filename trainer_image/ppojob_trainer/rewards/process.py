@@ -36,6 +36,8 @@ from ppojob_trainer.rewards.wire import (
 )
 from ppojob_trainer.sandbox.executor import answer_seconds
 
+_log = logging.getLogger(__name__)
+
 BUILT_IN_SECONDS = 60.0
 """Where rows are routed; the first call of a scorer may import a library in it."""
 TOLD_CHARACTERS = 2_000
@@ -88,12 +90,10 @@ class ScoringPool(Closeable):
         processes: int = 1,
         memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
         variables: Sequence[str] = (),
-        log: logging.Logger | None = None,
     ) -> None:
         sandbox = sandbox or SandboxSpec()
         self._functions = _functions_of(rewards, answer_seconds(sandbox))
         self._is_routed = not rewards
-        self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
         specs = [function.spec.model_dump_json().encode() for function in self._functions]
         told = sandbox.model_dump_json().encode()
@@ -106,7 +106,7 @@ class ScoringPool(Closeable):
                 load=self._load,
                 memory_bytes=memory_bytes,
                 variables=variables,
-                log=self._log,
+                log=_log,
             )
 
     def score(
@@ -212,7 +212,7 @@ class ScoringPool(Closeable):
             stop.set()
             raise failure
         counts = "it is left out" if function.drops else f"it counts as {score:g}"
-        self._log.warning("%s; %s", failure, counts)
+        _log.warning("%s; %s", failure, counts)
         return Scored(score or 0.0, {FAILED: 1.0})
 
     def _chosen(self, item: RewardItem) -> list[int]:

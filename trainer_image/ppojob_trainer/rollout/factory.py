@@ -72,7 +72,6 @@ def build_engine(
     model_folder: Path,
     *,
     device: Literal["cpu", "cuda"],
-    trust_remote_code: bool,
     shares_device: bool,
     overrides: Mapping[str, Json],
     lora: LoraSpec | None,
@@ -83,10 +82,10 @@ def build_engine(
     Call it after the role's torch world is up and before the training model is built: it is
     collective over that world.
 
-    The spec is that of a resolved run; the folder is one of Hugging Face, from which model code may
-    be run. `shares_device` says whether a training model will be on the device too. `overrides` are
-    changes of the folder's config.json (`config_changes`). `lora` are adapters that the engine
-    computes with beside its weights; None where these are all that it gets.
+    The spec is that of a resolved run; the folder is one of Hugging Face. `shares_device` says
+    whether a training model will be on the device too. `overrides` are changes of the folder's
+    config.json (`config_changes`). `lora` are adapters that the engine computes with beside its
+    weights; None where these are all that it gets.
     It may be asked to tell which experts of a mixture tokens went to.
     """
     if rollout.replay is not None:
@@ -100,7 +99,6 @@ def build_engine(
             rollout,
             model_folder,
             device=device,
-            trust_remote_code=trust_remote_code,
             shares_device=shares_device,
             overrides=overrides,
             lora=lora,
@@ -115,14 +113,14 @@ def build_engine(
     from ppojob_trainer.models.vision_tower import give_tower
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
-    config = language_config(model_folder, trust_remote_code=trust_remote_code)
+    config = language_config(model_folder)
     model = AutoModelForCausalLM.from_pretrained(
         model_folder,
         config=change(config, overrides),
         dtype=DTYPES[rollout.dtype],
         # PyTorch's own kernels know of no sinks, and transformers refuses them such models.
         attn_implementation="eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=False,
     )
     split_experts(model)
     if lora is not None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+_OWN = "VLLM_"
+
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
@@ -35,13 +37,13 @@ def garbage_kept() -> Iterator[None]:
 
 
 @contextmanager
-def process_state_kept(*, own_environment: str) -> Iterator[None]:
+def process_state_kept() -> Iterator[None]:
     """Undo what starting an engine does to the process around it.
 
     Kept: torch's thread count and its very setter (engines replace it by one that does nothing),
     default type, default device and gradient mode, the generators of torch, NumPy and Python, and
-    the environment, which child processes inherit (such as a preloaded library). Variables with the
-    prefix `own_environment` the engine may set for itself.
+    the environment, which child processes inherit (such as a preloaded library). Variables of its
+    own the engine may set for itself.
     """
     set_num_threads = torch.set_num_threads
     num_threads = torch.get_num_threads()
@@ -58,14 +60,14 @@ def process_state_kept(*, own_environment: str) -> Iterator[None]:
         torch.set_default_dtype(dtype)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        _restore(environment, own_environment)
+        _restore(environment)
 
 
-def _restore(environment: dict[str, str], own_prefix: str) -> None:
-    """Bring `os.environ` back to `environment`, but for variables of `own_prefix`."""
+def _restore(environment: dict[str, str]) -> None:
+    """Bring `os.environ` back to `environment`, but for variables of the engine's own."""
     for name in [name for name in os.environ if name not in environment]:
-        if not name.startswith(own_prefix):
+        if not name.startswith(_OWN):
             del os.environ[name]
     for name, value in environment.items():
-        if os.environ.get(name) != value and not name.startswith(own_prefix):
+        if os.environ.get(name) != value and not name.startswith(_OWN):
             os.environ[name] = value

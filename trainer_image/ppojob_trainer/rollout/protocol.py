@@ -75,13 +75,6 @@ class SamplingParams:
         """Whether the last of a response's tokens ends it by a text."""
         return self.stop_texts is not None and self.stop_texts.ends(tokens)
 
-    def __post_init__(self) -> None:
-        # Engines raise temperatures in between without a word, or divide by almost nothing.
-        if self.temperature != 0.0 and not 0.01 <= self.temperature < float("inf"):
-            raise ValueError(
-                f"temperature: got {self.temperature}: must be 0, or at least 0.01 and finite"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

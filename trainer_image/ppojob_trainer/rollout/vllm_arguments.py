@@ -62,7 +62,6 @@ def engine_args(
     rollout: RolloutSpec,
     config: PreTrainedConfig,
     device: str,
-    trust_remote_code: bool = False,
     shares_device: bool = True,
     tells_experts: bool = False,
 ) -> vllm.EngineArgs:
@@ -78,7 +77,7 @@ def engine_args(
     common: dict[str, Any] = {
         "model": str(config.name_or_path),
         "dtype": rollout.dtype,
-        "trust_remote_code": trust_remote_code,
+        "trust_remote_code": False,
         "load_format": _LOAD_FORMAT,
         "skip_tokenizer_init": True,
         "max_model_len": length,

@@ -69,7 +69,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # too long for one. `@` is Linux' name space without files.
 os.environ.setdefault("VLLM_RPC_BASE_PATH", "@ppojob")
 
-with process_state_kept(own_environment="VLLM_"), garbage_kept():
+with process_state_kept(), garbage_kept():
     from vllm.distributed import parallel_state
     from vllm.outputs import RequestOutput
     from vllm.v1.engine import FinishReason as VllmFinishReason
@@ -99,7 +99,6 @@ class VllmEngine:
         model_folder: Path,
         *,
         device: Literal["cpu", "cuda"] = "cpu",
-        trust_remote_code: bool = False,
         shares_device: bool = True,
         overrides: Mapping[str, Json] | None = None,
         lora: LoraSpec | None = None,
@@ -116,7 +115,7 @@ class VllmEngine:
         assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
         self._max_model_tokens = rollout.max_model_tokens
         self._on_cpu = device == "cpu"
-        config = language_config(model_folder, trust_remote_code=trust_remote_code)
+        config = language_config(model_folder)
         self._vocab_size = int(config.vocab_size)
         self._pictures = PictureForm.read(model_folder)
         self._adapters = None if lora is None else vllm_weights.ADAPTERS
@@ -124,9 +123,9 @@ class VllmEngine:
         dtype = DTYPES[rollout.dtype]
         self._weights = vllm_weights.EngineWeights(config, lora, dtype, on_cpu=self._on_cpu)
         self._owns_world = not dist.is_initialized()
-        with process_state_kept(own_environment="VLLM_"), self._kernels():
+        with process_state_kept(), self._kernels():
             arguments = vllm_arguments.engine_args(
-                rollout, config, device, trust_remote_code, shares_device, tells_experts
+                rollout, config, device, shares_device, tells_experts
             )
             arguments.hf_overrides = partial(
                 vllm_arguments.model_config,
@@ -226,7 +225,7 @@ class VllmEngine:
         self._refuse_unusable("load_weights")
         check_idle(self, "load_weights")
         try:
-            with process_state_kept(own_environment="VLLM_"), self._kernels(), torch.no_grad():
+            with process_state_kept(), self._kernels(), torch.no_grad():
                 self._wake("weights")
                 self._weights.take(self._engine, self._but_of_tower(tensors))
                 self._wake("kv_cache")

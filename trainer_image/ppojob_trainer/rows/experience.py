@@ -64,18 +64,6 @@ class Experience:
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        if not all(prompt.numel() for prompt in self.prompts):
-            raise ValueError("prompts: got an empty prompt: at least one token is needed")
-        expected = {"row_groups": (self.num_rows,)}
-        expected |= dict.fromkeys(TOKEN_COLUMNS, (int(self.lengths.sum()),))
-        for name, shape in expected.items():
-            column: Tensor | None = getattr(self, name)
-            if column is not None and tuple(column.shape[:1]) != shape:
-                raise ValueError(
-                    f"{name}: got shape {tuple(column.shape)}: the lengths make it {shape}"
-                )
-
     @property
     def num_rows(self) -> int:
         """Number of responses."""

@@ -305,7 +305,6 @@ def open_generation(
                 spec.rollout,
                 Path(model.path),
                 device=role.device,
-                trust_remote_code=model.trust_remote_code,
                 shares_device=role.role == "actorRollout",
                 overrides=config_changes(model.path, model),
                 lora=spec.adapters_of_engines,

@@ -8,7 +8,8 @@ import msgspec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
-from ppojob_trainer.models.load import load_reward_model
+from ppojob_trainer.models.kinds import REWARD
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
@@ -66,7 +67,7 @@ def open_reward_model(
         setting="spec.rewardModel.chatTemplate",
     )
     with chat:
-        loaded = load_reward_model(model.path, DTYPES[model.dtype], world=world)
+        loaded = load_model(model.path, DTYPES[model.dtype], kind=REWARD, world=world)
         engine = ScoreEngine(loaded, chat, spec.training, world, max_tokens=model.max_tokens)
         role = spec.roles.reward_model
         leaves = role is not None and "weights" in role.offload

@@ -68,7 +68,6 @@ class RowChannels:
             timeout_seconds=request.seconds,
         )
         consumers = self.dims_of(request.role) if self.owns_rows else self.world.dims
-        consumers.check_size(request.consumers)
         self._routes[request.role] = _Route(channel, request.owners, consumers)
         return Nothing()
 

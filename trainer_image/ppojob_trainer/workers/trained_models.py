@@ -29,7 +29,8 @@ from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.experts import freeze_routers
-from ppojob_trainer.models.load import load_model, load_scoring_model, load_value_model
+from ppojob_trainer.models.kinds import CRITIC, POLICY, SCORER
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
@@ -165,13 +166,15 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     offload = spec.roles.actor_rollout.offload
 
     def load() -> PreTrainedModel:
-        load_one = (
-            load_scoring_model
-            if is_scorer
-            else partial(load_model, with_tower=not model.freeze_vision_tower)
-        )
-        loaded = load_one(
-            model.path, dtype, world=world, lora=model.lora, seed=spec.seed, overrides=overrides
+        loaded = load_model(
+            model.path,
+            dtype,
+            kind=SCORER if is_scorer else POLICY,
+            world=world,
+            lora=model.lora,
+            seed=spec.seed,
+            overrides=overrides,
+            with_tower=not is_scorer and not model.freeze_vision_tower,
         )
         if model.freeze_routers:
             freeze_routers(loaded)
@@ -243,9 +246,10 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
         role="critic",
         world=world,
         seed=spec.seed,
-        load=lambda: load_value_model(
+        load=lambda: load_model(
             path,
             dtype,
+            kind=CRITIC,
             world=world,
             lora=critic.lora,
             seed=spec.seed,

@@ -1,4 +1,4 @@
-"""Checkpoints that ranks write beside the steps: when they count, and who hears of a failure."""
+"""Checkpoints that ranks write, also beside the steps: when they count, what a failure costs."""
 
 import hashlib
 import threading
@@ -16,6 +16,7 @@ from ppojob_trainer.controller import checkpoints as module
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.position import read_position
 from ppojob_trainer.errors import RoleLost, StorageError
+from ppojob_trainer.rpc import client
 from ppojob_trainer.rpc.messages.saving import AskWritten, Saved, SavedFile, SaveShards, Written
 from ppojob_trainer.rpc.methods import BARRIER, SAVE_SHARDS, SHARDS_WRITTEN
 from ppojob_trainer.rpc.server import Route
@@ -24,11 +25,12 @@ from ppojob_trainer.rpc.wire import Nothing
 
 @dataclass
 class Rank:
-    """Writes in the background, when it is told to."""
+    """Writes, in the background when it is told to; its disk refuses the first ones at once."""
 
     rank: int
     run_folder: Path
     refusal: str = ""
+    refusals: int = 0
     asked: list[str] = field(default_factory=list)
     is_written: bool = False
 
@@ -41,13 +43,18 @@ class Rank:
 
     def be_busy(self, _: Nothing) -> Nothing:
         if self.asked:
-            time.sleep(1.7)  # the controller looks around twice a second
+            time.sleep(0.2)  # the controller looks around meanwhile
         return Nothing()
 
     def save(self, request: SaveShards) -> Saved:
         self.asked.append(request.folder)
         self.is_written = False
-        return Saved([]) if request.in_background else Saved([self._file(request.folder)])
+        if request.in_background:
+            return Saved([])
+        file = self._file(request.folder)
+        if len(self.asked) <= self.refusals:
+            raise StorageError(self.run_folder / file.path, "No space left on device")
+        return Saved([file])
 
     def written(self, request: AskWritten) -> Written:
         if not self.is_written or request.folder != self.asked[-1]:
@@ -73,6 +80,8 @@ def ranks(tmp_path: Path) -> list[Rank]:
 def begun(role_of, roles_of, ranks, tmp_path: Path, monkeypatch) -> Callable[..., Checkpoints]:
     """Checkpoints as controllers make them, attempt after attempt, of ranks that outlive them."""
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(client, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(client, "_WAIT_MILLISECONDS", 25)
     root = tmp_path / "run" / "checkpoints"
     group = role_of("actorRollout", *(rank.routes() for rank in ranks))
 
@@ -173,3 +182,21 @@ def test_a_controller_that_takes_over_goes_on_with_it(left, begun, ranks):
     second.settle()
     assert second.newest() == (None if left else 2)
     assert [len(rank.asked) for rank in ranks] == [1, 1]
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_step_that_a_full_disk_has_refused_is_saved_in_the_end(attempt, begun, ranks):
+    """By the controller that failed, or by one that has taken over without knowing of it."""
+    checkpoints, state = begun(), progress_behind(2)
+    ranks[1].refusals = 1
+    with pytest.raises(StorageError, match="No space left on device"):
+        checkpoints.save(state)
+    assert incomplete(checkpoints.store.root) == []
+    assert not checkpoints.is_saved(state)
+    if attempt > 1:
+        checkpoints = begun(attempt)
+    # A role is lost beside it: asked again, the ranks remember what they wrote.
+    checkpoints._write_shards(checkpoints.store.begin(state.step))
+    checkpoints.save(state)
+    assert checkpoints.is_saved(state)
+    assert [len(rank.asked) for rank in ranks] == [2, 2]

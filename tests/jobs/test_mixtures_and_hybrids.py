@@ -1,0 +1,93 @@
+"""Mixtures of experts, and models with linear attention, by both engines: kills lose nothing."""
+
+from pathlib import Path
+
+import pytest
+import run_folders
+import tiny_jobs
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+ENGINES = {"huggingface": {}, "vllm": {"kvCacheGib": 0.1}}
+BESIDE = {"training": {"autocast": "none", "reshardAfterForward": False}}
+"""What else ranks that share experts are tried with, and checkpoints in the background."""
+SHORT = {
+    "steps": {"total": 2},
+    "timeouts": {"livenessSeconds": 120},
+    "recovery": {"restartsWithoutProgress": 100},
+}
+
+
+def points_of(engine: str) -> list[str]:
+    points = ["checkpoint.shard.write.middle@4=kill"]
+    return points if engine == "vllm" else [*points, "rpc.update.answer.before@2=kill"]  # quicker
+
+
+def loaded(model: Path, export: Path) -> AutoModelForCausalLM:
+    """An export as transformers loads it; each weight of the model was trained."""
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, export))
+    assert after.keys() == before.keys()
+    assert {name for name, tensor in after.items() if torch.equal(tensor, before[name])} == set()
+    found, facts = AutoModelForCausalLM.from_pretrained(
+        export, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(facts.values())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "replay", "expert"), [("vllm", "recompute", 1), ("huggingface", "rollout", 2)]
+)
+def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
+    run_twice, tiny_folder_of, tmp_path: Path, engine: str, replay: str, expert: int
+):
+    """Over two ranks, which have all experts by halves or half of them each; experts are kept."""
+    folder = tiny_folder_of(0.0, "mixture")
+    job = {
+        **(SHORT if expert == 1 else SHORT | BESIDE),
+        "algorithm": {
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "miniBatchPrompts": 2,
+            "routerReplay": replay,
+        },
+        "rollout": {"engine": engine, "dtype": "float32", "maxSequences": 16, **ENGINES[engine]},
+        "roles": {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"expert": expert}}},
+        "checkpoint": {"every": 1, "background": expert > 1},
+    }
+    calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
+    for record in run_folders.assert_trained(calm, 2):
+        assert record["actor/grad_norm"] > 0.0
+    first = loaded(folder / "model", calm / "export").model.layers[0].mlp.experts
+    after = load_file(calm / "export" / "model.safetensors")
+    names = [f"model.layers.0.mlp.experts.3.{name}_proj.weight" for name in ("gate", "up", "down")]
+    gate, up, down = (after[name].float() for name in names)
+    assert torch.equal(first.gate_up_proj[3], torch.cat([gate, up]))
+    assert torch.equal(first.down_proj[3], down)
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "layout"),
+    [("huggingface", "float32", {"sequence": 2}), ("vllm", "bfloat16", {})],
+)
+def test_a_killed_job_of_linear_attention_ends_as_an_undisturbed_one(
+    run_twice, tiny_folder_of, tmp_path: Path, engine: str, dtype: str, layout: dict[str, int]
+):
+    """Over ranks that share heads of states and of attention, and over shards."""
+    folder = tiny_folder_of(0.0, "hybrid")
+    job = {
+        **SHORT,
+        "rollout": {"engine": engine, "dtype": dtype, "maxSequences": 16, **ENGINES[engine]},
+        "roles": {"actorRollout": {"ranksPerReplica": 2, "parallelism": layout}},
+        "checkpoint": {"every": 1},
+    }
+    calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
+    for record in run_folders.metrics(calm)[-2:]:
+        assert record["actor/grad_norm"] > 0.0
+        limit = 1e-4 if dtype == "float32" else 0.05
+        assert record["training/rollout_probs_diff_mean"] < limit
+    loaded(folder / "model", calm / "export")
