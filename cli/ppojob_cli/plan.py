@@ -91,7 +91,8 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     algorithm, data = spec.algorithm, spec.data
     responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
     if algorithm.given:
-        yield f"{counted(responses, unit(spec))} with answers, which are learnt from"
+        twice = ", each prompt also with the answer to another" if algorithm.has_mismatched else ""
+        yield f"{counted(responses, unit(spec))} with answers, which are learnt from{twice}"
     else:
         yield (
             f"{counted(algorithm.prompts_per_step, 'prompt')} x "
@@ -99,6 +100,8 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
             f"{counted(responses, 'response')}, "
             f"at most {responses * data.max_response_tokens} response tokens"
         )
+        if algorithm.estimator.has_pairs:
+            yield "the best and the worst response of each prompt are a pair, which is trained on"
     prompts = algorithm.prompts_per_step
     part = algorithm.mini_batch_prompts or prompts
     updates = _updates(counted(part, unit(spec)), prompts // part, algorithm.epochs)

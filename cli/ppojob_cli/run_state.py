@@ -25,6 +25,7 @@ _FIGURES: Final = (
     ("divergence", "distillation/loss"),
     ("loss", "train/loss"),
     ("accuracy", "train/rewards/accuracies"),
+    ("accuracy", "actor/rewards/accuracies"),
     ("length", "response_length/mean"),
     ("entropy", "actor/entropy"),
     ("grad norm", "actor/grad_norm"),
@@ -35,6 +36,7 @@ _STAGE: Final = re.compile(r"timing_s/([^/]+)")
 _VALIDATION_PREFIX: Final = "val-core/"
 _OF_GIVEN: Final = {
     "val/loss": "loss",
+    "val/kl": "kl",
     "val/rewards/accuracies": "accuracy",
     "val/rewards/margins": "margin",
 }

@@ -100,6 +100,16 @@ ALGORITHM_RULES = rules(
     when: self.type == 'online_dpo'
     must: $UNSET
 
+    spec.algorithm | routerBalanceCoefficient routerZCoefficient | NotInThisVersion
+        losses of routers beside that of pairs: not in this version; remove it
+    when: self.type == 'online_dpo'
+    must: self.$FIELD == 0.0
+
+    spec.algorithm.kto | undesirableWeight | NoEffect | here
+        nothing is learnt with weights of 0 alone; a number above 0
+    when: self.desirableWeight == 0.0
+    must: self.undesirableWeight > 0.0
+
     spec.algorithm | kl.in | Conflict
         the loss of pairs holds the policy to its reference itself with type: online_dpo; none
     when: self.type == 'online_dpo'

@@ -93,6 +93,26 @@ ROLE_RULES = (
     ),
     *rules(
         """
+        spec | $BATCH | OutOfRange
+            each rank of roles.actorRollout, or those that share rows, takes whole prompts with
+            algorithm.type: online_dpo; at least as many as its ranks over sequence, tensor and
+            pipeline ${$PARTS}
+        when: self.algorithm.type == 'online_dpo' $GIVEN
+        must: self.$BATCH >= $PARTS
+        """,
+        each=(
+            {"BATCH": field, "GIVEN": given, "PARTS": _coordinates("actorRollout")}
+            for field, given in (
+                ("algorithm.promptsPerStep", ""),
+                (
+                    "algorithm.miniBatchPrompts",
+                    "&& has(self.algorithm.miniBatchPrompts)",
+                ),
+            )
+        ),
+    ),
+    *rules(
+        """
         spec | $MODEL.lora.dropout | NotInThisVersion | here
             dropout over ranks of roles.$ROLE that share tokens or matrix products: not in this
             version; 0, or parallelism without sequence and tensor

@@ -294,7 +294,8 @@ class AlgorithmSpec(Section):
 
     mask_truncated: bool = False
     """Whether responses that ran into the limit of their length are left out of the updates; their
-    scores count among those of their prompt all the same. TRL: mask_truncated_completions."""
+    scores count among those of their prompt all the same, but with online_dpo they are in no pair.
+    TRL: mask_truncated_completions."""
 
     kl: KlSpec = KlSpec()
     """The KL penalty."""

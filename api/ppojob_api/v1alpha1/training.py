@@ -193,7 +193,7 @@ class DataSpec(Section):
 
     margin_key: Name | None = None
     """With algorithm.type: reward_model the column, or path, that says by how much the rewards of a
-    pair are to differ at least (Llama 2: arXiv:2307.09288); absent: 0 for all. TRL: margin."""
+    pair are to differ (Llama 2: arXiv:2307.09288); absent: 0 for all. TRL: margin."""
 
     label_key: Name = "label"
     """With algorithm.type: kto the column, or path, that says whether the answer is good: true or

@@ -50,6 +50,13 @@ def test_a_group_of_equal_scores_has_no_signal_at_all(name: str):
         assert not result.advantages.any(), (score, dtype)
 
 
+def test_sums_of_turns_that_are_equal_make_no_pair():
+    rewards = torch.tensor([0.1, 0.2, 0.0, 0.3])
+    lengths, groups = torch.tensor([2, 2]), torch.tensor([0, 0])
+    result = ADVANTAGES["online_dpo"](rewards, rewards == rewards, lengths, groups)
+    assert not result.advantages.any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_dtype_is_kept_and_no_graph_is(name: str, dtype: torch.dtype):

@@ -323,6 +323,7 @@ LABELLED: dict[str, object] = {
     "no completion": {"prompt": "a", "answer": "b", "label": True},
     "no label": {"prompt": "a", "completion": "b", "label": None},
     "words": {"prompt": "a", "completion": "b", "label": "good"},
+    "a row alone": {"prompt": "a", "completion": "b", "label": True},
     "whole conversation": {"prompt": "a", "completion": [ASKED, ANSWERED], "label": 1},
     "prompt that is text": {"prompt": "a", "completion": [ANSWERED, ASKED, ANSWERED], "label": 0},
 }

@@ -99,7 +99,7 @@ def test_every_form_of_a_pair_is_the_same_one(files: PromptFiles, name: str) -> 
 def test_every_form_of_a_labelled_answer_is_the_same_one(
     files: PromptFiles, row: dict[str, object], settings: dict[str, object]
 ) -> None:
-    with opened(files, row, given="kto", **settings) as dataset:
+    with opened(files, row, row, given="kto", **settings) as dataset:
         found = dataset[0]
     assert files.chat.decode(found.token_ids, skip_special_tokens=False) == PROMPT
     assert told(files.chat, found) == [[(f"2{END}", True)]]

@@ -269,11 +269,13 @@ def test_pairs_that_were_drawn_have_the_loss_of_given_ones(
     rows.mask &= rows.advantages != 0
     drawn = DrawnPairObjective(loss)
     assert drawn.rows_with_gradient(rows).tolist() == sorted(chosen + rejected)
-    for some in (torch.arange(rows.num_rows), drawn.rows_with_gradient(rows)):
-        found = drawn((logprobs[rows.token_index(some)],), rows.select(some), Denominators.of(rows))
-        torch.testing.assert_close(found.loss, wanted.loss)
-        for ours, theirs in zip(drawn.term_names, PairObjective.term_names, strict=True):
-            assert found.terms[ours] == pytest.approx(wanted.terms[theirs])
+    some = drawn.rows_with_gradient(rows)
+    outputs = (logprobs[rows.token_index(some)], torch.ones(int(rows.lengths[some].sum())))
+    found = drawn(outputs, rows.select(some), Denominators.of(rows))
+    torch.testing.assert_close(found.loss, wanted.loss)
+    for ours, theirs in zip(drawn.pair_names, PairObjective.term_names, strict=True):
+        assert found.token_sums[ours] / found.counts[ours] == pytest.approx(wanted.terms[theirs])
+    assert found.token_sums["actor/entropy"] == found.tokens
 
 
 def test_a_language_model_gets_a_head_of_zeros(tmp_path: Path) -> None:

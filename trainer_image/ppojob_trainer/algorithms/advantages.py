@@ -338,10 +338,13 @@ def online_dpo(scores: GroupScores) -> Tensor:
     """1 for the response that is chosen, -1 for the one that is rejected, 0 for the others.
 
     Online DPO (Guo et al. 2024, arXiv:2402.04792): the best response of each prompt is chosen and
-    the worst rejected, the first of equal ones. Responses that are all equal make no pair.
+    the worst rejected, the first of equal ones. Responses that are all equal, as float32 has them,
+    make no pair.
     """
     signs, first = torch.zeros_like(scores.offset), 0
-    for own in torch.split(scores.offset, scores.sizes.tolist()):
+    # Sums of the rewards of turns differ in digits that the rewards do not have.
+    totals = (scores.base + scores.offset).float()
+    for own in torch.split(totals, scores.sizes.tolist()):
         if own.max() > own.min():
             signs[first + own.argmax()] = 1.0
             signs[first + own.argmin()] = -1.0

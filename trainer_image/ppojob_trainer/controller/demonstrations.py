@@ -69,8 +69,8 @@ class Demonstrations:
         if self.has_mismatched:
             samples += 1
             prompts = [
-                replace(row, answers=(*row.answers, *other.answers))
-                for row, other in zip(prompts, [before, *prompts], strict=False)
+                replace(row, answers=(*row.answers, *_other(row, prompts[:at], before).answers))
+                for at, row in enumerate(prompts)
             ]
         return Batch(
             purpose,
@@ -101,6 +101,12 @@ class Demonstrations:
                 for row in batch.prompts[first:last]
             ]
             yield Demonstrate(first, rows)
+
+
+def _other(row: PromptRow, ahead: list[PromptRow], before: PromptRow) -> PromptRow:
+    """The nearest row ahead of it in its batch that has another prompt, else the one before all."""
+    others = (one for one in reversed(ahead) if one.token_ids != row.token_ids)
+    return next(others, before)
 
 
 def _reward(row: PromptRow) -> float:

@@ -33,7 +33,13 @@ _RARE_STAGES: Final = ("timing_s/save_checkpoint", "timing_s/testing")
 _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "reward": ("critic/score/mean",),
     "loss": ("train/loss",),
-    "kl": ("distillation/loss", "actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"),
+    "kl": (
+        "distillation/loss",
+        "train/kl",
+        "actor/kl_loss",
+        "actor/reward_kl_penalty",
+        "actor/ppo_kl",
+    ),
     "entropy": ("actor/entropy",),
     "response_tokens": ("response_length/mean",),
 }

@@ -3,7 +3,6 @@
 DPO and reward models are trained on the former, KTO on the latter.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +29,8 @@ _TURN: Final = re.compile(rf"\n\n({'|'.join(_SPEAKERS)}):")
 """What begins a turn in the texts of Anthropic's HH-RLHF."""
 
 _SOMEBODY: Message = {"role": "user"}
+_MOST: Final = 1_000_000
+"""Of a margin, as of coefficients of the manifest."""
 _READ_BY_NOBODY = AnswerPart((0,), True)
 """A token behind a text that is scored: what is said of it comes from the state before it."""
 
@@ -70,9 +71,9 @@ def read_pair(
 
 def _margin(row: Row, key: str) -> float:
     margin = cell_of(row, key)
-    if isinstance(margin, int | float) and not isinstance(margin, bool) and 0 <= margin < math.inf:
+    if isinstance(margin, int | float) and not isinstance(margin, bool) and 0 <= margin <= _MOST:
         return float(margin)
-    why, allowed = "the rewards of the pair are to differ by it", "a number of 0 or more"
+    why, allowed = "the rewards of the pair are to differ by it", f"a number from 0 to {_MOST}"
     raise BadCell(key, shown(margin), why, allowed)
 
 

@@ -99,6 +99,7 @@ class Scan:
     digests: list[str] = field(default_factory=list)
     shown: "hashlib._Hash | None" = None
     kept: int = 0
+    good: int = 0
     kept_of: list[int] = field(default_factory=list)
     difficulties: "array[float]" = field(default_factory=lambda: array("d"))
     total: int = 0
@@ -158,6 +159,20 @@ class Scan:
             why = "nothing of them is learnt, and they are left out"
             problem = DataProblem(self._where, got, why, "fine where other rows are left")
             (self.warnings if self.kept else self.errors).add(problem)
+        if self.given == "kto" and self.kept:
+            self._tell_labels()
+
+    def _tell_labels(self) -> None:
+        got = f"{self.good} of {self.kept} answers good"
+        if self.kept == 1:
+            why, allowed = (
+                "kto reads a prompt with the answer to another one, too",
+                "2 rows or more",
+            )
+            self.errors.add(DataProblem(self._where, got, why, allowed))
+        elif self.good in {0, self.kept}:
+            why = f"{self.spec.label_key} says the same of all, and kto learns the difference"
+            self.warnings.add(DataProblem(self._where, got, why, "answers of both kinds"))
 
     @property
     def _where(self) -> str:
@@ -383,6 +398,7 @@ class Scan:
             row = replace(row, index=self.kept, token_ids=cut, agent=agent, answers=kept)
             self.store.append(row)
         self.kept += 1
+        self.good += candidate.row.ground_truth is True
         self.kept_of[candidate.entry] += 1
         if self.spec.curriculum is not None:
             self.difficulties.append(candidate.difficulty)

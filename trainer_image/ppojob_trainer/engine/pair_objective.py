@@ -19,6 +19,11 @@ from ppojob_trainer.algorithms.masked import row_mean, row_sum, rows_with_any
 from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Denominators, LossParts
+from ppojob_trainer.engine.policy_objective import (
+    SAMPLING_STATISTICS,
+    sampling_diagnostics,
+    token_sums,
+)
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
@@ -95,8 +100,8 @@ class PairObjective:
     loss: DpoLoss | BradleyTerryLoss
 
     area: ClassVar = "train"
-    term_names: ClassVar = tuple(f"train/{name}" for name in _TOLD)
-    token_names: ClassVar = ()
+    term_names: ClassVar[tuple[str, ...]] = tuple(f"train/{name}" for name in _TOLD)
+    token_names: ClassVar[tuple[str, ...]] = ()
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64: all rows."""
@@ -107,7 +112,7 @@ class PairObjective:
     ) -> LossParts:
         """The loss of a micro-batch of whole groups."""
         losses, sums = self._compared(outputs, rows)
-        pairs = max(1.0, denominators.sequences / 2.0)
+        pairs = denominators.sequences / 2.0
         terms = {name: total / pairs for name, total in zip(self.term_names, sums, strict=True)}
         return LossParts(losses.sum() / pairs, terms, tokens=int(rows.mask.sum()))
 
@@ -138,11 +143,28 @@ class DrawnPairObjective(PairObjective):
     """
 
     area: ClassVar = "actor"
-    term_names: ClassVar = tuple(f"actor/{name}" for name in _TOLD)
+    term_names: ClassVar = ()
+    pair_names: ClassVar = tuple(f"actor/{name}" for name in _TOLD)
+    token_names: ClassVar = (*SAMPLING_STATISTICS, *pair_names)
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64: those of pairs."""
         return rows_with_any(rows.mask, rows.lengths)
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        """The loss of a micro-batch; a step's figures are means over its pairs."""
+        logprobs, entropy, *_ = outputs
+        losses, of_pairs = self._compared(outputs, rows)
+        told = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
+        sums = token_sums(told, rows.mask) | dict(zip(self.pair_names, of_pairs, strict=True))
+        return LossParts(
+            losses.sum() / max(1.0, denominators.sequences / 2.0),
+            token_sums=sums,
+            tokens=int(rows.mask.sum()),
+            counts=dict.fromkeys(self.pair_names, float(len(losses))),
+        )
 
     def _pairs(self, rows: Experience) -> Pairs:
         assert rows.advantages is not None, "responses are compared before the update"

@@ -120,10 +120,12 @@ class TrainEngine(ForwardEngine):
         denominators = Denominators(*counts)
         router_losses = self._router_losses(denominators)
         rows = torch.arange(experience.num_rows)
-        if self._training.skip_zero_gradient_groups and router_losses is None:
+        # Of the rows of a group that are kept together two may have a loss: the others would cost
+        # more memory than the budget.
+        whole_groups = isinstance(objective, PairObjective)
+        if router_losses is None and (self._training.skip_zero_gradient_groups or whole_groups):
             rows = objective.rows_with_gradient(experience)
         self._clear_gradients()
-        whole_groups = isinstance(objective, PairObjective)
         passes = [
             (head_of, chosen)
             for teacher, head_of in enumerate(heads or (None,))

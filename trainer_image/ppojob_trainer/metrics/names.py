@@ -202,7 +202,7 @@ train/skipped | share | its optimizer steps left out, their gradient not finite
 train/grad_norm | 1 | norm of its gradient before clipping
 train/lr | 1 | its learning rate in the last optimizer step
 train/loss_scale | 1 | what its loss was multiplied by, with autocast float16
-actor/loss | 1 | all terms of the loss; with online_dpo the mean loss of a pair
+actor/loss | 1 | all terms of the loss; with online_dpo the mean loss of a pair of the step
 actor/rewards/chosen | reward | with online_dpo mean reward of the chosen responses: beta times what
     its loss compares (a log ratio to the reference)
 actor/rewards/rejected | reward | the same of the rejected responses
@@ -286,7 +286,7 @@ rpc/sent_bytes | bytes | sent by the controller with its work for others since t
 rpc/received_bytes | bytes | received by the controller in answers to it |
     ppojob_rpc_received_bytes_total counter
 val/loss | 1 | loss of the held-out answers: with sft cross-entropy, mean over trained tokens, else
-    the mean loss of a pair, with kto of an answer
+    the mean loss of a pair, with kto of an answer, by val/kl
 val/kl | nats | as in training, of held-out answers, promptsPerStep at a time
 val/rewards/chosen | reward | as in training, of held-out answers
 val/rewards/rejected | reward | as in training, of held-out answers
