@@ -8,8 +8,9 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.turn_check import check_template, shows_tools
+from ppojob_trainer.data.turn_check import check_template, shows_pictures, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.tools.built_in import TOOLS
 from ppojob_trainer.tools.schemas import tool_schemas
 
 
@@ -52,6 +53,7 @@ def _check(
     refusal = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
     if refusal:
         errors.append(refusal)
+    errors += _unseen(agent, template)
     if not schemas or shows_tools(template, schemas):
         return errors, []
     warning = Problem(
@@ -62,6 +64,25 @@ def _check(
         ReasonCode.NO_EFFECT,
     )
     return errors, [warning]
+
+
+def _unseen(agent: AgentSpec, template: TurnTemplate) -> Iterator[Problem]:
+    """Built-in tools whose pictures the model would not see."""
+    if shows_pictures(template, tool_schemas(agent)):
+        return
+    sees = template.chat.pictures is not None
+    for tool in agent.tools:
+        if tool.source is None and TOOLS[tool.name].shows:
+            yield Problem(
+                "spec.agent.tools",
+                tool.name,
+                "the chat template shows no picture of a tool"
+                if sees
+                else "the model sees no pictures",
+                "a model that sees pictures, and a template (spec.model.chatTemplate) that takes "
+                "them from tools",
+                ReasonCode.CONFLICT,
+            )
 
 
 def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:
