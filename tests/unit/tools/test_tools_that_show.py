@@ -2,6 +2,7 @@
 
 import base64
 import random
+from collections.abc import Sequence
 from math import ceil, floor
 from pathlib import Path
 
@@ -72,57 +73,55 @@ def test_what_it_may_not(value: object) -> None:
         response("a", ["no base64"])
 
 
-def test_a_box_is_that_of_verls_tool() -> None:
+def is_valid(left: float, top: float, right: float, bottom: float) -> bool:
+    if not (left < right and top < bottom):
+        return False
+    height, width = bottom - top, right - left
+    return max(height, width) / min(height, width) <= 100
+
+
+def verls_box(box: Sequence[float], image_width: int, image_height: int) -> list[float] | None:
     """verl's `_maybe_resize_bbox`, line by line."""
+    left, top = max(0.0, float(box[0])), max(0.0, float(box[1]))
+    right, bottom = min(float(image_width), box[2]), min(float(image_height), box[3])
+    if not is_valid(left, top, right, bottom):
+        return None
+    current = [left, top, right, bottom]
+    height, width = bottom - top, right - left
+    if height < 28 or width < 28:
+        center_x, center_y = (left + right) / 2.0, (top + bottom) / 2.0
+        ratio = 28 / min(height, width)
+        target_width, target_height = width * ratio, height * ratio
+        if target_width > image_width:
+            scale_down = image_width / target_width
+            target_width = image_width
+            target_height *= scale_down
+        if target_height > image_height:
+            scale_down = image_height / target_height
+            target_height = image_height
+            target_width *= scale_down
+        new_left = max(center_x - target_width / 2.0, 0)
+        new_top = max(center_y - target_height / 2.0, 0)
+        if new_left + target_width > image_width:
+            new_left = image_width - target_width
+        if new_top + target_height > image_height:
+            new_top = image_height - target_height
+        ends = ceil(new_left + target_width), ceil(new_top + target_height)
+        current = [floor(new_left), floor(new_top), *ends]
+    height, width = floor(current[3]) - floor(current[1]), floor(current[2]) - floor(current[0])
+    return current if is_valid(*current) and min(height, width) >= 28 else None
 
-    def is_valid(left, top, right, bottom):
-        if not (left < right and top < bottom):
-            return False
-        height, width = bottom - top, right - left
-        return not (min(height, width) == 0 or max(height, width) / min(height, width) > 100)
 
-    def verl(box, image_width, image_height):
-        left, top = max(0.0, float(box[0])), max(0.0, float(box[1]))
-        right, bottom = min(float(image_width), box[2]), min(float(image_height), box[3])
-        if not is_valid(left, top, right, bottom):
-            return None
-        current = [left, top, right, bottom]
-        height, width = bottom - top, right - left
-        if height < 28 or width < 28:
-            center_x, center_y = (left + right) / 2.0, (top + bottom) / 2.0
-            ratio = 28 / min(height, width)
-            target_width, target_height = width * ratio, height * ratio
-            if target_width > image_width:
-                scale_down = image_width / target_width
-                target_width = image_width
-                target_height *= scale_down
-            if target_height > image_height:
-                scale_down = image_height / target_height
-                target_height = image_height
-                target_width *= scale_down
-            new_left, new_top = center_x - target_width / 2.0, center_y - target_height / 2.0
-            new_left, new_top = max(new_left, 0), max(new_top, 0)
-            if new_left + target_width > image_width:
-                new_left = image_width - target_width
-            if new_top + target_height > image_height:
-                new_top = image_height - target_height
-            ends = ceil(new_left + target_width), ceil(new_top + target_height)
-            current = [floor(new_left), floor(new_top), *ends]
-        if not is_valid(*current):
-            return None
-        if min(floor(current[3]) - floor(current[1]), floor(current[2]) - floor(current[0])) < 28:
-            return None
-        return current
-
-    draw, found = random.Random(0), []
+def test_a_box_is_that_of_verls_tool() -> None:
+    draw, same = random.Random(0), 0
     for _ in range(2_000):
         size = draw.randrange(20, 300), draw.randrange(20, 300)
         box = tuple(draw.choice([draw.uniform(-9, 310), draw.randrange(310)]) for _ in range(4))
         box = box if draw.random() < 0.5 else (*box[:2], box[0] + box[2] / 9, box[1] + box[3] / 9)
-        ours, theirs = within(box, *size), verl(box, *size)
+        ours, theirs = within(box, *size), verls_box(box, *size)
         assert ours == (theirs if theirs is None else pytest.approx(theirs, abs=1))
-        found.append(ours == (theirs and tuple(theirs)))
-    assert sum(found) > 1_990  # the others round the last bit of a side the other way
+        same += ours == (theirs and tuple(theirs))
+    assert same > 1_990  # the others round the last bit of a side the other way
 
 
 @pytest.mark.processes
