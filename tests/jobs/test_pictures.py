@@ -184,7 +184,7 @@ def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_through, tmp_path: Pa
         roles={"actorRollout": shared, "critic": {"ranksPerReplica": 2, "colocateWith": "none"}},
         model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
     )
-    job["data"]["maxResponseTokens"] = 96
+    job["data"] |= {"maxPromptTokens": 32, "maxResponseTokens": 96}
     (tmp_path / "calm").mkdir()
     calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
     run_folders.assert_trained(calm, 3)
