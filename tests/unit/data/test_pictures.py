@@ -14,7 +14,7 @@ from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_to
 from ppojob_api.run_config import resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.pictures import opened, packed, why_blind
+from ppojob_trainer.data.pictures import opened, packed, seen_by_all, why_blind
 
 pytestmark = pytest.mark.processes
 
@@ -136,8 +136,9 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 )
 def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes, told) -> None:
     manifest = tiny_jobs.write_manifest(tmp_path, folder, **changes)
-    why = why_blind(resolve(load_job(manifest)).spec)("tiny")
-    assert (told is None) == (why == "")
+    spec = resolve(load_job(manifest)).spec
+    why = why_blind(spec)("tiny")
+    assert (told is None) == (why == "") == seen_by_all(spec)
     assert told is None or told in why
 
 

@@ -160,7 +160,7 @@ def test_tools_are_given_the_pictures_of_a_row(tmp_path: Path) -> None:
         for name, held, words in (
             ("bad", [], "no picture of a known format"),
             ("dot", [full], "bytes of pictures in a row"),
-            ("dot", None, "neither the model nor its chat template takes pictures of tools"),
+            ("dot", None, "chat template, critic or reference takes none of tools"),
         ):
             answer = ask(pool, name, pictures=held)
             assert answer.failure == "raised"

@@ -185,6 +185,14 @@ def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
     return why
 
 
+def seen_by_all(spec: PPOJobSpec) -> bool:
+    """Whether the policy sees pictures, and all who read its tokens take them as it does."""
+    form = PictureForm.read(Path(spec.model.path))
+    critics = [] if spec.critic is None else [spec.critic.path or spec.model.path]
+    readers = [*critics, *spec.reference_paths]
+    return form is not None and all(PictureForm.read(Path(path)) == form for path in readers)
+
+
 def packed(pictures: Sequence[bytes]) -> bytes:
     """The pictures of a prompt as one value; empty for none."""
     return msgspec.msgpack.encode(pictures) if pictures else b""

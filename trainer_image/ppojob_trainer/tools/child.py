@@ -124,8 +124,8 @@ class Tools:
                 return ToolCalled(number, text, score, ends=ends)
             text, pictures, reward = read_answer(value)
             if pictures and request.pictures is None:
-                allowed = "neither the model nor its chat template takes pictures of tools"
-                raise BadResult("BadAnswer", "a picture", allowed)
+                why = "the model, its chat template, critic or reference takes none of tools"
+                raise BadResult("BadAnswer", "a picture", why)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
             return ToolCalled(number, text, reward, pictures=pictures)

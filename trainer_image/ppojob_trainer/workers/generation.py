@@ -20,7 +20,7 @@ from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.pictures import packed_later
+from ppojob_trainer.data.pictures import packed_later, seen_by_all
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.models.config_changes import config_changes
@@ -331,18 +331,20 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     if agent is None:
         return None
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
+    sees = seen_by_all(spec)
     return Turns(
         agents={
-            name: _agent(own, template, len(agent.tools)) for name, own in agents_of(agent).items()
+            name: _agent(own, template, len(agent.tools), sees)
+            for name, own in agents_of(agent).items()
         },
         delay=math.inf if agent.tool_steps < 0 else agent.tool_steps,
         fails=agent.tool_failure == "fail",
     )
 
 
-def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int) -> Agent:
+def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bool) -> Agent:
     form, chat, schemas = FORMATS[agent.format], template.chat, tool_schemas(agent)
-    shows = bool(schemas) and form.answer is None and shows_pictures(template, schemas)
+    shows = sees and bool(schemas) and form.answer is None and shows_pictures(template, schemas)
 
     def with_marks(tokens: Sequence[int]) -> str:
         return chat.decode(tokens, skip_special_tokens=False)
