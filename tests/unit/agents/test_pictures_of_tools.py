@@ -83,7 +83,12 @@ class Showing:
     def answers(self, started: tuple[int, int]) -> list[ToolAnswer]:
         number, turn = started
         files = [picture(COLORS[(number + n) % 4], (16 + 8 * turn, 9 + number + n)) for n in (0, 1)]
-        return [ToolAnswer(f"It is {number}.", pictures=packed(files)), ToolAnswer("No more.")]
+        return [ToolAnswer(said_with(number), pictures=packed(files)), ToolAnswer("No more.")]
+
+
+def said_with(number: int) -> str:
+    """What the tool says beside the pictures of a row; of the first nothing."""
+    return f"It is {number}." if number else ""
 
 
 class Processor(Qwen2_5_VLProcessor):
@@ -206,9 +211,9 @@ def test_a_row_is_what_transformers_processor_makes_of_the_whole(tmp_path: Path)
             talk.append({"role": "assistant", "content": [{"type": "text", "text": one}]})
             if turn < 2:
                 number = int(row.name[0]) * SAMPLES + int(row.name[-1])
-                told = {"type": "text", "text": f"It is {number}."}
+                told = [{"type": "text", "text": said_with(number)}] if number else []
                 both = shown[2 * turn : 2 * turn + 2]
-                talk.append({"role": "tool", "content": [*map(image_part, both), told]})
+                talk.append({"role": "tool", "content": [*map(image_part, both), *told]})
                 talk.append({"role": "tool", "content": [{"type": "text", "text": "No more."}]})
         processor = processor_of(tmp_path)
         whole = processor.apply_chat_template(talk, tokenize=True, return_dict=True)
