@@ -226,7 +226,17 @@ def test_a_row_is_what_transformers_processor_makes_of_the_whole(tmp_path: Path)
     assert compared > 1
 
 
-def test_a_template_without_pictures_of_tools_is_told(tmp_path: Path) -> None:
+def test_a_template_shows_pictures_of_tools_or_is_known_not_to(tmp_path: Path) -> None:
+    """Qwen3.5's trims the whole of a message."""
     save_seeing_model(tmp_path)
-    for template, shows in ((BRACKETED, True), (TEMPLATE, False)):
-        assert shows_pictures(form_of(tmp_path, template).template, TOOLS) is shows
+    trimmed = BRACKETED.replace("(m[", "((m[", 1).replace("| join)", "| join) | trim)")
+    for template, shows in ((BRACKETED, True), (trimmed, True), (TEMPLATE, False)):
+        form = form_of(tmp_path, template)
+        assert shows_pictures(form.template, TOOLS) is shows
+        if shows:
+            shown, end = packed([picture("red")]), [END]
+            ids = form.answered(end, [ToolCall("add", "{}")], [" \n a \n"], [shown])
+            said = form.chat.decode(ids, skip_special_tokens=False)
+            text = "[~~~~] \n a" + ("" if template == trimmed else " \n")
+            turn = "<|im_start|>tool\n{}<|im_end|>\n<|im_start|>assistant\n"
+            assert said.removeprefix("\n") == turn.format(text)

@@ -43,6 +43,7 @@ def _in_json(text: str) -> str:
 _FORMS: tuple[_Form, ...] = (
     lambda body: body,
     str.strip,
+    str.rstrip,  # where pictures stand before it
     _in_json,
     lambda body: _in_json(body.strip()),
 )
