@@ -71,7 +71,7 @@ class RemoteTools:
             stage = f"{batch.label}/{label}/{row}/{self.attempt}"
             id_ = RequestId(0, batch.step, stage, turn, batch.rewinds)
             peer = peers[row % len(peers)]
-            seen = pictures if peers is self.tools else None
+            seen = None if peers is self.retrievers or told[0].to_user else pictures
             act = Act(batch, row, turn, told, prompt.tools, seen)
             asked.append(Call(peer, ACT, act, id_))
             places += mine

@@ -110,7 +110,8 @@ class ToolPool(Closeable):
                 size = held + len(answer.pictures)
                 if answer.pictures and size > MOST_BYTES:
                     why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
-                    answer, size = self._failed("raised", call, why), held
+                    failed, size = self._failed("raised", call, why), held
+                    answer = msgspec.structs.replace(failed, seconds=answer.seconds)
                 made.append(answer)
                 held = size
             return made
