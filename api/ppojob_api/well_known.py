@@ -38,7 +38,7 @@ BUILT_IN_SCORERS: Final = (
 # Tools that a model may call without a source; held to the trainer's table in the same way.
 SEARCH_TOOL: Final = "search"
 BUILT_IN_TOOLS: Final = (
-    *("calc_geo3k_reward", "calc_gsm8k_reward", "calculator", "python"),
+    *("calc_geo3k_reward", "calc_gsm8k_reward", "calculator", "image_zoom_in_tool", "python"),
     SEARCH_TOOL,
 )
 

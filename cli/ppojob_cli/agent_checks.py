@@ -8,8 +8,10 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.turn_check import check_template, shows_tools
+from ppojob_trainer.data.pictures import seen_by_all
+from ppojob_trainer.data.turn_check import check_template, shows_pictures, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.tools.built_in import TOOLS
 from ppojob_trainer.tools.schemas import tool_schemas
 
 
@@ -22,16 +24,17 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
     for number, own in enumerate(spec.agent.agents):
         places[f"spec.agent.agents[{number}]"] = named[own.name]
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
+    sees = seen_by_all(spec)
     errors, warnings = dict[str, None](), dict[str, None]()  # agents share what is wrong with them
     for place, agent in places.items():
-        wrong, worth_knowing = _check(f"{place}.format", agent, template)
+        wrong, worth_knowing = _check(f"{place}.format", agent, template, sees)
         errors |= dict.fromkeys(map(str, wrong))
         warnings |= dict.fromkeys(map(str, worth_knowing))
     return list(errors), list(warnings)
 
 
 def _check(
-    place: str, agent: AgentSpec, template: TurnTemplate
+    place: str, agent: AgentSpec, template: TurnTemplate, sees: bool
 ) -> tuple[list[Problem | str], list[Problem]]:
     """Judge the conversations of one agent, whose format is said at a place."""
     form, chat = FORMATS[agent.format], template.chat
@@ -52,6 +55,7 @@ def _check(
     refusal = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
     if refusal:
         errors.append(refusal)
+    errors += _unseen(agent, template, sees)
     if not schemas or shows_tools(template, schemas):
         return errors, []
     warning = Problem(
@@ -62,6 +66,23 @@ def _check(
         ReasonCode.NO_EFFECT,
     )
     return errors, [warning]
+
+
+def _unseen(agent: AgentSpec, template: TurnTemplate, sees: bool) -> Iterator[Problem]:
+    """Built-in tools whose pictures nobody would see."""
+    shows = {tool.name for tool in agent.tools if tool.source is None and TOOLS[tool.name].shows}
+    if shows and not (sees and shows_pictures(template, tool_schemas(agent))):
+        why = "the chat template shows no picture of a tool"
+        if not sees:
+            why = "the model sees no pictures, or a critic or reference not as it does"
+        yield Problem(
+            "spec.agent.tools",
+            ", ".join(sorted(shows)),
+            why,
+            "models that see alike, and a template (spec.model.chatTemplate) that takes parts of "
+            "messages of tools",
+            ReasonCode.CONFLICT,
+        )
 
 
 def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from ppojob_cli.input_error import InputError
 _BUILT_IN: Final = {
     "verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward",
     "verl.tools.geo3k_tool.Geo3kTool": "calc_geo3k_reward",
+    "verl.tools.image_zoom_in_tool.ImageZoomInTool": "image_zoom_in_tool",
 }
 """verl's own classes that are tools here; it had them until May 2026."""
 _USERS: Final = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}

@@ -10,7 +10,7 @@ import run_folders
 import tiny_jobs
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import NAMES, SEEING, picture
+from tiny_models import NAMES, SEEING, ZOOMS, picture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -25,6 +25,16 @@ USER = """
 def ask(messages, query):
     assert messages[0]["content"] == "<image>?"
     return len(messages) > 4, f"{query} {len(messages)}", 0.25
+"""
+
+
+ZOOM = """
+from verl.tools.schemas import ToolResponse
+
+def zoom(part, images):
+    width, height = images[0].size
+    part = images[0].crop((0, 0, max(8, width * part // 40), height))
+    return ToolResponse(image=[part], text=f"{len(images)}"), 0.25
 """
 
 
@@ -147,6 +157,42 @@ def test_a_conversation_about_a_picture(run_through, tmp_path: Path) -> None:
     steps = [record for record in run_folders.metrics(calm) if record["step"]]
     assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
     assert max(record["num_turns/max"] for record in steps) > 3
+    killed = tmp_path / "killed"
+    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
+    assert run_folders.result(killed) == run_folders.result(calm)
+
+
+def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_through, tmp_path: Path) -> None:
+    """Over ranks that share the tokens of a row, with a tower that learns, and a critic apart."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing_caller")
+    write_rows(tmp_path / "train.parquet", 24)
+    (tmp_path / "zoom.py").write_text(ZOOM)
+    tool = {
+        "name": "zoom",
+        "description": "Shows a part of the picture.",
+        "parameters": {"type": "object", "properties": {"part": {"type": "integer"}}},
+        "source": {"path": str(tmp_path / "zoom.py")},
+    }
+    spec = tiny_jobs.make_manifest(tmp_path)["spec"]
+    shared = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
+    stops = [len(NAMES) + number for number in range(len(ZOOMS))]
+    job = picture_job(
+        tmp_path,
+        algorithm=PPO,
+        agent={"tools": [tool], "toolSteps": 4, "turnTokens": 24, "toolRewards": "add"},
+        rollout={**spec["rollout"], "stopTokenIds": stops},
+        roles={"actorRollout": shared, "critic": {"ranksPerReplica": 2, "colocateWith": "none"}},
+        model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
+    )
+    job["data"] |= {"maxPromptTokens": 32, "maxResponseTokens": 96}
+    (tmp_path / "calm").mkdir()
+    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    run_folders.assert_trained(calm, 3)
+    steps = [record for record in run_folders.metrics(calm) if record["step"]]
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    shown = [row["pictures"] or [] for row in run_folders.rows(calm, 1)]
+    assert max(map(len, shown)) > 1
+    assert len({one["file"] for files in shown for one in files}) > 4
     killed = tmp_path / "killed"
     run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)

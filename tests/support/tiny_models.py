@@ -110,6 +110,11 @@ CALLS = [
 SEARCHES = [f"<search>town {n}</search>" for n in range(40)]
 ANSWERS = [f"<answer>{n}</answer>" for n in range(10)]
 """The same of a model that searches as Search-R1 does."""
+ZOOMS = [
+    f'<tool_call>\n{{"name": "zoom", "arguments": {{"part": {part}}}}}\n</tool_call>'
+    for part in range(1, 41)
+]
+"""The same of a model that sees pictures."""
 TEMPLATE = (
     "{% for m in messages %}"
     "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
@@ -124,7 +129,11 @@ SEEING_TEMPLATE = TEMPLATE.replace(
 """The same where a part of a content may be a picture."""
 
 
-SEEING = {"seeing": Qwen2_5_VLForConditionalGeneration, "seeing_3": Qwen3VLForConditionalGeneration}
+SEEING = {
+    "seeing": Qwen2_5_VLForConditionalGeneration,
+    "seeing_3": Qwen3VLForConditionalGeneration,
+    "seeing_caller": Qwen2_5_VLForConditionalGeneration,
+}
 """Models that see pictures, by what the command line calls them."""
 QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
 
@@ -336,8 +345,9 @@ def make(kind: str, first: str, second: str) -> None:
         save_policy(Path(first), float(second), model_class=Qwen3_5ForCausalLM, **sizes)
     elif kind.startswith("seeing"):
         changes = {**WIDE_HEADS, "attention_dropout": float(second), "tie_word_embeddings": True}
-        save_seeing_model(Path(first), SEEING[kind], **changes)
-        save_tokenizer(Path(first), template=SEEING_TEMPLATE)
+        names = [*NAMES, *ZOOMS] if kind == "seeing_caller" else NAMES
+        save_seeing_model(Path(first), SEEING[kind], vocab_size=len(names), **changes)
+        save_tokenizer(Path(first), template=SEEING_TEMPLATE, names=names)
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
     elif kind == "searcher":

@@ -8,16 +8,21 @@ import pytest
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.retrieval.build import build_index
-from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.tools.pool import ToolPool
 
 
 def ask(
-    pool: ToolPool, name: str, arguments: str = "{}", created: bytes = b"{}", to_user: bool = False
+    pool: ToolPool,
+    name: str,
+    arguments: str = "{}",
+    created: bytes = b"{}",
+    to_user: bool = False,
+    pictures: list[SeenPicture] | None = None,
 ) -> ToolAnswer:
     """The answer to one call, or of a user to a turn."""
     call = ToolCall(name, arguments, created, to_user=to_user)
-    return pool.start([call], ["step 1/train/row 3"]).result()[0]
+    return pool.start([call], ["step 1/train/row 3"], pictures=pictures).result()[0]
 
 
 def problems_of(agent: AgentSpec, folder: Path | None = None) -> list[str]:

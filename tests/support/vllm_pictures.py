@@ -24,9 +24,15 @@ from transformers import (
 )
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_trainer.data.pictures import PictureForm, packed
+from ppojob_trainer.data.pictures import PictureForm, packed, unpacked
 from ppojob_trainer.models.vision_tower import tower_of
-from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, generate
+from ppojob_trainer.rollout.protocol import (
+    Finished,
+    Request,
+    SamplingParams,
+    generate,
+    generation_phase,
+)
 from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_pictures
 
 FAMILIES = {
@@ -61,6 +67,21 @@ def requests(form: PictureForm) -> list[Request]:
         for n, (ids, held) in enumerate((ids, packed(files)) for ids, files in SHOWN)
         for s in range(SAMPLES)
     ]
+
+
+def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
+    """The next turn of a row, which a tool has shown a picture."""
+    drawn = [token for token in done.tokens if token != TOKEN]  # which ends one
+    before = [*row.prompt, *drawn, 7]
+    shown = form.expanded([TOKEN], packed([WIDE]))
+    return replace(
+        row,
+        request_id=f"{row.request_id}/1",
+        prompt=(*before, *shown, 8),
+        sampling=replace(row.sampling, max_tokens=8),
+        pictures=packed([*unpacked(row.pictures), WIDE]),
+        later=(len(before),),
+    )
 
 
 def largest(
@@ -108,10 +129,11 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
     facts: dict[str, Any] = {}
     prompts: list[bool] = []
     cached: dict[str, int] = {}
+    turns: list[Request] = []
     finished = engine._finished
 
     def watched(output: Any) -> Finished:
-        own = next(row for row in rows if row.request_id == output.request_id)
+        own = next(row for row in [*rows, *turns] if row.request_id == output.request_id)
         prompts.append(tuple(output.prompt_token_ids) == own.prompt)
         cached[output.request_id] = output.num_cached_tokens
         return finished(output)
@@ -126,12 +148,24 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
     facts["prompts"], facts["cached"] = all(prompts), cached
     facts["first"] = largest(whole, folder, rows, drawn)
     facts["rows"] = bits(drawn)
+    with generation_phase(engine) as submit:
+        for row in rows:
+            submit(row)
+        first = [one for _ in iter(engine.has_work, False) for one in engine.step()]
+        by_id = {one.request_id: one for one in first}
+        turns += [shown_more(form, row, by_id[row.request_id]) for row in rows]
+        for row in turns:
+            submit(row)
+        second = [one for _ in iter(engine.has_work, False) for one in engine.step()]
+    facts["cached turns"] = [cached[row.request_id] for row in turns]
+    by_id = {one.request_id: one for one in second}
+    facts["later"] = largest(whole, folder, turns, [by_id[row.request_id] for row in turns])
     others = [replace(row, pictures=packed([YELLOW])) for row in rows[6:9]]
     facts["another picture"] = largest(whole, folder, others, drawn[6:9])
     # Where the tower has seen these pictures before, in other company.
     generate(engine, rows[::-1])
     facts["again"] = bits(generate(engine, rows)) == bits(drawn)
-    facts["shown in three phases"] = len(shown)
+    facts["shown in four phases"] = len(shown)
     before = [weight.clone() for weight in whole.model.language_model.parameters()]
     torch.manual_seed(1)
     with torch.no_grad():

@@ -67,8 +67,10 @@ class Form:
             return Turn(reply=f"{tokens[-1]}")
         return Turn(tuple(ToolCall("sum", str(sum(tokens) + more)) for more in range(2)))
 
+    pictures = None
+
     def answered(
-        self, _: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
+        self, _: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str], __: object
     ) -> list[int]:
         assert len(calls) == len(answers)
         return [5, *(int(answer) % VOCAB for answer in answers), 6]
@@ -116,7 +118,9 @@ class Workers:
     def __post_init__(self) -> None:
         self._random, self._lock = random.Random(self.seed), threading.Lock()
 
-    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Future[list[ToolAnswer]]:
+    def start(
+        self, number: int, turn: int, calls: Sequence[ToolCall], _: None
+    ) -> Future[list[ToolAnswer]]:
         self.started.append((number, turn))
         return POOL.submit(self._act, number, calls)
 

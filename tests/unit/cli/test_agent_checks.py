@@ -19,14 +19,19 @@ ONLY_USERS = (
 )
 
 
-def job(folder: Path, format_: str = "hermes") -> PPOJobSpec:
-    agent = {"tools": [{"name": "calculator"}], "format": format_}
-    return PPOJob.model_validate(tiny_jobs.make_manifest(folder, agent=agent)).spec
+def job(folder: Path, format_: str = "hermes", tool: str = "calculator") -> PPOJobSpec:
+    agent = {"tools": [{"name": tool}], "format": format_}
+    return PPOJob.model_validate(tiny_jobs.make_manifest(folder.parent, agent=agent)).spec
 
 
-def told(folder: Path, format_: str = "hermes", template: str = tiny_models.TEMPLATE):
+def told(
+    folder: Path,
+    format_: str = "hermes",
+    template: str = tiny_models.TEMPLATE,
+    tool: str = "calculator",
+):
     tiny_models.save_tokenizer(folder, template=template)
-    spec = job(folder, format_)
+    spec = job(folder, format_, tool)
     with ChatTokenizer(folder, folder) as chat:
         return check_agent(spec, chat)
 
@@ -55,6 +60,26 @@ def test_what_cannot_work_is_refused(tmp_path: Path, format_: str, template: str
     errors, _ = told(tmp_path, format_, template)
     assert len(errors) == 1
     assert said in errors[0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("template", "is_seeing", "said"),
+    [
+        (tiny_models.SEEING_TEMPLATE, True, None),
+        (tiny_models.SEEING_TEMPLATE, False, "the model sees no pictures"),
+        (tiny_models.TEMPLATE, True, "the chat template shows no picture of a tool"),
+    ],
+)
+def test_a_tool_that_shows_needs_a_model_and_a_template_that_see(
+    tmp_path: Path, template: str, is_seeing: bool, said: str | None
+):
+    folder = tmp_path / "model"
+    tiny_models.save_seeing_model(folder)
+    if not is_seeing:
+        (folder / "preprocessor_config.json").unlink()
+    errors, _ = told(folder, template=template, tool="image_zoom_in_tool")
+    assert [said in one for one in errors] == ([] if said is None else [True])
 
 
 def test_prompts_that_are_text_show_no_tools(tmp_path: Path):

@@ -57,6 +57,19 @@ tools:
           properties: {query_list: {type: array, item: {type: string}, description: "Queries."}}
           required: [query_list]
 """
+ZOOM = """\
+  - class_name: "verl.tools.image_zoom_in_tool.ImageZoomInTool"
+    config: {num_workers: 256, rate_limit: 256, timeout: 60, type: native}
+    tool_schema:
+      type: "function"
+      function:
+        name: "image_zoom_in_tool"
+        description: "Zooms."
+        parameters:
+          type: "object"
+          properties: {bbox_2d: {type: "array", items: {type: "number"}, minItems: 4, maxItems: 4}}
+          required: ["bbox_2d"]
+"""
 INTERACTIONS = """\
 interaction:
   - name: "gsm8k"
@@ -71,7 +84,7 @@ FUNCTIONS = '''
 from typing import Literal, Optional
 import json
 
-def search(query: str, top_k: int = 3, unit: Optional[str] = None, kinds: list[str] = ()):
+def search(query: str, images, top_k: int = 3, unit: Optional[str] = None, kinds: list[str] = ()):
     """Searches the pages.
 
     Args:
@@ -111,7 +124,7 @@ def printed(file: str) -> str:
 
 
 def test_verls_yaml(folder: Path) -> None:
-    (folder / "tools.yaml").write_text(YAML)
+    (folder / "tools.yaml").write_text(YAML + ZOOM)
     assert printed("tools.yaml") == (HERE / "tools_of_yaml.txt").read_text()
 
 

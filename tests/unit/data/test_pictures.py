@@ -14,7 +14,9 @@ from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_to
 from ppojob_api.run_config import resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.pictures import opened, packed, why_blind
+from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.pictures import opened, packed, seen_by_all, why_blind
+from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 
 pytestmark = pytest.mark.processes
 
@@ -121,6 +123,20 @@ def test_other_pictures_under_the_same_path_are_other_data(folder: Path) -> None
     assert len(found) == 2
 
 
+def test_a_row_has_no_more_than_tools_are_given(folder: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (3500, 3300)).save(file, "BMP")  # 33 MiB
+    agents = RowAgents({"tool_agent": RowAgent((), False)}, "tool_agent", {})
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        table = files.table("a.parquet", good_row("<image>?", images=[{"bytes": file.getvalue()}]))
+        assert files.errors(table) == []
+        draw = ("promptsPerStep", 1)
+        report = check_files(files.spec(table), chat, rewards=None, agents=agents, draw=draw)
+    (line,) = report.errors
+    assert "bytes of pictures: tools are given them; at most 33554432 bytes a row" in line
+
+
 SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 
 
@@ -136,8 +152,9 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 )
 def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes, told) -> None:
     manifest = tiny_jobs.write_manifest(tmp_path, folder, **changes)
-    why = why_blind(resolve(load_job(manifest)).spec)("tiny")
-    assert (told is None) == (why == "")
+    spec = resolve(load_job(manifest)).spec
+    why = why_blind(spec)("tiny")
+    assert (told is None) == (why == "") == seen_by_all(spec)
     assert told is None or told in why
 
 

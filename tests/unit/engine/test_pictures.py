@@ -18,7 +18,14 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from ppojob_trainer.data.pictures import PictureForm, opened, packed
+from ppojob_trainer.data.pictures import (
+    LaterPicture,
+    PictureForm,
+    opened,
+    packed,
+    packed_later,
+    unpacked,
+)
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
@@ -157,29 +164,42 @@ def test_the_engine_draws_what_the_whole_model_would(
     assert drawn[4].logprobs != drawn[6].logprobs
 
 
-def test_what_follows_a_prompt_with_pictures_is_text(tmp_path: Path) -> None:
-    """A later turn, whose tokens may be that of a picture."""
+@pytest.mark.parametrize("shown", [[], [picture("green", (9, 35))]])
+def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
+    tmp_path: Path, shown: list[bytes]
+) -> None:
+    """A later turn, whose tokens may be that of a picture, which it drew."""
     save_seeing_model(tmp_path, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     prompt, before = tuple(form.expanded(PROMPTS[0], PICTURES[0])), (9, TOKEN, 7, TOKEN)
+    before += tuple(form.expanded([TOKEN], packed(shown))) if shown else ()
+    later = [LaterPicture(4, one) for one in shown]
     give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=5)
-    turn = Request("1", (*prompt, *before), sampling, seed=1, pictures=PICTURES[0])
+    turn = Request(
+        "1",
+        (*prompt, *before),
+        sampling,
+        seed=1,
+        pictures=packed([*unpacked(PICTURES[0]), *shown]),
+        later=tuple(len(prompt) + one.start for one in later),
+    )
     (drawn,) = generate(engine, [turn])
     row = Experience(
         prompts=[torch.tensor(prompt)],
         row_groups=torch.zeros(1, dtype=torch.int64),
         response_tokens=torch.tensor([*before, *drawn.tokens]),
-        lengths=torch.tensor([9]),
-        mask=torch.tensor([False] * 4 + [True] * 5),
-        rollout_logprobs=torch.zeros(9),
+        lengths=torch.tensor([len(before) + 5]),
+        mask=torch.tensor([False] * len(before) + [True] * 5),
+        rollout_logprobs=torch.zeros(len(before) + 5),
         pictures=[PICTURES[0]],
+        later_pictures=[packed_later(later)],
     )
     trainer = load_model(tmp_path)
     use_packed_attention(trainer)
     head = PolicyHead(LogprobSettings(chunk_tokens=5))
-    said = packed_pass(trainer, head, row).outputs[0][4:]
+    said = packed_pass(trainer, head, row).outputs[0][len(before) :]
     torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=0, atol=1e-5)
 
 

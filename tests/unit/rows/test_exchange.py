@@ -37,6 +37,7 @@ def batch_of(index: BatchIndex) -> Experience:
         row_groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
         pictures=[bytes(range(p, p + n)) for p, n in enumerate(index.picture_bytes)],
+        later_pictures=[bytes([row % 256] * n) for row, n in enumerate(index.later_picture_bytes)],
         **{name: column(name, dtype) for name, dtype in COLUMN_DTYPES.items()},
     )
 
@@ -54,6 +55,7 @@ def assert_same(got: Experience, expected: Experience, columns: tuple[str, ...])
     assert got.row_groups.tolist() == expected.row_groups.tolist()
     assert [p.tolist() for p in got.prompts] == [p.tolist() for p in expected.prompts]
     assert got.pictures == expected.pictures
+    assert got.later_pictures == expected.later_pictures
     for name in columns:
         assert bits(getattr(got, name)) == bits(getattr(expected, name)), name
 
@@ -70,6 +72,9 @@ def batches(draw: st.DrawFn) -> tuple[BatchIndex, TransferPlan, int]:
         samples,
         tuple(draw(places)),
         tuple(draw(st.lists(st.integers(0, 9), min_size=groups, max_size=groups)))
+        if draw(st.booleans())
+        else (),
+        tuple(draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)))
         if draw(st.booleans())
         else (),
     )

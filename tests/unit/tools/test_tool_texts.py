@@ -94,7 +94,8 @@ def test_a_text_is_one_that_utf8_can_hold() -> None:
     ],
 )
 def test_what_a_tool_may_return(value: object, answer: tuple[str, float]) -> None:
-    assert read_answer(value) == answer
+    text, reward = answer
+    assert read_answer(value) == (text, [], reward)
 
 
 @pytest.mark.parametrize("value", [(), ("a", 0.0, {}, 1), ("a", "b"), ("a", float("inf"))])

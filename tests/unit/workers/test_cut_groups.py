@@ -18,6 +18,7 @@ INDEX = BatchIndex(
     samples=4,
     owners=(2, 0),
     picture_bytes=(2, 0),
+    later_picture_bytes=(0, 1, 0, 2, 0, 0, 3, 1),
 )
 RANKS = 4
 
@@ -37,6 +38,7 @@ def rows_of(positions: tuple[int, ...]) -> Experience:
         experts=tokens.to(torch.int16).view(-1, 1, 1),
         prompt_experts=of_prompts.to(torch.int16).view(-1, 1, 1),
         pictures=[b"ab", b""],
+        later_pictures=[bytes([row] * size) for row, size in enumerate(INDEX.later_picture_bytes)],
     )
     return batch.select([4 * p + sample for p in positions for sample in range(4)])
 
@@ -47,7 +49,7 @@ def at(link: QueueLink, costs: GroupCosts = COSTS) -> BatchRows:
     return BatchRows(INDEX, mine, link, costs, ParallelDims(shard=RANKS), within)
 
 
-def every_row(parts: list[Experience]) -> list[tuple[list[int], list[int], list[int], bytes]]:
+def every_row(parts: list[Experience]) -> list[tuple[object, ...]]:
     """Prompt, tokens, experts of the prompt and pictures of all rows, in order of their tokens."""
     found = []
     for part in parts:
@@ -55,8 +57,9 @@ def every_row(parts: list[Experience]) -> list[tuple[list[int], list[int], list[
             one = part.select([row])
             experts = [] if one.prompt_experts is None else one.prompt_experts.flatten().tolist()
             tokens = one.response_tokens.tolist()
-            found.append((one.prompts[0].tolist(), tokens, experts, one.pictures[0]))
-    return sorted(found, key=lambda told: told[1])
+            shown = one.pictures[0], one.later_pictures[0]
+            found.append((tokens, one.prompts[0].tolist(), experts, *shown))
+    return sorted(found)
 
 
 def test_each_rank_has_as_many_rows_of_a_group():

@@ -132,6 +132,7 @@ class Driver:
             wanted = episode.take(response)
             started = None
             if wanted.calls:
-                started = self.tools.start(number, episode.turn, wanted.calls)
+                seen = episode.seen
+                started = self.tools.start(number, episode.turn, wanted.calls, seen)
             if wanted.calls or wanted.reply:
                 self._waiting[number] = _Waiting(self._clock + self.delay, wanted, started)

@@ -15,10 +15,11 @@ import msgspec
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
+from ppojob_trainer.data.pictures import LaterPicture, packed, unpacked
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
-from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
 from ppojob_trainer.tools.wire import Conversation, Message
 
@@ -61,6 +62,7 @@ class Episode:
     _conversation: Conversation = field(init=False)
     _finish_reason: FinishReason = "stop"
     _experts: bytes = b""  # of the whole row up to the last turn
+    _shown: list[LaterPicture] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._conversation = Conversation(_messages(self.user.prompt) if self.user else [])
@@ -75,13 +77,23 @@ class Episode:
         left = self.response_tokens - self._tokens
         turn = left if self.agent.turn_tokens is None else min(left, self.agent.turn_tokens)
         given = [token for segment in self._segments for token in segment.tokens]
+        files = [one.file for one in self._shown]
         return Request(
             request_id=f"{self.name}/{self._drawn}" if self._drawn else self.name,
             prompt=(*self.prompt, *given),
             sampling=replace(self.sampling, max_tokens=turn),
             seed=self.seed_of(self._drawn),
-            pictures=self.pictures,
+            pictures=packed([*unpacked(self.pictures), *files]) if files else self.pictures,
+            later=tuple(len(self.prompt) + one.start for one in self._shown),
         )
+
+    @property
+    def seen(self) -> list[SeenPicture] | None:
+        """The pictures that it has shown so far; None where tools cannot show it any."""
+        if (form := self.form.pictures) is None:
+            return None
+        files = [*unpacked(self.pictures), *(one.file for one in self._shown)]
+        return [SeenPicture(file, *form.sides(file)) for file in files]
 
     def take(self, response: Finished) -> Turn:
         """Take in a turn of the model; answers what it wants, nothing where the row is over."""
@@ -117,15 +129,17 @@ class Episode:
             answers would leave it no token.
         """
         if self.agent.tool_rewards == "add":
-            given = sum(answer.reward for answer in answers)
-            self._segments[-1] = replace(self._segments[-1], reward=given)
+            reward = sum(answer.reward for answer in answers)
+            self._segments[-1] = replace(self._segments[-1], reward=reward)
         if calls[0].to_user:
             return self._answer_of_user(answers[0])
         self._answers += answers
         texts = [answer.text for answer in answers]
         for text in texts:
             self._tell("tool", text)
-        return self._goes_on(self.form.answered(self._segments[-1].tokens, calls, texts))
+        held = [answer.pictures for answer in answers]
+        given = self.form.answered(self._segments[-1].tokens, calls, texts, held)
+        return self._goes_on(given, [file for one in held for file in unpacked(one)])
 
     def _answer_of_user(self, answer: ToolAnswer) -> bool:
         """The user has spoken; its last words, which nobody answers, are not part of the row."""
@@ -141,10 +155,15 @@ class Episode:
         self._tell("user", reply)
         return self._goes_on(self.form.replied(self._segments[-1].tokens, reply))
 
-    def _goes_on(self, given: Sequence[int]) -> bool:
+    def _goes_on(self, given: Sequence[int], shown: Sequence[bytes] = ()) -> bool:
         if self._tokens + len(given) >= self.response_tokens:
             self._finish_reason = "length"
             return False
+        if shown:
+            assert self.form.pictures is not None, "tools were told that they can show some"
+            spans = self.form.pictures.spans(given, packed(shown))
+            places = [self._tokens + start for start, _ in spans]
+            self._shown += map(LaterPicture, places, shown)
         if given:
             self._add(Segment(tuple(given)))
         self._answered += 1
@@ -174,6 +193,7 @@ class Episode:
             msgspec.json.encode(self.figures),
             tool_seconds=sum(answer.seconds for answer in self._answers),
             experts=self._experts,
+            pictures=tuple(self._shown),
         )
 
     def _tell(self, role: str, text: str) -> None:

@@ -12,7 +12,7 @@ from ppojob_api.well_known import SEARCH_TOOL
 from ppojob_trainer.parallel.collectives import told_by_first
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
-from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import Act, Acted, SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.methods import ACT
@@ -45,10 +45,17 @@ class RemoteTools:
     attempt: int = 0
     world: World = field(default_factory=World.alone)
 
-    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Started | None:
+    def start(
+        self,
+        number: int,
+        turn: int,
+        calls: Sequence[ToolCall],
+        pictures: list[SeenPicture] | None = None,
+    ) -> Started | None:
         """Ask for the calls, at least one, of a row that had so many answers before.
 
-        Nothing is asked where another rank of the engine does it.
+        Nothing is asked where another rank of the engine does it. `pictures` are those of the row
+        so far; None where tools cannot show it any.
         """
         if not self.world.leads_engine:
             return None
@@ -64,7 +71,8 @@ class RemoteTools:
             stage = f"{batch.label}/{label}/{row}/{self.attempt}"
             id_ = RequestId(0, batch.step, stage, turn, batch.rewinds)
             peer = peers[row % len(peers)]
-            act = Act(batch, row, turn, told, prompt.tools)
+            seen = None if peers is self.retrievers or told[0].to_user else pictures
+            act = Act(batch, row, turn, told, prompt.tools, seen)
             asked.append(Call(peer, ACT, act, id_))
             places += mine
         return self.caller.start(asked), places

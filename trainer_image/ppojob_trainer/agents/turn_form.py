@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
 from ppojob_trainer.data.chat import ChatTokenizer, Tools
-from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.data.pictures import PictureForm, packed, unpacked
+from ppojob_trainer.data.turns import PICTURES, TurnTemplate
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import ToolCall
 
 
@@ -34,6 +36,8 @@ class ChatForm:
     template: TurnTemplate
     form: Format
     tools: Tools
+    pictures: PictureForm | None = None
+    """How the model takes those that tools show it; None where they cannot."""
 
     def read(self, tokens: Sequence[int]) -> Turn:
         """What follows a turn; what names no tool is no call, as in verl."""
@@ -48,20 +52,28 @@ class ChatForm:
         return Turn(calls, self.form.invalid if is_bad and not calls else "")
 
     def answered(
-        self, written: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
+        self,
+        written: Sequence[int],
+        calls: Sequence[ToolCall],
+        answers: Sequence[str],
+        pictures: Sequence[bytes] = (),
     ) -> list[int]:
-        """What stands for the answers, (calls,) texts of the tools.
+        """What stands for the answers, (calls,) texts of the tools, with the pictures before each.
 
         Some templates write whose answer it is, by name or id of the call.
         """
         if self.form.answer is not None:
             # Not even the tokenizer's own tokens live in what a tool says.
             return self.template.text.encode(["", ""], ["".join(map(self.form.answer, answers))])
-        messages = [
+        shown = [unpacked(held) for held in pictures] or [[]] * len(calls)
+        messages: list[dict[str, Json]] = [
             {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": answer}
-            for call, answer in zip(calls, answers, strict=True)
+            | {PICTURES: len(files)}
+            for call, answer, files in zip(calls, answers, shown, strict=True)
         ]
-        return self.template.delta(messages, self.tools, written=written)
+        ids = self.template.delta(messages, self.tools, written=written)
+        files = packed([file for files in shown for file in files])
+        return ids if self.pictures is None else self.pictures.expanded(ids, files)
 
     def replied(self, written: Sequence[int], reply: str) -> list[int]:
         """What stands for `Turn.reply`."""

@@ -56,6 +56,7 @@ class Batch:
         figures: (rows,) turns and calls of each row, JSON; none where rows have one turn.
         tool_seconds: (rows,) that calls took; none where the rows come from the disk.
         versions: (rows,) tokens by the version of the weights that drew them.
+        later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
         origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
     """
 
@@ -71,6 +72,7 @@ class Batch:
     figures: list[bytes] = field(default_factory=list)
     tool_seconds: list[float] = field(default_factory=list)
     versions: list[dict[int, int]] = field(default_factory=list)
+    later_picture_bytes: list[int] = field(default_factory=list)
     origins: list[Origin] | None = None
 
     @property
@@ -110,6 +112,7 @@ class Batch:
             samples=self.samples,
             owners=self.prompt_owners,
             picture_bytes=sizes if any(sizes) else [],
+            later_picture_bytes=self.later_picture_bytes if any(self.later_picture_bytes) else [],
         )
 
     @property
@@ -224,6 +227,7 @@ class Batch:
         self.figures = [figures for answer in answers for figures in answer.figures]
         self.tool_seconds = [seconds for answer in answers for seconds in answer.tool_seconds]
         self.versions = [versions for answer in answers for versions in answer.versions]
+        self.later_picture_bytes = [n for answer in answers for n in answer.later_picture_bytes]
 
     def take_scores(self, scores: list[RowScore]) -> None:
         """Keep scores that arrived in any order."""

@@ -379,6 +379,9 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
         lengths=[batch.lengths[row] for batch, row in rows],
         truncated=[batch.truncated[row] for batch, row in rows],
         versions=[batch.versions[row] for batch, row in rows if batch.versions],
+        later_picture_bytes=[
+            batch.later_picture_bytes[row] for batch, row in rows if batch.later_picture_bytes
+        ],
         scores=[batch.scores[row] for batch, row in rows],
         extras=[batch.extras[row] for batch, row in rows],
         figures=[batch.figures[row] for batch, row in rows if batch.figures],

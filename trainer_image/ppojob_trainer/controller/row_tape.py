@@ -280,6 +280,7 @@ class RowTape:
         batch.lengths, batch.truncated = found.lengths, found.truncated
         batch.figures = found.figures if any(found.figures) else []
         batch.versions = found.versions
+        batch.later_picture_bytes = found.later_picture_bytes
         batch.take_scores(
             [
                 RowScore(row, score, values)

@@ -1,6 +1,7 @@
-"""Pictures of prompts: out of cells, as marks in messages, as tokens, and how many of these.
+"""Pictures of rows: out of cells, as marks in messages, as tokens, and how many of these.
 
-Encoded files are what travels, all those of a prompt as one value (`packed`). Loads no torch.
+Encoded files are what travels: those of a prompt as one value (`packed`), and with their places
+those that tools show a row behind it (`LaterPicture`). Loads no torch.
 Source of the form of messages: verl 0.8, `utils/dataset/rl_dataset.py`, `_build_messages`; of
 sizes: transformers 5, `models/qwen2_vl/image_processing_pil_qwen2_vl.py`, `smart_resize`.
 """
@@ -26,6 +27,10 @@ _PROCESSOR: Final = "preprocessor_config.json"
 _NEWER: Final = "processor_config.json"
 """Where transformers 5 saves a whole processor."""
 _LONGEST_SIDES: Final = 200
+MOST_BYTES: Final = 32 * 1024 * 1024
+"""Of all pictures of a row, where tools are given them."""
+_KEPT: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
+"""Modes of pictures that PNG has, as models see them."""
 _PATCH, _MERGE = 14, 2
 _LEAST, _MOST = 56 * 56, 28 * 28 * 1280
 
@@ -38,6 +43,18 @@ class BadPicture(Exception):  # noqa: N818  the picture is bad
     def __init__(self, got: str, why: str, allowed: str) -> None:
         self.got, self.why, self.allowed = got, why, allowed
         super().__init__(f"got {got}: {why}; {allowed}")
+
+
+class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
+    """A picture that a row is shown behind its prompt.
+
+    Attributes:
+        start: its first token, as the response counts them.
+        file: encoded.
+    """
+
+    start: int
+    file: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,34 +118,48 @@ class PictureForm:
         counts = iter([math.prod(self.grid(picture)) for picture in unpacked(pictures)])
         return [one for id_ in ids for one in [id_] * (next(counts) if id_ == self.token else 1)]
 
-    def spans(self, ids: Sequence[int], pictures: bytes) -> list[tuple[int, int]]:
-        """Where the tokens of each picture of a prompt begin, and how many they are."""
+    def sides(self, picture: bytes) -> tuple[int, int]:
+        """Width and height in pixels of what the model sees of a picture."""
+        down, across = self.grid(picture)
+        return across * self.patch * self.merge, down * self.patch * self.merge
+
+    def spans(
+        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+    ) -> list[tuple[int, int]]:
+        """Where the tokens of each picture of a text begin, and how many they are.
+
+        Those of a prompt are found by its tokens. `later` are the beginnings of those behind it,
+        the last of the pictures: there the policy may draw such a token itself, which is text.
+        """
+        files = unpacked(pictures)
+        starts: list[int | None] = [*[None] * (len(files) - len(later)), *later]
         found: list[tuple[int, int]] = []
         end = 0
-        for picture in unpacked(pictures):
-            found.append((ids.index(self.token, end), math.prod(self.grid(picture))))
+        for file, start in zip(files, starts, strict=True):
+            begin = ids.index(self.token, end) if start is None else start
+            found.append((begin, math.prod(self.grid(file))))
             end = sum(found[-1])
         return found
 
-    def positions(self, ids: Sequence[int], pictures: bytes) -> list[list[int]]:
-        """Time, height and width of each token of a prompt, which go on from the highest one.
+    def positions(
+        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Time, height and width of each token of a text, which go on from the highest one.
 
-        Of text all three count on; a picture has one time, and its rows and columns. A picture's
-        token behind the last picture was drawn by the policy, and is text.
+        Of text all three count on; a picture has one time, and its rows and columns. Pictures are
+        those of `spans`.
         """
         found: list[tuple[int, int, int]] = []
-        grids = iter([self.grid(picture) for picture in unpacked(pictures)])
         begin = 0
-        while len(found) < len(ids):
-            is_text = ids[len(found)] != self.token
-            grid = None if is_text else next(grids, None)
-            if grid is None:
-                found.append((begin,) * 3)
-                begin += 1
-                continue
-            down, across = grid
+        spans = self.spans(ids, pictures, later)
+        for (start, _), file in zip(spans, unpacked(pictures), strict=True):
+            text = range(begin, begin + start - len(found))
+            down, across = self.grid(file)
+            found += [(n,) * 3 for n in text]
+            begin = text.stop
             found += [(begin, begin + y, begin + x) for y in range(down) for x in range(across)]
             begin += max(down, across)
+        found += [(n,) * 3 for n in range(begin, begin + len(ids) - len(found))]
         return [list(row) for row in zip(*found, strict=True)]
 
 
@@ -154,6 +185,14 @@ def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
     return why
 
 
+def seen_by_all(spec: PPOJobSpec) -> bool:
+    """Whether the policy sees pictures, and all who read its tokens take them as it does."""
+    form = PictureForm.read(Path(spec.model.path))
+    critics = [] if spec.critic is None else [spec.critic.path or spec.model.path]
+    readers = [*critics, *spec.reference_paths]
+    return form is not None and all(PictureForm.read(Path(path)) == form for path in readers)
+
+
 def packed(pictures: Sequence[bytes]) -> bytes:
     """The pictures of a prompt as one value; empty for none."""
     return msgspec.msgpack.encode(pictures) if pictures else b""
@@ -162,6 +201,16 @@ def packed(pictures: Sequence[bytes]) -> bytes:
 def unpacked(pictures: bytes) -> list[bytes]:
     """The pictures again."""
     return msgspec.msgpack.decode(pictures, type=list[bytes]) if pictures else []
+
+
+def packed_later(pictures: Sequence[LaterPicture]) -> bytes:
+    """The pictures of a row behind its prompt as one value; empty for none."""
+    return msgspec.msgpack.encode(pictures) if pictures else b""
+
+
+def unpacked_later(pictures: bytes) -> list[LaterPicture]:
+    """The pictures again."""
+    return msgspec.msgpack.decode(pictures, type=list[LaterPicture]) if pictures else []
 
 
 def opened(picture: bytes) -> Image.Image:
@@ -176,6 +225,14 @@ def opened(picture: bytes) -> Image.Image:
         white = Image.new("RGB", image.size, "white")
         white.paste(image, mask=image.getchannel("A"))
         return white
+
+
+def encoded(image: Image.Image) -> bytes:
+    """The file of a picture, of which not a pixel is lost."""
+    file = io.BytesIO()
+    image = image if image.mode in _KEPT else image.convert("RGB")
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def read_pictures(cell: object) -> bytes:

@@ -6,7 +6,14 @@ from itertools import product, zip_longest
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
-from ppojob_trainer.data.turns import ASKED, CALLED, SPOKEN, TurnTemplate, assistant_turn
+from ppojob_trainer.data.turns import (
+    ASKED,
+    CALLED,
+    PICTURES,
+    SPOKEN,
+    TurnTemplate,
+    assistant_turn,
+)
 from ppojob_trainer.json_value import Json
 
 _THOUGHTS = frozenset({"<think>", "</think>"})
@@ -47,6 +54,17 @@ def shows_tools(template: TurnTemplate, tools: Tools) -> bool:
     except BadChatTemplate:
         return False
     return told != bare
+
+
+def shows_pictures(template: TurnTemplate, tools: Tools) -> bool:
+    """Whether a chat template shows the model a picture of a tool, where the model sees any."""
+    if (form := template.chat.pictures) is None:
+        return False
+    try:
+        ids = template.delta([{"role": "tool", "content": "It.", PICTURES: 1}], tools)
+    except BadChatTemplate:
+        return False
+    return ids.count(form.token) == 1
 
 
 def _difference(

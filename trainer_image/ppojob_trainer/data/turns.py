@@ -26,6 +26,8 @@ from ppojob_trainer.json_value import Json
 _Message = dict[str, Any]
 _Form = Callable[[str], str]
 
+PICTURES = "pictures"
+"""Of a message of a tool: how many stand before its text."""
 SPOKEN, CALLED = "ppojobSpokenq", "ppojobCalledq"
 """Words of the made-up assistant; a template whose text lacks them shows no such turn."""
 ASKED: _Message = {"role": "user", "content": "Hello."}
@@ -41,6 +43,7 @@ def _in_json(text: str) -> str:
 _FORMS: tuple[_Form, ...] = (
     lambda body: body,
     str.strip,
+    str.rstrip,  # where pictures stand before it
     _in_json,
     lambda body: _in_json(body.strip()),
 )
@@ -91,7 +94,7 @@ class TurnTemplate:
         Args:
             messages: that follow the turn: answers of tools, in the order of its calls, or what a
                 user says; with "role" and "content", and of tools "name" and "tool_call_id" where
-                the model wrote some.
+                the model wrote some, and `PICTURES`, each of which becomes one token.
             tools: schemas of what it may call, as in its prompt.
             written: tokens of the turn: of the template's end of a turn, only what they lack is
                 added. None: it ended as the template ends one.
@@ -237,7 +240,8 @@ def _plain(message: Mapping[str, Json], number: int) -> _Message:
     """A message without its text. Names are the model's words, so they are taken with care."""
     if message["role"] != "tool":
         return {"role": message["role"]}
-    given = {"role": "tool", "name": "tool", "tool_call_id": f"call{number:05}"}
+    given: _Message = {"role": "tool", "name": "tool", "tool_call_id": f"call{number:05}"}
+    given[PICTURES] = message.get(PICTURES, 0)
     for key in ("name", "tool_call_id"):
         value = message.get(key)
         if isinstance(value, str) and _NAME.fullmatch(value):
@@ -246,7 +250,14 @@ def _plain(message: Mapping[str, Json], number: int) -> _Message:
 
 
 def _filled(plain: Sequence[_Message], texts: Sequence[str]) -> list[_Message]:
-    return [{**message, "content": text} for message, text in zip(plain, texts, strict=True)]
+    return [_with_content(dict(one), text) for one, text in zip(plain, texts, strict=True)]
+
+
+def _with_content(message: _Message, text: str) -> _Message:
+    if not (count := message.pop(PICTURES, 0)):
+        return {**message, "content": text}
+    parts: list[_Message] = [{"type": "image"} for _ in range(count)]
+    return {**message, "content": parts + ([{"type": "text", "text": text}] if text else [])}
 
 
 def _contexts(plain: Sequence[_Message]) -> list[list[_Message]]:

@@ -217,7 +217,8 @@ def packed_pass(
     config, (number, tensor) = model.config, tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
     tower = tower_of(model)
-    assert tower is not None or not any(rows.pictures), "rows with pictures for a blind model"
+    shown = (*rows.pictures, *rows.later_pictures)
+    assert tower is not None or not any(shown), "rows with pictures for a blind model"
     form = tower.form if tower is not None else None
     packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size, form=form)
     packed = packed.to(model.device)

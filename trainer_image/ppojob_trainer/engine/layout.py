@@ -8,12 +8,13 @@ last trained token is the input: nothing is predicted from the rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ppojob_trainer.data.pictures import PictureForm
+from ppojob_trainer.data.pictures import PictureForm, packed, unpacked_later
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -44,7 +45,7 @@ class PackedRows:
     sources: Tensor
     # of each row with a trained token the spans that it reads, in order; of the others none
     readings: tuple[tuple[Span, ...], ...]
-    pictures: tuple[bytes, ...] = ()  # of the prompts as they lie, each as one value
+    pictures: tuple[bytes, ...] = ()  # of prompts and responses as they lie, each as one value
     picture_places: Tensor | None = None  # (n,) int64, the packed tokens that stand for them
     picture_rows: Tensor | None = None  # (n,) int64, which rows of the tower's features these are
 
@@ -88,50 +89,90 @@ class PackedRows:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A prompt, or what is read of a response."""
+
+    ids: Tensor  # (tokens,) int64
+    sources: Tensor  # (tokens,) int64, see `PackedRows`
+    positions: Tensor  # (tokens,) int64, and (3, tokens) where it shows pictures
+    pictures: bytes  # as one value
+    places: Tensor  # (n,) int64, its tokens that stand for these
+
+    @classmethod
+    def of(
+        cls,
+        ids: Tensor,
+        sources: Tensor,
+        form: PictureForm | None,
+        pictures: bytes = b"",
+        later: Sequence[int] = (),
+    ) -> _Text:
+        """With positions from 0; `later` is that of `PictureForm.spans`."""
+        if form is None or not pictures:
+            return cls(ids, sources, torch.arange(len(ids)), b"", ids[:0])
+        listed = ids.tolist()
+        spans = form.spans(listed, pictures, later)
+        places = [torch.arange(start, start + length) for start, length in spans]
+        positions = torch.tensor(form.positions(listed, pictures, later))
+        return cls(ids, sources, positions, pictures, torch.cat(places))
+
+    def followed_by(
+        self, ids: Tensor, sources: Tensor, form: PictureForm | None, shown: Sequence[bytes]
+    ) -> _Text:
+        """What is read behind it of a response, which may show pictures farther behind, too."""
+        seen = [one for held in shown for one in unpacked_later(held) if one.start < len(ids)]
+        files, starts = packed([one.file for one in seen]), [one.start for one in seen]
+        read = self.of(ids, sources[: len(ids)], form, files, starts)
+        return replace(read, positions=read.positions + self.positions.max() + 1)
+
+
 class _Packer:
     """Lays pieces of rows one after the other."""
 
     def __init__(self) -> None:
-        self.ids: list[Tensor] = []
-        self.positions: list[Tensor] = []
-        self.sources: list[Tensor] = []
-        self.pictures: list[bytes] = []
-        self.picture_places: list[Tensor] = []
+        self.texts: list[_Text] = []
+        self.starts: list[int] = []
         self.spans: list[Span] = []
         self.end = 0
 
-    def add(
-        self, ids: Tensor, positions: Tensor, sources: Tensor, prefix: Span | None = None
-    ) -> Span:
-        """Append a span that continues `prefix`, or starts a row."""
+    def add(self, *texts: _Text, prefix: Span | None = None) -> Span:
+        """Append a span of texts that continues `prefix`, or starts a row."""
+        length = sum(len(text.ids) for text in texts)
         before = 0 if prefix is None else prefix.length
-        span = Span(self.end, ids.numel(), 0 if prefix is None else prefix.start, before)
-        if span.length:
-            self.ids.append(ids)
-            self.sources.append(sources)
-            self.positions.append(positions)
+        span = Span(self.end, length, 0 if prefix is None else prefix.start, before)
+        for text in texts:
+            self.texts.append(text)
+            self.starts.append(self.end)
+            self.end += len(text.ids)
+        if length:
             self.spans.append(span)
-            self.end += span.length
         return span
 
-    def show(self, span: Span, prompt: Tensor, pictures: bytes, form: PictureForm | None) -> None:
-        """Note the pictures of the prompt that a span begins with."""
-        if pictures and form is not None:
-            self.pictures.append(pictures)
-            self.picture_places.append((prompt == form.token).nonzero()[:, 0] + span.start)
-
-    def whole_positions(self) -> Tensor:
-        """Those of all spans, in three rows where any has them."""
-        if not self.pictures:
-            return torch.cat(self.positions)
-        return torch.cat([positions.expand(3, -1) for positions in self.positions], dim=1)
-
-
-def _positions(form: PictureForm | None, prompt: Tensor, pictures: bytes) -> Tensor:
-    """Of a prompt's tokens: (tokens,), and (3, tokens) where it shows pictures."""
-    if form is None or not pictures:
-        return torch.arange(len(prompt))
-    return torch.tensor(form.positions(prompt.tolist(), pictures))
+    def packed(
+        self, predictors: Tensor, targets: Tensor, readings: Sequence[tuple[Span, ...]]
+    ) -> PackedRows:
+        """All of it. Positions are in three rows where any text has them so."""
+        seeing = [
+            (start, text)
+            for start, text in zip(self.starts, self.texts, strict=True)
+            if text.pictures
+        ]
+        shown = torch.cat([text.places + start for start, text in seeing]) if seeing else None
+        positions = torch.cat([text.positions.expand(3, -1) for text in self.texts], dim=1)
+        return PackedRows(
+            input_ids=torch.cat([text.ids for text in self.texts]),
+            position_ids=positions if seeing else positions[0],
+            spans=tuple(self.spans),
+            predictors=predictors,
+            targets=targets,
+            places=torch.arange(len(targets)),
+            sources=torch.cat([text.sources for text in self.texts]),
+            readings=tuple(readings),
+            pictures=tuple(text.pictures for _, text in seeing),
+            picture_places=shown,
+            picture_rows=None if shown is None else torch.arange(len(shown)),
+        )
 
 
 def pack_rows(
@@ -153,57 +194,39 @@ def pack_rows(
     of_prompts = _numbered(experience.prompt_lengths.tolist())
     of_responses = _numbered(lengths, first=tokens_of_prompts)
     trained = [mask.nonzero()[:, 0] for mask in torch.split(experience.mask, lengths)]
-    prompts: dict[int, Span] = {}
-    positions: dict[int, Tensor] = {}
+    shown = experience.pictures or [b""] * experience.num_groups
+    prompts = [
+        _Text.of(ids, sources, form, pictures)
+        for ids, sources, pictures in zip(experience.prompts, of_prompts, shown, strict=True)
+    ]
+    shared: dict[int, Span] = {}
     predictors: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * experience.num_rows
     readings: list[tuple[Span, ...]] = [()] * experience.num_rows
     groups = experience.row_groups.tolist()
     first_rows = {group: row for row, group in reversed(list(enumerate(groups)))}
     for row in sorted(range(len(groups)), key=lambda row: (first_rows[groups[row]], row)):
-        prompt, places = experience.prompts[groups[row]], trained[row]
-        pictures = experience.pictures[groups[row]] if experience.pictures else b""
-        if groups[row] not in positions:
-            positions[groups[row]] = _positions(form, prompt, pictures)
-        before = positions[groups[row]]
-        of_prompt = of_prompts[groups[row]]
-        read = responses[row][: int(places[-1]) if len(places) else 0]
-        of_read = of_responses[row][: len(read)]
-        after = torch.arange(len(read)) + before.max() + 1
+        places, prompt = trained[row], prompts[groups[row]]
+        ids = responses[row][: int(places[-1]) if len(places) else 0]
+        held = experience.later_pictures[row : row + 1]
+        read = prompt.followed_by(ids, of_responses[row], form, held)
         if share_prompts:
-            if groups[row] not in prompts:
-                prompts[groups[row]] = packer.add(prompt, before, of_prompt)
-                packer.show(prompts[groups[row]], prompt, pictures, form)
-            shared = prompts[groups[row]]
-            own = packer.add(read, after, of_read, shared)
-            readings[row], first = (shared, own), own.start
-            last = shared.start + shared.length - 1
+            if groups[row] not in shared:
+                shared[groups[row]] = packer.add(prompt)
+            before = shared[groups[row]]
+            own = packer.add(read, prefix=before)
+            readings[row], first = (before, own), own.start
+            last = before.start + before.length - 1
         else:
-            both = torch.cat([before, after.expand(*before.shape[:-1], -1)], dim=-1)
-            sources = torch.cat([of_prompt, of_read])
-            whole = packer.add(torch.cat([prompt, read]), both, sources)
-            packer.show(whole, prompt, pictures, form)
-            last = whole.start + prompt.numel() - 1
+            whole = packer.add(prompt, read)
+            last = whole.start + len(prompt.ids) - 1
             readings[row], first = (whole,), last + 1
         if not len(places):
             readings[row] = ()
         predictors[row] = torch.where(places == 0, last, first + places - 1)
     filler = torch.zeros(-packer.end % multiple, dtype=torch.int64)
-    packer.add(filler, torch.arange(len(filler)), filler - 1)
+    packer.add(_Text.of(filler, filler - 1, form))
     targets = experience.response_tokens[experience.mask]
-    shown = torch.cat(packer.picture_places) if packer.pictures else None
-    return PackedRows(
-        input_ids=torch.cat(packer.ids),
-        position_ids=packer.whole_positions(),
-        spans=tuple(packer.spans),
-        predictors=torch.cat(predictors),
-        targets=targets,
-        places=torch.arange(len(targets)),
-        sources=torch.cat(packer.sources),
-        readings=tuple(readings),
-        pictures=tuple(packer.pictures),
-        picture_places=shown,
-        picture_rows=None if shown is None else torch.arange(len(shown)),
-    )
+    return packer.packed(torch.cat(predictors), targets, readings)
 
 
 def _numbered(lengths: list[int], first: int = 0) -> tuple[Tensor, ...]:

@@ -197,19 +197,19 @@ class HuggingFaceEngine:
         """Run the distinct prompts of `rows` once, padded on the left, and spread their caches."""
         for row in rows:
             self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
-        keys = [(row.request.prompt, row.request.pictures) for row in rows]
+        keys = [(row.request.prompt, row.request.pictures, row.request.later) for row in rows]
         place = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-        longest = max(len(prompt) for prompt, _ in place)
+        longest = max(len(prompt) for prompt, *_ in place)
         input_ids = torch.zeros(len(place), longest, dtype=torch.int64)
         attention_mask = torch.zeros_like(input_ids)
-        for (prompt, _), n in place.items():
+        for (prompt, *_), n in place.items():
             input_ids[n, longest - len(prompt) :] = torch.tensor(prompt)
             attention_mask[n, longest - len(prompt) :] = 1
         attention_mask = attention_mask.to(self._home)
         positions = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
         given: dict[str, Any] = {"input_ids": input_ids.to(self._home)}
         ahead = torch.zeros(len(place), 1)
-        if any(pictures for _, pictures in place):
+        if any(pictures for _, pictures, _ in place):
             given, positions, ahead = self._shown(input_ids, positions, list(place))
         output, experts = self._pass(
             **given,
@@ -231,23 +231,26 @@ class HuggingFaceEngine:
         )
 
     def _shown(
-        self, input_ids: Tensor, positions: Tensor, prompts: list[tuple[tuple[int, ...], bytes]]
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        prompts: list[tuple[tuple[int, ...], bytes, tuple[int, ...]]],
     ) -> tuple[dict[str, Any], Tensor, Tensor]:
         """What stands for prompts with their pictures, positions in three rows, and `ahead`."""
         tower = tower_of(self._model)
         assert tower is not None, "pictures for a model that sees none"
         positions, ahead = positions.cpu().expand(3, -1, -1).clone(), []
         seen = torch.zeros_like(input_ids, dtype=torch.bool)
-        for n, (prompt, pictures) in enumerate(prompts):
+        for n, (prompt, pictures, later) in enumerate(prompts):
             if pictures:
-                own = torch.tensor(tower.form.positions(prompt, pictures))
+                own = torch.tensor(tower.form.positions(prompt, pictures, later))
                 positions[:, n, -len(prompt) :] = own
-                for start, length in tower.form.spans(prompt, pictures):
+                for start, length in tower.form.spans(prompt, pictures, later):
                     seen[n, len(seen[n]) - len(prompt) + start :][:length] = True
             ahead.append(int(positions[:, n].max()) + 1 - len(prompt))
         embeddings = self._model.get_input_embeddings()(input_ids.to(self._home))
         places = seen.flatten().nonzero()[:, 0].to(self._home)
-        given = tower.shown(embeddings, places, [held for _, held in prompts])
+        given = tower.shown(embeddings, places, [held for _, held, _ in prompts])
         return given, positions.to(self._home), torch.tensor(ahead)[:, None]
 
     def _decode(self, batch: _Batch) -> None:

@@ -88,7 +88,8 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     seed: int
-    pictures: bytes = b""  # of the prompt, as `data.pictures.packed` has them
+    pictures: bytes = b""  # that it shows, as `data.pictures.packed` has them
+    later: tuple[int, ...] = ()  # see `PictureForm.spans`
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ppojob_trainer.data.pictures import LaterPicture
 from ppojob_trainer.rollout.protocol import Finished, FinishReason
 
 
@@ -37,6 +38,7 @@ class Trajectory:
     tool_seconds: float = field(default=0.0, compare=False)
     # of the prompt and what follows, as far as the engine read it; see `Finished`
     experts: bytes = b""
+    pictures: tuple[LaterPicture, ...] = ()  # that it was shown behind its prompt
 
     @classmethod
     def of(cls, response: Finished) -> Trajectory:

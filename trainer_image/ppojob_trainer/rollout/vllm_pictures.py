@@ -242,19 +242,21 @@ def prompt_of(request: Request, form: PictureForm | None) -> TokensInput | Multi
     if not request.pictures:
         return tokens_input(ids)
     assert form is not None, "pictures for a model that sees none"
-    return mm_input(ids, *_shown(form, request.prompt, request.pictures))
+    return mm_input(ids, *_shown(form, request.prompt, request.pictures, request.later))
 
 
 @lru_cache(maxsize=1)  # the samples of a prompt, which follow each other, hold its files once
-def _shown(form: PictureForm, prompt: tuple[int, ...], pictures: bytes) -> tuple[Any, Any, Any]:
+def _shown(
+    form: PictureForm, prompt: tuple[int, ...], pictures: bytes, later: tuple[int, ...]
+) -> tuple[Any, Any, Any]:
     """Items, hashes and places of a prompt's pictures; caches tell these apart by their files."""
     field = MultiModalBatchedField(keep_on_cpu=True)
-    positions = MultiModalFieldElem(torch.tensor(form.positions(prompt, pictures)), field)
+    positions = MultiModalFieldElem(torch.tensor(form.positions(prompt, pictures, later)), field)
     items, hashes = [], []
     for file in unpacked(pictures):
         content = torch.frombuffer(bytearray(file), dtype=torch.uint8)
         picture = MultiModalFieldElem(content, field)
         items.append(MultiModalKwargsItem({"picture": picture, "positions": positions}))
         hashes.append(hashlib.sha256(file).hexdigest())
-    places = [PlaceholderRange(*span) for span in form.spans(prompt, pictures)]
+    places = [PlaceholderRange(*span) for span in form.spans(prompt, pictures, later)]
     return MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places}

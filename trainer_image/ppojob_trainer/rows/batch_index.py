@@ -25,6 +25,8 @@ class BatchIndex:
     owners: tuple[int, ...]  # (groups,) the rank that holds each group, prompt and rows together
     # (groups,) bytes of the pictures of each prompt; empty where none has any
     picture_bytes: tuple[int, ...] = ()
+    # (rows,) bytes of those that each row was shown behind it; empty likewise
+    later_picture_bytes: tuple[int, ...] = ()
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: tuple[int, ...] = ()
 
@@ -36,6 +38,12 @@ class BatchIndex:
     def group_lengths(self, position: int) -> tuple[int, ...]:
         """(samples,) tokens of each response of a group."""
         return self.lengths[position * self.samples : (position + 1) * self.samples]
+
+    @property
+    def later_bytes(self) -> tuple[int, ...]:
+        """(groups,) bytes of the pictures that all rows of each were shown behind the prompt."""
+        sizes, rows = self.later_picture_bytes, self.samples
+        return tuple(sum(sizes[p * rows : (p + 1) * rows]) for p in range(self.num_groups))
 
     @property
     def response_tokens(self) -> tuple[int, ...]:
@@ -76,6 +84,7 @@ class BatchIndex:
             samples=self.samples // parts,
             owners=_each(self.owners, parts),
             picture_bytes=_each(self.picture_bytes, parts),
+            later_picture_bytes=self.later_picture_bytes,
             teachers=_each(self.teachers, parts),
         )
 
@@ -87,6 +96,11 @@ class BatchIndex:
             samples=self.samples,
             owners=tuple(self.owners[p] for p in positions),
             picture_bytes=tuple(self.picture_bytes[p] for p in positions if self.picture_bytes),
+            later_picture_bytes=tuple(
+                size
+                for p in positions
+                for size in self.later_picture_bytes[p * self.samples : (p + 1) * self.samples]
+            ),
             teachers=tuple(self.teachers[p] for p in positions if self.teachers),
         )
 

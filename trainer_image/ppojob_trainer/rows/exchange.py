@@ -145,17 +145,21 @@ def _moved(
     prompts = [] if experience is None else experience.prompts
     names = (*ROLLOUT_COLUMNS, *columns)
     sizes = index.picture_bytes or (0,) * index.num_groups
-    shown = b"".join([] if experience is None else experience.pictures)
-    flat_prompts, flat_pictures, *arrived = _move(
+    of_prompts = b"".join([] if experience is None else experience.pictures)
+    of_rows = b"".join([] if experience is None else experience.later_pictures)
+    flat_prompts, flat_pictures, flat_later, *arrived = _move(
         link,
         route,
         [
             (_concatenated(prompts, torch.int64), index.prompt_lengths),
-            (_as_tensor(shown), sizes),
+            (_as_tensor(of_prompts), sizes),
+            (_as_tensor(of_rows), index.later_bytes),
             *((_values(experience, name), _entries(index, name)) for name in names),
         ],
     )
     pictures = _split(flat_pictures, sizes, route.needed) if index.picture_bytes else []
+    of_needed = index.select(route.needed).later_picture_bytes
+    later = torch.split_with_sizes(flat_later, list(of_needed)) if of_needed else ()
     moved: dict[str, Any] = dict(zip(names, arrived, strict=True))
     lengths = [length for p in route.needed for length in index.group_lengths(p)]
     return Experience(
@@ -163,6 +167,7 @@ def _moved(
         row_groups=torch.arange(len(route.needed)).repeat_interleave(index.samples),
         lengths=torch.tensor(lengths, dtype=torch.int64),
         pictures=[one.numpy().tobytes() for one in pictures],
+        later_pictures=[one.numpy().tobytes() for one in later],
         **moved,
     )
 

@@ -61,6 +61,8 @@ class Experience:
     copies: Tensor | None = None
     # (groups,) the pictures of each prompt as one value (`data.pictures`); empty where none has any
     pictures: list[bytes] = field(default_factory=list)
+    # (rows,) those that each row was shown behind its prompt (`packed_later`); empty likewise
+    later_pictures: list[bytes] = field(default_factory=list)
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: list[int] = field(default_factory=list)
 
@@ -153,6 +155,7 @@ class Experience:
             lengths=self.lengths[rows],
             prompt_experts=of_prompts,
             pictures=[self.pictures[group] for group in positions if self.pictures],
+            later_pictures=[self.later_pictures[row] for row in rows if self.later_pictures],
             teachers=[self.teachers[group] for group in positions if self.teachers],
             **columns,
         )
@@ -182,17 +185,20 @@ def joined(parts: Sequence[Experience]) -> Experience:
         pictures=[one for part in parts for one in part.pictures or [b""] * part.num_groups]
         if any(part.pictures for part in parts)
         else [],
+        later_pictures=[
+            one for part in parts for one in part.later_pictures or [b""] * part.num_rows
+        ]
+        if any(part.later_pictures for part in parts)
+        else [],
         teachers=[one for part in parts for one in part.teachers],
         **columns,
     )
 
 
-TOKEN_COLUMNS = tuple(
-    one.name
-    for one in fields(Experience)
-    if one.name
-    not in ("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "teachers")
+_OTHERS = frozenset(
+    ("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "later_pictures", "teachers")
 )
+TOKEN_COLUMNS = tuple(one.name for one in fields(Experience) if one.name not in _OTHERS)
 """Names of the columns with one entry a response token."""
 
 ROUTER_COLUMNS = ("prompt_experts", "experts")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer import durable
+from ppojob_trainer.data.pictures import LaterPicture, packed_later
 from ppojob_trainer.json_value import Json, plain_text
 from ppojob_trainer.rewards.records import ValueKind
 
@@ -23,6 +24,7 @@ ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
 _SEGMENT: Final = pa.struct(
     [("tokens", pa.int32()), ("version", pa.int32()), ("reward", pa.float64())]
 )
+_PICTURE: Final = pa.struct([("start", pa.int32()), ("file", pa.binary())])
 SCHEMA: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -42,6 +44,7 @@ SCHEMA: Final = pa.schema(
         ("rollout_logprobs", pa.list_(pa.float32())),
         ("segments", pa.list_(_SEGMENT)),
         ("experts", pa.binary()),
+        ("pictures", pa.list_(_PICTURE)),
         ("figures", pa.string()),
         ("extra_info", pa.string()),
         ("reward_values", pa.string()),
@@ -56,6 +59,8 @@ SCHEMA: Final = pa.schema(
   gave for a turn.
 - `experts`: of each token of prompt and response that the engine read, which experts of every layer
   it went to; null where nobody asks.
+- `pictures`: those that tools showed the row, each with its first token in the response; null
+  where there are none.
 - `figures`: JSON object of turns and calls; null for rows of one turn.
 - `extra_info`: JSON object.
 - `reward_values`: JSON object of what the scorers said beside the score.
@@ -80,8 +85,11 @@ trained tokens."""
 _VALUE_TYPES: Final = {"number": pa.float64(), "text": pa.string()}
 _VERDICT: Final = (
     *("row", "score", "response_tokens", "truncated", "figures", "reward_values", "segments"),
+    "pictures",
 )
-_TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments", "experts")
+_TOKENS: Final = (
+    *("row", "truncated", "response_ids", "rollout_logprobs", "segments", "experts", "pictures"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,8 @@ class Verdicts:
     """What the loop has to know of rows that are read back, in row order; (rows,) each.
 
     `lengths` are of responses, `values` and `figures` are JSON; the latter are empty for rows of
-    one turn; `versions` are tokens by the version of the weights that drew them.
+    one turn; `versions` are tokens by the version of the weights that drew them;
+    `later_picture_bytes` are of the pictures that rows were shown behind their prompts.
     """
 
     lengths: list[int]
@@ -98,6 +107,7 @@ class Verdicts:
     values: list[bytes]
     figures: list[bytes]
     versions: list[dict[int, int]]
+    later_picture_bytes: list[int]
 
 
 def write_part(folder: Path, part: int, table: pa.Table) -> Path:
@@ -171,7 +181,16 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
         values=[text.encode() for text in columns["reward_values"]],
         figures=[(text or "").encode() for text in columns.get("figures", [""] * len(scores))],
         versions=[_versions(spans) for spans in columns.get("segments", [[]] * len(scores))],
+        later_picture_bytes=[
+            len(packed_later(later_pictures(cell)))
+            for cell in columns.get("pictures", [None] * len(scores))
+        ],
     )
+
+
+def later_pictures(cell: list[dict[str, Any]] | None) -> tuple[LaterPicture, ...]:
+    """The pictures of a row out of the column of this name."""
+    return tuple(LaterPicture(**one) for one in cell or ())
 
 
 def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:

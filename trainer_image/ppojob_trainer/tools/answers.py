@@ -1,9 +1,16 @@
 """What a tool or a user may return, and the text that a model gets of it, or of a failed call."""
 
+import base64
 import json
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Final, Literal
 
+from PIL import Image
+
 from ppojob_api.problem import printable
+from ppojob_trainer.data.pictures import encoded
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, encodable, read_number, shown
 
 Side = Literal["left", "middle", "right"]
@@ -24,23 +31,39 @@ FAILURES: Final = {
 """What a model is told of a call that failed, by the word for it."""
 
 
-def read_answer(value: object) -> tuple[str, float]:
-    """The text and the reward of what a tool returned, by the rules of verl's function tools.
+def read_answer(value: object) -> tuple[str, list[bytes], float]:
+    """Text, encoded pictures and reward that a tool returned, by the rules of verl's tools.
 
     It is a response, or a tuple of it, a reward and metrics, of which the last may be left out. A
-    response is text, verl's `ToolResponse`, a dict, of which the model gets the JSON, or anything
-    else, of which it gets what `str` makes of it.
+    response is text, a picture of PIL, verl's `ToolResponse`, a dict, of which the model gets the
+    JSON, or anything else, of which it gets what `str` makes of it.
 
     Raises:
-        BadResult: the reward is no finite number, the tuple has another length, or there are
-            pictures in it.
+        BadResult: the reward is no finite number, the tuple has another length, or what should be
+            a picture is none.
     """
     if not isinstance(value, tuple):
-        return _text(value), 0.0
+        return *_response(value), 0.0
     if not 1 <= len(value) <= 3:
         raise BadResult("BadAnswer", shown(value), "a tuple is (response, reward, metrics)")
     reward = value[1] if len(value) > 1 else None
-    return _text(value[0]), 0.0 if reward is None else read_number(reward, "a reward is a number")
+    number = 0.0 if reward is None else read_number(reward, "a reward is a number")
+    return *_response(value[0]), number
+
+
+def response(text: str, images: Sequence[Json]) -> object:
+    """What `read_answer` takes, of a service that tells the files of pictures in base64.
+
+    Raises:
+        BadResult: one is not.
+    """
+    files = []
+    for image in images:
+        try:
+            files.append(base64.b64decode(str(image), validate=True))
+        except ValueError:
+            raise BadResult("BadAnswer", shown(image), "a picture is a file in base64") from None
+    return SimpleNamespace(text=text, image=files, video=None) if files else text
 
 
 def read_reply(value: object) -> tuple[bool, str, float]:
@@ -85,13 +108,24 @@ def failure_text(failure: str, name: str, why: str = "") -> str:
     )
 
 
-def _text(response: Any) -> str:
+def _response(response: Any) -> tuple[str, list[bytes]]:
     if isinstance(response, str):
-        return str.__str__(response)
+        return str.__str__(response), []
+    if isinstance(response, Image.Image):
+        return "", [encoded(response)]
     if all(hasattr(response, name) for name in ("text", "image", "video")):
-        if response.image or response.video:
-            raise BadResult("BadAnswer", "a picture or a film", "a response is text here")
-        return _text(response.text or "")
+        if response.video:
+            raise BadResult("BadAnswer", "a film", "a response is text and pictures here")
+        text, _ = _response(response.text or "")
+        return text, [_picture(one) for one in response.image or () if one is not None]
     if isinstance(response, dict):
-        return json.dumps(response, ensure_ascii=False)
-    return str(response)
+        return json.dumps(response, ensure_ascii=False), []
+    return str(response), []
+
+
+def _picture(one: object) -> bytes:
+    if isinstance(one, Image.Image):
+        return encoded(one)
+    if not isinstance(one, bytes):
+        raise BadResult("BadAnswer", shown(one), "a picture is one of PIL, or the bytes of a file")
+    return one

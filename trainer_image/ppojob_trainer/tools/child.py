@@ -8,12 +8,12 @@ guardian (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guardian``).
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -26,6 +26,7 @@ from ppojob_trainer.children.user_code import ImportFolder, raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
+from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
 from ppojob_trainer.tools.answers import REPLY_CHARACTERS, for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
@@ -62,7 +63,7 @@ class _Loaded:
         folder: where its file lies; empty where it has none.
     """
 
-    ask: Callable[[Any, dict[str, Json], str], object]
+    ask: Callable[..., object]
     is_user: bool
     folder: str
 
@@ -113,17 +114,21 @@ class Tools:
             self._imports.enter(tool.folder)
             decode = _decode_conversation if tool.is_user else _decode_json
             created = _decode_json(request.created)
-            value = tool.ask(decode(request.arguments), created, request.instance)
+            given = () if tool.is_user else (request.pictures or [],)
+            value = tool.ask(decode(request.arguments), created, request.instance, *given)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
             if tool.is_user:  # models read all of what users say
                 ends, text, score = read_reply(value)
                 text = for_the_model(text, REPLY_CHARACTERS, "left")
                 return ToolCalled(number, text, score, ends=ends)
-            text, reward = read_answer(value)
+            text, pictures, reward = read_answer(value)
+            if pictures and request.pictures is None:
+                why = "the model, its chat template, critic or reference takes none of tools"
+                raise BadResult("BadAnswer", "a picture", why)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
-            return ToolCalled(number, text, reward)
+            return ToolCalled(number, text, reward, pictures=pictures)
         except BadResult as bad:
             return ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
         except BaseException as error:  # SystemExit and its kin are answers too
@@ -186,8 +191,13 @@ class Tools:
         if tool.opens is not None:
             tool.opens(config)
 
-        def call(arguments: dict[str, Json], created: dict[str, Json], _: str) -> object:
-            return tool.answer(Call(arguments, created, config, sandbox))
+        def call(
+            arguments: dict[str, Json],
+            created: dict[str, Json],
+            _: str,
+            pictures: Sequence[SeenPicture],
+        ) -> object:
+            return tool.answer(Call(arguments, created, config, sandbox, pictures))
 
         return call
 

@@ -11,28 +11,36 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
+
+from PIL import Image
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.agent import InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
+from ppojob_trainer.data.pictures import opened
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post_json
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools import verl_names
+from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.wire import Conversation, Message
 
-Tool = Callable[[dict[str, Json], dict[str, Json], str], object]
-"""(arguments, what the row says the tool is made with, name of the call) -> what
-`answers.read_answer` takes, or an awaitable of it."""
+Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenPicture]], object]
+"""(arguments, what the row says the tool is made with, name of the call, pictures of the row) ->
+what `answers.read_answer` takes, or an awaitable of it."""
 User = Callable[[Conversation, dict[str, Json], str], object]
 """(conversation, what the row tells, name of the row) -> what `answers.read_reply` takes, or an
 awaitable of it."""
 _TOOLS: Final = "a function, or a class with verl's execute"
 _USERS: Final = "a function, or a class with verl's generate_response"
-_WITH_REWARD: Final = frozenset({"text", "reward"})
+PICTURES: Final = "images"
+"""The argument by which a function gets the pictures of the row, of which the model is not told."""
+SEEN_SIZE: Final = "seen_size"
+_WITH_REWARD: Final = frozenset({"text", "reward", "images"})
 
 
 def load_tool(
@@ -55,18 +63,7 @@ def load_tool(
     found = _named_in(path, name, tool.config, modules, _TOOLS)
     if isinstance(found, type):
         return _tool_of_class(name, found, tool.config, schema)
-    parameters: Mapping[str, Any] = tool.parameters
-    try:
-        signature = inspect.signature(found)
-        signature.bind(**dict.fromkeys(parameters.get("properties") or {}))
-    except TypeError as error:
-        raise ConfigError(
-            f"parameters: got {name}{signature}: it cannot be called with the properties of "
-            f"parameters: {error}; the arguments of the function"
-        ) from None
-    except ValueError:
-        pass  # a builtin without a signature; calling it will show what it takes
-    return lambda arguments, _created, _instance: found(**arguments)
+    return _tool_of_function(name, found, tool.parameters)
 
 
 def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, ModuleType]) -> User:
@@ -92,7 +89,7 @@ def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
 
     A call is a POST of its arguments, a JSON object. What the model gets is the body of the answer:
     the text, or the JSON where its `Content-Type` says that it is some. A JSON text is that text,
-    and an object of `text`, and `reward` if need be, is an answer with a reward.
+    and an object of `text`, and if need be `reward` and `images`, is an answer with these.
 
     Raises:
         ConfigError: it cannot be asked.
@@ -101,7 +98,7 @@ def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
     if wrong is not None:
         raise ConfigError(f"source: {wrong}")
 
-    def call(arguments: dict[str, Json], _created: dict[str, Json], _instance: str) -> object:
+    def call(arguments: dict[str, Json], *_: object) -> object:
         answer = post_json(
             url,
             arguments,
@@ -121,7 +118,9 @@ def returned(answer: Json) -> object:
     if isinstance(answer, dict) and answer.keys() <= _WITH_REWARD:
         text = answer.get("text")
         if isinstance(text, str):
-            return text, answer.get("reward")
+            images = answer.get("images") or []
+            listed = images if isinstance(images, list) else [images]
+            return response(text, listed), answer.get("reward")
     return json.dumps(answer, ensure_ascii=False)
 
 
@@ -172,6 +171,31 @@ def _object_of(
         ) from None
 
 
+def _tool_of_function(
+    name: str, function: Callable[..., object], parameters: Mapping[str, Any]
+) -> Tool:
+    told = parameters.get("properties") or {}
+    takes: list[str] = []
+    try:
+        signature = inspect.signature(function)
+        takes += [one for one in signature.parameters if one == PICTURES and one not in told]
+        signature.bind(**dict.fromkeys([*told, *takes]))
+    except TypeError as error:
+        raise ConfigError(
+            f"parameters: got {name}{signature}: it cannot be called with the properties of "
+            f"parameters: {error}; the arguments of the function"
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature; calling it will show what it takes
+
+    def call(
+        arguments: dict[str, Json], _created: object, _instance: str, seen: Sequence[SeenPicture]
+    ) -> object:
+        return function(**arguments, **{name: _opened(seen) for name in takes})
+
+    return call
+
+
 def _tool_of_class(name: str, kind: type, config: dict[str, Json], schema: dict[str, Json]) -> Tool:
     def make() -> object:
         forms = importlib.import_module("verl.tools.schemas")
@@ -181,9 +205,16 @@ def _tool_of_class(name: str, kind: type, config: dict[str, Json], schema: dict[
     tool = _object_of(name, kind, ("create", "execute", "release"), make, _TOOLS)
     parameters = inspect.signature(tool.execute).parameters
     takes_more = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    more = {"agent_data": None} if takes_more or "agent_data" in parameters else {}
+    takes_data = takes_more or "agent_data" in parameters
 
-    async def call(arguments: dict[str, Json], created: dict[str, Json], instance: str) -> object:
+    async def call(
+        arguments: dict[str, Json],
+        created: dict[str, Json],
+        instance: str,
+        seen: Sequence[SeenPicture],
+    ) -> object:
+        data = SimpleNamespace(image_data=_opened(seen) or None) if takes_data else None
+        more = {} if data is None else {"agent_data": data}
         made = await tool.create(instance, create_kwargs=created)
         own = made[0] if isinstance(made, tuple) else made
         try:
@@ -192,6 +223,14 @@ def _tool_of_class(name: str, kind: type, config: dict[str, Json], schema: dict[
             await tool.release(own)
 
     return call
+
+
+def _opened(seen: Sequence[SeenPicture]) -> list[Image.Image]:
+    """Pictures of a row for a tool; `info` of each says how large the model sees it."""
+    images = [opened(one.file) for one in seen]
+    for image, one in zip(images, seen, strict=True):
+        image.info[SEEN_SIZE] = one.width, one.height
+    return images
 
 
 def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:

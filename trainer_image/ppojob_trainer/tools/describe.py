@@ -4,6 +4,7 @@ A child asks, since the file is the user's (``ppojob tools``); what runs a job r
 which is data in its manifest.
 """
 
+import functools
 import importlib
 import inspect
 import logging
@@ -18,6 +19,7 @@ from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTime
 from ppojob_trainer.children.user_code import UnusableModule, load_module
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.tools import verl_names
+from ppojob_trainer.tools.custom import PICTURES
 from ppojob_trainer.tools.wire import Described, DescribeTools, ServerCode, ToolsDescribed
 
 _SECONDS = 120.0
@@ -99,8 +101,19 @@ def _found(module: ModuleType) -> Iterator[tuple[str, Callable[..., object], Any
 
 
 def _schema(function: Callable[..., object]) -> dict[str, Any]:
-    """By transformers, as verl has it, so that a file means the same to both."""
-    for one in inspect.signature(function).parameters.values():
+    """By transformers, as verl has it, so that a file means the same to both.
+
+    Of pictures of the row, which the model does not choose, it is told nothing.
+    """
+    signature = inspect.signature(function)
+    if PICTURES in signature.parameters:
+        told: Any = functools.wraps(function)(lambda: None)
+        kept = [one for one in signature.parameters.values() if one.name != PICTURES]
+        told.__signature__ = signature.replace(parameters=kept)
+        hints = function.__annotations__.items()
+        told.__annotations__ = {name: hint for name, hint in hints if name != PICTURES}
+        function, signature = told, told.__signature__
+    for one in signature.parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             raise ValueError(f"a model cannot be told what {one} takes")
     schema: dict[str, Any] = importlib.import_module("transformers.utils").get_json_schema(function)

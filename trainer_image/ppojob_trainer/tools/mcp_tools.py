@@ -17,6 +17,7 @@ from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
+from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.custom import Tool
 from ppojob_trainer.tools.wire import Described, ServerCode
 
@@ -67,23 +68,23 @@ class McpServer:
                 return found
         raise AssertionError("the last attempt raises")
 
-    async def call(self, name: str, arguments: Mapping[str, Json]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Json]) -> object:
         """Call a tool.
 
         Raises:
             McpFailed: there is no answer, or it says that the call failed.
-            BadResult: there is something else than text in it.
+            BadResult: there is something else than text and pictures in it.
         """
         try:
             async with self._connected() as client:
                 result = await client.call_tool(name, dict(arguments))
         except BaseException as error:
             raise McpFailed(self._told(error)) from None
-        text = _text_of(result)
+        text, images = _parts_of(result)
         text = text.replace(self._key, "***") if self._key else text
         if result.is_error:
             raise McpFailed(text)
-        return text
+        return response(text, images)
 
     async def _listed(self) -> dict[str, Described]:
         found: dict[str, Described] = {}
@@ -156,7 +157,7 @@ def mcp_tool(
                 "`ppojob tools --mcp` prints of it, where the model is to be told that"
             )
 
-    async def call(arguments: dict[str, Json], _created: object, _instance: str) -> str:
+    async def call(arguments: dict[str, Json], *_: object) -> object:
         return await server.call(name, arguments)
 
     return call
@@ -183,13 +184,17 @@ def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | 
     return None
 
 
-def _text_of(result: "CallToolResult") -> str:
-    """The text of an answer; structured content stands in for it where there is none."""
-    texts = []
+def _parts_of(result: "CallToolResult") -> tuple[str, list[Json]]:
+    """Text and pictures of an answer; structured content stands in where there is neither."""
+    texts, images = [], list[Json]()
     for block in result.content:
-        if block.type != "text":
-            raise BadResult("BadAnswer", f"content of type {block.type}", "a response is text here")
-        texts.append(block.text)
-    if not texts and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(texts)
+        if block.type == "image":
+            images.append(block.data)
+        elif block.type == "text":
+            texts.append(block.text)
+        else:
+            got, allowed = f"content of type {block.type}", "a response is text and pictures here"
+            raise BadResult("BadAnswer", got, allowed)
+    if not texts and not images and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False), []
+    return "\n".join(texts), images

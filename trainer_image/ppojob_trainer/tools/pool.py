@@ -19,8 +19,9 @@ from ppojob_trainer.children.pool import (
 )
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
+from ppojob_trainer.data.pictures import MOST_BYTES, BadPicture, read_pictures
 from ppojob_trainer.errors import JobFailed
-from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.tools.answers import (
     MARK_CHARACTERS,
     REPLY_CHARACTERS,
@@ -85,7 +86,11 @@ class ToolPool(Closeable):
             raise JobFailed(f"spec.agent.tools: {problem}") from None
 
     def start(
-        self, calls: Sequence[ToolCall], instances: Sequence[str], tools: Sequence[str] = ()
+        self,
+        calls: Sequence[ToolCall],
+        instances: Sequence[str],
+        tools: Sequence[str] = (),
+        pictures: list[SeenPicture] | None = None,
     ) -> Future[list[ToolAnswer]]:
         """Have calls made, one after the other; calls of other turns are made at the same time.
 
@@ -93,17 +98,37 @@ class ToolPool(Closeable):
             calls: as the model wrote them, or a turn that a user answers.
             instances: (calls,) names of the calls, the same whenever they are made again.
             tools: names of those that may be called; empty for all.
+            pictures: of the row so far; None where tools cannot show it any.
         """
         known = tools or self._tools
-        return self._children.submit(
-            lambda: [self._make(*one, known) for one in zip(calls, instances, strict=True)]
-        )
+
+        def make() -> list[ToolAnswer]:
+            made: list[ToolAnswer] = []
+            held = sum(len(one.file) for one in pictures or ())
+            for call, instance in zip(calls, instances, strict=True):
+                answer = self._make(call, instance, known, pictures)
+                size = held + len(answer.pictures)
+                if answer.pictures and size > MOST_BYTES:
+                    why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
+                    failed, size = self._failed("raised", call, why), held
+                    answer = msgspec.structs.replace(failed, seconds=answer.seconds)
+                made.append(answer)
+                held = size
+            return made
+
+        return self._children.submit(make)
 
     def close(self) -> None:
         """End all children, at once also those that are at work. Idempotent."""
         self._children.close()
 
-    def _make(self, call: ToolCall, instance: str, known: Sequence[str]) -> ToolAnswer:
+    def _make(
+        self,
+        call: ToolCall,
+        instance: str,
+        known: Sequence[str],
+        pictures: list[SeenPicture] | None,
+    ) -> ToolAnswer:
         """Make a call; what goes wrong becomes an answer."""
         began = time.monotonic()
         if call.to_user:
@@ -115,15 +140,22 @@ class ToolPool(Closeable):
             position = self._tools.index(call.name)
             try:
                 arguments = read_arguments(call.arguments, self._parameters[position])
-                made = self._called(call, instance, position, arguments)
+                made = self._called(call, instance, position, arguments, pictures)
             except WrongArguments as wrong:
                 made = self._failed("arguments", call, str(wrong))
         return msgspec.structs.replace(made, seconds=time.monotonic() - began)
 
-    def _called(self, call: ToolCall, instance: str, position: int, arguments: bytes) -> ToolAnswer:
+    def _called(
+        self,
+        call: ToolCall,
+        instance: str,
+        position: int,
+        arguments: bytes,
+        pictures: list[SeenPicture] | None = None,
+    ) -> ToolAnswer:
         limit = self._answering[position].time_limit_seconds
         number = next(self._numbers)
-        request = CallTool(number, position, instance, arguments, call.created)
+        request = CallTool(number, position, instance, arguments, call.created, pictures)
         try:
             answer = self._answer(request, limit)
         except ChildTimeout:
@@ -134,11 +166,16 @@ class ToolPool(Closeable):
         if answer.raised:
             self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)
             return self._failed("raised", call, answer.raised)
+        try:
+            shown = read_pictures(answer.pictures)
+        except BadPicture as bad:
+            return self._failed("raised", call, f"got {bad.got}: {bad.why}; {bad.allowed}")
         # The child has cut it already, unless the tool has written the answer itself.
         limit_of_tools = self._agent.max_tool_response_characters
         most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
         text = cut(answer.text, most, self._agent.tool_response_truncate_side)
-        return ToolAnswer(text, answer.reward, ends=answer.ends and call.to_user)
+        ends = answer.ends and call.to_user
+        return ToolAnswer(text, answer.reward, ends=ends, pictures=shown)
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
         began = time.monotonic()

@@ -52,7 +52,7 @@ class OpenAIFunctionToolSchema(_Form):
 
 
 class ToolResponse(_Form):
-    """What a tool answers; of pictures and films nothing is made here."""
+    """What a tool answers; of films nothing is made here."""
 
     text: str | None = None
     image: list[Any] | None = None

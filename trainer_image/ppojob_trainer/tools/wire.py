@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from ppojob_trainer.children.frames import Numbered
+from ppojob_trainer.rpc.messages.agents import SeenPicture
 
 Message = dict[str, Any]
 
@@ -59,12 +60,14 @@ class CallTool(Numbered, frozen=True, tag=True):
         instance: names the call, the same whenever it is made again.
         arguments: JSON object; of a user the `Conversation`.
         created: JSON object: what the row says its tool is made with, or tells its user.
+        pictures: of the row so far; None where a tool cannot show it any.
     """
 
     tool: int
     instance: str
     arguments: bytes
     created: bytes
+    pictures: list[SeenPicture] | None = None
 
 
 class DescribeTools(msgspec.Struct, frozen=True, tag=True):
@@ -102,6 +105,7 @@ class ToolCalled(Numbered, frozen=True):
         raised: what the tool raised instead of an answer; empty: nothing.
         where: it was raised, for the log.
         ends: the user ends the conversation.
+        pictures: encoded.
     """
 
     text: str = ""
@@ -109,6 +113,7 @@ class ToolCalled(Numbered, frozen=True):
     raised: str = ""
     where: str = ""
     ends: bool = False
+    pictures: list[bytes] = msgspec.field(default_factory=list)
 
 
 ToolRequest = LoadTools | CallTool | DescribeTools

@@ -20,6 +20,8 @@ from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.pictures import packed_later, seen_by_all
+from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.parallel.world import World
@@ -271,6 +273,7 @@ def generated(made: list[MadeRows]) -> Generated:
             figures=[row.figures for row in rows if row.figures],
             tool_seconds=[row.tool_seconds for row in rows if row.figures],
             versions=[_versions(row) for row in rows],
+            later_picture_bytes=[len(packed_later(row.pictures)) for row in rows],
         )
         for rows in (batch.trajectories for batch in made)
     )
@@ -327,24 +330,27 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     if agent is None:
         return None
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
+    sees = seen_by_all(spec)
     return Turns(
         agents={
-            name: _agent(own, template, len(agent.tools)) for name, own in agents_of(agent).items()
+            name: _agent(own, template, len(agent.tools), sees)
+            for name, own in agents_of(agent).items()
         },
         delay=math.inf if agent.tool_steps < 0 else agent.tool_steps,
         fails=agent.tool_failure == "fail",
     )
 
 
-def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int) -> Agent:
-    form, chat = FORMATS[agent.format], template.chat
+def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bool) -> Agent:
+    form, chat, schemas = FORMATS[agent.format], template.chat, tool_schemas(agent)
+    shows = sees and bool(schemas) and form.answer is None and shows_pictures(template, schemas)
 
     def with_marks(tokens: Sequence[int]) -> str:
         return chat.decode(tokens, skip_special_tokens=False)
 
     return Agent(
         spec=agent,
-        form=ChatForm(chat, template, form, tool_schemas(agent)),
+        form=ChatForm(chat, template, form, schemas, chat.pictures if shows else None),
         tools=tuple(tool.name for tool in agent.tools) if len(agent.tools) < tools_of_job else (),
         stop_token_ids=tuple(
             id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens

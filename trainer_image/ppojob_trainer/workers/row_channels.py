@@ -129,5 +129,6 @@ def batch_index(index: RowIndex) -> BatchIndex:
         samples=index.samples,
         owners=tuple(index.owners),
         picture_bytes=tuple(index.picture_bytes),
+        later_picture_bytes=tuple(index.later_picture_bytes),
         teachers=tuple(index.teachers),
     )

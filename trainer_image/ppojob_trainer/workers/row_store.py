@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.pictures import LaterPicture, packed_later
 from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.rollout.protocol import RolloutError
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
-from ppojob_trainer.rows.row_files import SCHEMA, truth_cells, value_cells, with_values
+from ppojob_trainer.rows.row_files import (
+    SCHEMA,
+    later_pictures,
+    truth_cells,
+    value_cells,
+    with_values,
+)
 from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import WriteRows
@@ -41,6 +48,7 @@ class OwnedRows:
     spans: list[list[Span]]  # (rows,) what each row is made of
     figures: list[bytes]  # (rows,) JSON; empty for rows of one turn
     experts: list[bytes]  # (rows,) as engines tell them; empty where they are not asked
+    pictures: list[tuple[LaterPicture, ...]]  # (rows,) behind the prompts
 
     def response(self, row: int) -> tuple[list[int], list[float]]:
         """The token ids of one response, and what they were drawn with."""
@@ -86,6 +94,9 @@ def own_rows(
         rollout_logprobs=column((t.logprobs for t in trajectories), torch.float32),
         turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
         pictures=shown if any(shown := [prompt.pictures for prompt in prompts]) else [],
+        later_pictures=later
+        if any(later := [packed_later(trajectory.pictures) for trajectory in trajectories])
+        else [],
     )
     if mixture is not None:
         _take_experts(experience, trajectories, mixture)
@@ -101,6 +112,7 @@ def own_rows(
         ],
         figures=[trajectory.figures for trajectory in trajectories],
         experts=[trajectory.experts if mixture is not None else b"" for trajectory in trajectories],
+        pictures=[trajectory.pictures for trajectory in trajectories],
     )
 
 
@@ -195,6 +207,10 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "rollout_logprobs": logprobs,
                     "segments": [span._asdict() for span in rows.spans[row]],
                     "experts": rows.experts[row] or None,
+                    "pictures": [
+                        {"start": one.start, "file": one.file} for one in rows.pictures[row]
+                    ]
+                    or None,
                     "figures": rows.figures[row].decode() or None,
                     "extra_info": extra_info,
                     "reward_values": request.extras[told].decode(),
@@ -211,14 +227,16 @@ def trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
             tuple(_segments(ids, logprobs, segments)),
             "length" if truncated else "stop",
             experts=experts or b"",
+            pictures=later_pictures(pictures),
         )
-        for truncated, ids, logprobs, segments, experts in zip(
+        for truncated, ids, logprobs, segments, experts, pictures in zip(
             columns["truncated"],
             columns["response_ids"],
             columns["rollout_logprobs"],
             columns["segments"],
             # Rows that an earlier version wrote have none.
             columns.get("experts", [None] * len(columns["segments"])),
+            columns.get("pictures", [None] * len(columns["segments"])),
             strict=True,
         )
     ]

@@ -37,7 +37,7 @@ class ToolsWorker:
             for number, call in enumerate(request.calls)
         ]
         acted: Future[Acted] = Future()
-        answers = self._pool.start(request.calls, instances, request.tools)
+        answers = self._pool.start(request.calls, instances, request.tools, request.pictures)
         answers.add_done_callback(lambda made: _hand_on(made, acted))
         return acted
 

@@ -30,6 +30,14 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
     to_user: bool = False
 
 
+class SeenPicture(msgspec.Struct, frozen=True, array_like=True):
+    """A picture of a row, encoded, and the sides in pixels of what the model sees of it."""
+
+    file: bytes
+    width: int
+    height: int
+
+
 class Act(msgspec.Struct, frozen=True):
     """Make the calls of one turn of a row, one after the other; the answer comes when all are made.
 
@@ -37,6 +45,7 @@ class Act(msgspec.Struct, frozen=True):
         turn: how many turns with calls the row had before.
         calls: in the order in which the model wrote them.
         tools: names of those that the row may call; empty for all.
+        pictures: of the row so far; None where tools cannot show it any.
     """
 
     batch: BatchName
@@ -44,6 +53,7 @@ class Act(msgspec.Struct, frozen=True):
     turn: int
     calls: list[ToolCall]
     tools: list[str] = []
+    pictures: list[SeenPicture] | None = None
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -54,6 +64,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
         reward: that the tool gave for the call, or the user for the turn.
         failure: empty, or a word: `unknown`, `arguments`, `raised`, `timeout`, `died`.
         ends: the user ends the conversation.
+        pictures: that stand before the text, as `data.pictures.packed` has them.
     """
 
     text: str
@@ -61,6 +72,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
     failure: str = ""
     seconds: float = 0.0
     ends: bool = False
+    pictures: bytes = b""
 
 
 class Acted(msgspec.Struct, frozen=True):

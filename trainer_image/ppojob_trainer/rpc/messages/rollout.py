@@ -90,6 +90,7 @@ class Generated(msgspec.Struct, frozen=True):
         figures: (rows,) JSON of each row's figures, where rows have several turns.
         tool_seconds: (rows,) that the calls of each row took, likewise.
         versions: (rows,) tokens of each row by the version of the weights that drew them.
+        later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
     """
 
     lengths: list[int]
@@ -98,6 +99,7 @@ class Generated(msgspec.Struct, frozen=True):
     figures: list[bytes] = []
     tool_seconds: list[float] = []
     versions: list[dict[int, int]] = []
+    later_picture_bytes: list[int] = []
 
 
 class RowsDrawn(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ class RowIndex(msgspec.Struct, frozen=True):
         lengths: (rows,) response tokens, prompt-major.
         owners: (prompts,) the rank that owns the rows of each prompt.
         picture_bytes: (prompts,) of the pictures of each, as one value; empty where none has any.
+        later_picture_bytes: (rows,) of those that each was shown behind its prompt, likewise.
         teachers: (prompts,) number of the reference's model that reads each; empty for one model.
     """
 
@@ -38,6 +39,7 @@ class RowIndex(msgspec.Struct, frozen=True):
     samples: int
     owners: list[int]
     picture_bytes: list[int] = []
+    later_picture_bytes: list[int] = []
     teachers: list[int] = []
 
 

@@ -1,9 +1,10 @@
 """What a tool or a user that is built in consists of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.sandbox.executor import Runner
 from ppojob_trainer.tools.custom import User
 
@@ -16,12 +17,14 @@ class Call:
         arguments: as the schema wants them.
         created: what the row says the tool is made with.
         sandbox: opens the one for code that a model has written; the same for all calls.
+        pictures: of the row so far.
     """
 
     arguments: Mapping[str, Json]
     created: Mapping[str, Json]
     config: Mapping[str, Json]
     sandbox: Callable[[], Runner]
+    pictures: Sequence[SeenPicture] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +32,20 @@ class BuiltIn:
     """A tool that is built in.
 
     Attributes:
-        answer: the text for the model, and a reward where the tool gives one. What a model did
+        answer: what `answers.read_answer` takes. What a model did
             wrong is text too; an exception is a mistake of ours, or of the data.
         description: for the model, where the job has no other; so is `parameters`, a JSON schema.
         runs_code: whether it needs a sandbox.
+        shows: whether it answers with pictures.
         opens: checks its settings and prepares what they name; None where it has none. It raises
             `ConfigError`, whose place is in the tool (``config.index``).
     """
 
-    answer: Callable[[Call], str | tuple[str, float]]
+    answer: Callable[[Call], object]
     description: str
     parameters: Mapping[str, Json]
     runs_code: bool = False
+    shows: bool = False
     opens: Callable[[Mapping[str, Json]], None] | None = None
 
 
