@@ -1,10 +1,19 @@
 """In which order stages pass micro-batches, and which layers each has."""
 
+import queue
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+from types import SimpleNamespace
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_trainer.models.pipeline_stages import layers_of
-from ppojob_trainer.parallel.pipeline import Turn, turns
+from ppojob_trainer.parallel.pipeline import PipelineRanks, Turn, _Lane, turns
 
 
 def told(stage: int, stages: int, passes: int) -> str:
@@ -35,6 +44,60 @@ def test_passes_wait_for_passes_of_smaller_numbers_alone(stages, passes):
                 assert number(before, turn, batch) < number(stage, turn, batch)
             if behind in range(stages) and batch:
                 assert number(behind, turn, batch - 1) < number(stage, turn, batch)
+
+
+class Connecting:
+    """A stage's group, in which two ranks connect in the first send between them, as by nccl.
+
+    The send waits there for the other's receive.
+    """
+
+    def __init__(self, wires: Mapping, stage: int) -> None:
+        self._wires, self._stage = wires, stage
+        self._connected: set[tuple[int, int]] = set()
+
+    def _wire(self, *ends: int) -> queue.Queue:
+        meeting, sent = self._wires[ends]
+        if ends not in self._connected:
+            meeting.wait(timeout=10)
+            self._connected.add(ends)
+        return sent
+
+    def send(self, tensors: list[torch.Tensor], stage: int, _: int) -> SimpleNamespace:
+        self._wire(self._stage, stage).put(tensors[0].clone())
+        return SimpleNamespace(wait=lambda: None)
+
+    def recv(self, tensors: list[torch.Tensor], stage: int, _: int) -> SimpleNamespace:
+        tensors[0].copy_(self._wire(stage, self._stage).get(timeout=10))
+        return SimpleNamespace(wait=lambda: None)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_stages_that_have_to_connect_come_to_an_end(stages):
+    lanes = [
+        {ends: (threading.Barrier(2), queue.Queue()) for ends in permutations(range(stages), 2)}
+        for _ in range(2)
+    ]
+
+    def update(stage: int) -> float:
+        ranks = PipelineRanks(stage, stages, [_Lane(Connecting(wires, stage)) for wires in lanes])
+        one = torch.ones(1)
+        for turn, _ in turns(5, ranks.behind):
+            if turn == "forward":
+                states = one if ranks.is_first else ranks.receive(torch.empty(1)) + 1
+                if not ranks.is_last:
+                    ranks.send(states)
+            else:
+                gradient = one if ranks.is_last else ranks.receive_back(one)
+                if not ranks.is_first:
+                    ranks.send_back(gradient + 1)
+        if ranks.is_first or ranks.is_last:
+            ranks.add_ends(one.mul_(stage + 1))
+        return one.item()
+
+    with ThreadPoolExecutor(stages) as pool:
+        found = list(pool.map(update, range(stages)))
+    assert found[0] == found[-1] == 1 + stages
 
 
 @given(st.integers(1, 9), st.integers(0, 30))
