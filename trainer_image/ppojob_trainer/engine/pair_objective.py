@@ -30,9 +30,8 @@ from ppojob_trainer.rows.experience import Experience
 Pairs = tuple[Tensor, Tensor]
 """(pairs,) int64: the rows of the chosen answers, and those of the rejected ones."""
 
-_TOLD: Final = (
-    *("loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
-)
+_OF_REWARDS: Final = ("chosen", "rejected", "margins", "accuracies")
+_TOLD: Final = ("loss", *(f"rewards/{name}" for name in _OF_REWARDS))
 """What is told of the pairs of an update, and of those that are held out."""
 
 
