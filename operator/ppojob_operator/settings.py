@@ -2,18 +2,17 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
-from ppojob_api.v1alpha1.scheduling import SchedulingType
-
 PREFIX = "PPOJOB_OPERATOR_"
+GangType = Literal["kueue", "volcano", "workload"]
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.replace(" ", "").split(",") if name)
+    return tuple(dict.fromkeys(name for name in text.replace(" ", "").split(",") if name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Settings:
     identity: str = "ppojob-operator"
     watch_namespaces: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     gpu_resource: str = "nvidia.com/gpu"
-    gangs: Annotated[tuple[SchedulingType, ...], BeforeValidator(_names)] = ()
+    gangs: Annotated[tuple[GangType, ...], BeforeValidator(_names)] = ()
     workers: int = 16
     resync_seconds: float = 600.0
     poll_seconds: float = 5.0
@@ -72,6 +71,14 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     try:
         return TypeAdapter(Settings).validate_python(given)
     except ValidationError as wrong:
-        lines = [(str(one["loc"][0]), one["input"], one["msg"]) for one in wrong.errors()]
-        told = (f"{PREFIX}{name.upper()}: got {text!r}: {why}" for name, text, why in lines)
+        known = ", ".join(f"{PREFIX}{one.name.upper()}" for one in fields(Settings))
+        told = [
+            f"{PREFIX}{str(one['loc'][0]).upper()}: "
+            + (
+                f"no such setting; one of {known}"
+                if one["type"] == "unexpected_keyword_argument"
+                else f"got {one['input']!r}: {one['msg']}"
+            )
+            for one in wrong.errors()
+        ]
         raise ValueError("\n".join(told)) from None

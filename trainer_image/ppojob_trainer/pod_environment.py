@@ -103,8 +103,11 @@ def read_pod_environment() -> PodEnvironment:
             api_access=ApiAccess(given[host], int(given[port]), Path(access)) if access else None,
             parent_pid=int(parent) if parent else None,
         )
-    except (OSError, KeyError, ValueError) as problem:
-        raise ConfigError(f"environment: {problem!r}: see docs/contract.md") from problem
+    except KeyError as missing:
+        name = missing.args[0]
+        raise ConfigError(f"environment: {name} is not set; see docs/contract.md") from missing
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"environment: {problem}; see docs/contract.md") from problem
 
 
 def read_rank_environment() -> RankEnvironment:

@@ -126,7 +126,8 @@ def test_other_pictures_under_the_same_path_are_other_data(folder: Path) -> None
 def test_a_row_has_no_more_than_tools_are_given(folder: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (3500, 3300)).save(file, "BMP")  # 33 MiB
-    agents = RowAgents({"tool_agent": RowAgent((), False)}, "tool_agent", {})
+    zoom = {"type": "function", "function": {"name": "zoom"}}
+    agents = RowAgents({"tool_agent": RowAgent((zoom,), False)}, "tool_agent", {})
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)
         table = files.table("a.parquet", good_row("<image>?", images=[{"bytes": file.getvalue()}]))

@@ -308,7 +308,7 @@ def test_a_pod_without_its_server_starts_ranks_by_themselves(tmp_path: Path, cap
         return pod.status().phase == "lost"
 
     eventually(is_lost, seconds=200)
-    assert "environment: KeyError('PPOJOB_CONFIG')" in pod.status().reason
+    assert "environment: PPOJOB_CONFIG is not set" in pod.status().reason
     (line,) = [record for record in caplog.messages if "fork server" in record]
     assert "No such file or directory" in line
     pod.end()

@@ -11,16 +11,25 @@ from PIL import Image
 from tool_calls import ask
 
 from ppojob_api.v1alpha1.agent import AgentSpec
-from ppojob_trainer.data.pictures import MOST_BYTES, encoded, opened, unpacked
+from ppojob_trainer.data.pictures import (
+    MOST_BYTES,
+    BadPicture,
+    encoded,
+    opened,
+    read_pictures,
+    unpacked,
+)
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools.answers import read_answer, response
 from ppojob_trainer.tools.built_in.zoom import within
+from ppojob_trainer.tools.custom import returned
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.verl_names import ToolResponse
 
 IMAGE = Image.radial_gradient("L").resize((64, 40)).convert("RGB")
-SEEN = SeenPicture(encoded(IMAGE), 128, 80)
+PNG = encoded(IMAGE)
+SEEN = SeenPicture(PNG, 128, 80)
 TOOLS = '''
 from PIL import Image
 from verl.tools.base_tool import BaseTool
@@ -55,12 +64,14 @@ class Turned(BaseTool):
         (IMAGE, ""),
         (ToolResponse(text="a", image=[IMAGE]), "a"),
         (ToolResponse(image=[None, IMAGE.convert("CMYK")]), ""),
+        ([IMAGE], ""),
         (response("a", [base64.b64encode(encoded(IMAGE)).decode()]), "a"),
+        (returned({"images": f"data:image/png;base64,{base64.encodebytes(PNG).decode()}"})[0], ""),
     ],
 )
 def test_what_a_tool_may_show(value: object, text: str) -> None:
-    for returned, reward in ((value, 0.0), ((value, 0.5, {}), 0.5)):
-        found, (file,), given = read_answer(returned)
+    for given_back, reward in ((value, 0.0), ((value, 0.5, {}), 0.5)):
+        found, (file,), given = read_answer(given_back)
         assert (found, given) == (text, reward)
         assert opened(file).tobytes() == IMAGE.tobytes()
 
@@ -70,7 +81,15 @@ def test_what_it_may_not(value: object) -> None:
     with pytest.raises(BadResult):
         read_answer(value)
     with pytest.raises(BadResult):
-        response("a", ["no base64"])
+        response("a", ["no base64!"])
+
+
+def test_a_file_that_asks_for_gigabytes_is_not_opened() -> None:
+    bomb = encoded(Image.new("L", (9_500, 9_500)))
+    with pytest.raises(BadPicture, match="exceeds limit"):
+        read_pictures([{"bytes": bomb}])
+    with pytest.raises(BadPicture, match="no picture of a known format"):
+        read_pictures([{"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}])
 
 
 def is_valid(left: float, top: float, right: float, bottom: float) -> bool:
@@ -160,7 +179,7 @@ def test_tools_are_given_the_pictures_of_a_row(tmp_path: Path) -> None:
         for name, held, words in (
             ("bad", [], "no picture of a known format"),
             ("dot", [full], "bytes of pictures in a row"),
-            ("dot", None, "chat template, critic or reference takes none of tools"),
+            ("dot", None, "its critic or its reference sees none of tools"),
         ):
             answer = ask(pool, name, pictures=held)
             assert answer.failure == "raised"

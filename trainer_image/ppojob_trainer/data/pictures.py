@@ -29,6 +29,8 @@ _NEWER: Final = "processor_config.json"
 _LONGEST_SIDES: Final = 200
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Of all pictures of a row, where tools are given them."""
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
+"""Files that are opened: Pillow would start a program for some others."""
 _KEPT: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
 """Modes of pictures that PNG has, as models see them."""
 _PATCH, _MERGE = 14, 2
@@ -214,12 +216,15 @@ def unpacked_later(pictures: bytes) -> list[LaterPicture]:
 
 
 def opened(picture: bytes) -> Image.Image:
-    """A picture as models see it, in red, green and blue; on white where it is transparent.
+    """A picture as models see it, in red, green and blue; RGBA on white where it is transparent.
 
+    Pillow refuses a picture by its size before it decodes it: what asks for gigabytes ends a pod.
     Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, which verl opens pictures by.
     """
-    with warnings.catch_warnings(), Image.open(io.BytesIO(picture)) as image:
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        image = Image.open(io.BytesIO(picture), formats=_FORMATS)
+    with image:
         if image.mode != "RGBA":
             return image.convert("RGB")
         white = Image.new("RGB", image.size, "white")

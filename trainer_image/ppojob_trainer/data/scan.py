@@ -248,7 +248,8 @@ class Scan:
         row, difficulty = read_row(cells, self.spec, **self._asked)
         if row.pictures and (why := self.chat.blind(row.data_source)):
             raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
-        if self.agents is not None and (size := len(row.pictures)) > pictures.MOST_BYTES:
+        size = len(row.pictures)
+        if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
             why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
         return row, difficulty, ()

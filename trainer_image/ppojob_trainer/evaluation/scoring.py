@@ -25,6 +25,7 @@ METRICS_FILE: Final = "evaluation.jsonl"
 _POINT: Final = durable.point("evaluation", *durable.FILE_ACTS)
 _LEFT_OUT: Final = frozenset(
     {"prompt_tokens", "response_ids", "rollout_logprobs", "segments", "experts"}
+    | {"pictures", "picture_bytes"}
 )
 _SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name not in _LEFT_OUT])
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer import durable
-from ppojob_trainer.data.pictures import LaterPicture, packed_later
+from ppojob_trainer.data.pictures import LaterPicture
 from ppojob_trainer.json_value import Json, plain_text
 from ppojob_trainer.rewards.records import ValueKind
 
@@ -24,7 +24,9 @@ ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
 _SEGMENT: Final = pa.struct(
     [("tokens", pa.int32()), ("version", pa.int32()), ("reward", pa.float64())]
 )
-_PICTURE: Final = pa.struct([("start", pa.int32()), ("file", pa.binary())])
+_PICTURE: Final = pa.struct([("start", pa.int32()), ("file", pa.large_binary())])
+_GROUP_ROWS: Final = 16
+"""Of a part with pictures: who wants some rows reads few others."""
 SCHEMA: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -45,6 +47,7 @@ SCHEMA: Final = pa.schema(
         ("segments", pa.list_(_SEGMENT)),
         ("experts", pa.binary()),
         ("pictures", pa.list_(_PICTURE)),
+        ("picture_bytes", pa.int64()),
         ("figures", pa.string()),
         ("extra_info", pa.string()),
         ("reward_values", pa.string()),
@@ -60,7 +63,7 @@ SCHEMA: Final = pa.schema(
 - `experts`: of each token of prompt and response that the engine read, which experts of every layer
   it went to; null where nobody asks.
 - `pictures`: those that tools showed the row, each with its first token in the response; null
-  where there are none.
+  where there are none; `picture_bytes` is how many bytes they are on the wire, null for 0.
 - `figures`: JSON object of turns and calls; null for rows of one turn.
 - `extra_info`: JSON object.
 - `reward_values`: JSON object of what the scorers said beside the score.
@@ -85,7 +88,7 @@ trained tokens."""
 _VALUE_TYPES: Final = {"number": pa.float64(), "text": pa.string()}
 _VERDICT: Final = (
     *("row", "score", "response_tokens", "truncated", "figures", "reward_values", "segments"),
-    "pictures",
+    "picture_bytes",
 )
 _TOKENS: Final = (
     *("row", "truncated", "response_ids", "rollout_logprobs", "segments", "experts", "pictures"),
@@ -118,7 +121,8 @@ def write_part(folder: Path, part: int, table: pa.Table) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    shows = "pictures" in table.column_names and table["pictures"].null_count < table.num_rows
+    pq.write_table(table, sink, row_group_size=_GROUP_ROWS if shows else None)
     path = folder / f"part-{part:05d}.parquet"
     durable.write_file(path, sink.getvalue().to_pybytes(), ROWS_POINT)
     return path
@@ -181,10 +185,7 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
         values=[text.encode() for text in columns["reward_values"]],
         figures=[(text or "").encode() for text in columns.get("figures", [""] * len(scores))],
         versions=[_versions(spans) for spans in columns.get("segments", [[]] * len(scores))],
-        later_picture_bytes=[
-            len(packed_later(later_pictures(cell)))
-            for cell in columns.get("pictures", [None] * len(scores))
-        ],
+        later_picture_bytes=[size or 0 for size in columns.get("picture_bytes", [0] * len(scores))],
     )
 
 

@@ -35,8 +35,8 @@ def read_answer(value: object) -> tuple[str, list[bytes], float]:
     """Text, encoded pictures and reward that a tool returned, by the rules of verl's tools.
 
     It is a response, or a tuple of it, a reward and metrics, of which the last may be left out. A
-    response is text, a picture of PIL, verl's `ToolResponse`, a dict, of which the model gets the
-    JSON, or anything else, of which it gets what `str` makes of it.
+    response is text, a picture of PIL or a list of them, verl's `ToolResponse`, a dict, of which
+    the model gets the JSON, or anything else, of which it gets what `str` makes of it.
 
     Raises:
         BadResult: the reward is no finite number, the tuple has another length, or what should be
@@ -59,8 +59,9 @@ def response(text: str, images: Sequence[Json]) -> object:
     """
     files = []
     for image in images:
+        text_of_file = str(image).rpartition(";base64,")[2]  # a data URL says it in front
         try:
-            files.append(base64.b64decode(str(image), validate=True))
+            files.append(base64.b64decode("".join(text_of_file.split()), validate=True))
         except ValueError:
             raise BadResult("BadAnswer", shown(image), "a picture is a file in base64") from None
     return SimpleNamespace(text=text, image=files, video=None) if files else text
@@ -118,6 +119,8 @@ def _response(response: Any) -> tuple[str, list[bytes]]:
             raise BadResult("BadAnswer", "a film", "a response is text and pictures here")
         text, _ = _response(response.text or "")
         return text, [_picture(one) for one in response.image or () if one is not None]
+    if isinstance(response, list) and any(isinstance(one, Image.Image) for one in response):
+        return "", [_picture(one) for one in response]
     if isinstance(response, dict):
         return json.dumps(response, ensure_ascii=False), []
     return str(response), []

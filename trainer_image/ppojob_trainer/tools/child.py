@@ -23,6 +23,7 @@ from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import Loaded
 from ppojob_trainer.children.user_code import ImportFolder, raised
+from ppojob_trainer.data.pictures import MOST_BYTES
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
@@ -124,8 +125,11 @@ class Tools:
                 return ToolCalled(number, text, score, ends=ends)
             text, pictures, reward = read_answer(value)
             if pictures and request.pictures is None:
-                why = "the model, its chat template, critic or reference takes none of tools"
+                why = "the model, its chat template, its critic or its reference sees none of tools"
                 raise BadResult("BadAnswer", "a picture", why)
+            if (size := sum(map(len, pictures))) > MOST_BYTES:
+                why = f"all pictures of a row have at most {MOST_BYTES}"
+                raise BadResult("BadAnswer", f"pictures of {size} bytes", why)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
             return ToolCalled(number, text, reward, pictures=pictures)

@@ -116,11 +116,10 @@ def returned(answer: Json) -> object:
     if isinstance(answer, str):
         return answer
     if isinstance(answer, dict) and answer.keys() <= _WITH_REWARD:
-        text = answer.get("text")
-        if isinstance(text, str):
-            images = answer.get("images") or []
+        text, images = answer.get("text"), answer.get("images") or []
+        if isinstance(text, str) or (text is None and images):
             listed = images if isinstance(images, list) else [images]
-            return response(text, listed), answer.get("reward")
+            return response(text or "", listed), answer.get("reward")
     return json.dumps(answer, ensure_ascii=False)
 
 

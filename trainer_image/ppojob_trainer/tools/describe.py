@@ -103,10 +103,13 @@ def _found(module: ModuleType) -> Iterator[tuple[str, Callable[..., object], Any
 def _schema(function: Callable[..., object]) -> dict[str, Any]:
     """By transformers, as verl has it, so that a file means the same to both.
 
-    Of pictures of the row, which the model does not choose, it is told nothing.
+    Of pictures of the row, which the model does not choose, it is told nothing; an argument of that
+    name whose type is text is the model's.
     """
     signature = inspect.signature(function)
-    if PICTURES in signature.parameters:
+    if PICTURES in signature.parameters and "str" not in str(
+        function.__annotations__.get(PICTURES)
+    ):
         told: Any = functools.wraps(function)(lambda: None)
         kept = [one for one in signature.parameters.values() if one.name != PICTURES]
         told.__signature__ = signature.replace(parameters=kept)

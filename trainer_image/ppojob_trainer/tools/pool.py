@@ -110,6 +110,7 @@ class ToolPool(Closeable):
                 size = held + len(answer.pictures)
                 if answer.pictures and size > MOST_BYTES:
                     why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
+                    self._log.warning("%s: %s: %s", instance, call.name, why)
                     failed, size = self._failed("raised", call, why), held
                     answer = msgspec.structs.replace(failed, seconds=answer.seconds)
                 made.append(answer)
@@ -169,6 +170,7 @@ class ToolPool(Closeable):
         try:
             shown = read_pictures(answer.pictures)
         except BadPicture as bad:
+            self._log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, f"got {bad.got}: {bad.why}; {bad.allowed}")
         # The child has cut it already, unless the tool has written the answer itself.
         limit_of_tools = self._agent.max_tool_response_characters

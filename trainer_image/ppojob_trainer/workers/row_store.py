@@ -211,6 +211,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                         {"start": one.start, "file": one.file} for one in rows.pictures[row]
                     ]
                     or None,
+                    "picture_bytes": len(packed_later(rows.pictures[row])) or None,
                     "figures": rows.figures[row].decode() or None,
                     "extra_info": extra_info,
                     "reward_values": request.extras[told].decode(),
