@@ -161,13 +161,20 @@ def validation_sampling(verl: Verl, job: Draft) -> None:
 def types_by_device(verl: Verl, job: Draft) -> None:
     """bfloat16 is what auto is on a GPU."""
     actor = "actor_rollout_ref.actor"
-    for key in (f"{_ROLLOUT}.dtype", f"{actor}.fsdp_config.dtype", f"{actor}.megatron.dtype"):
-        is_auto = verl[key] in ("bfloat16", "bf16", "auto")
-        is_other = not is_auto or (verl.is_given(key) and verl["trainer.device"] == "cpu")
-        if is_other:
-            job.copy(key)
-        else:
-            job.keep(key)
+    engines = [f"{actor}.fsdp_config.dtype", f"{actor}.megatron.dtype"]
+    for path, of_field in (
+        ("spec.rollout.dtype", [f"{_ROLLOUT}.dtype"]),
+        ("spec.training.autocast", engines),
+    ):
+        others = []
+        for key in of_field:
+            is_auto = verl[key] in ("bfloat16", "bf16", "auto")
+            if is_auto and not (verl.is_given(key) and verl["trainer.device"] == "cpu"):
+                job.keep(key)
+            else:
+                others.append(key)
+        if others:
+            job.set(path, verl[others[-1]], *others)
 
 
 def engine_arguments(verl: Verl, job: Draft) -> None:

@@ -67,6 +67,11 @@ def converted(overrides: list[str]) -> Draft:
 @given(st.dictionaries(st.one_of(st.sampled_from(NAMES), UNKNOWN), VALUES, max_size=12))
 @example({"data.max_length": "8", "data.max_prompt_length": "9", "data.max_response_length": "7"})
 @example({"data.max_length": "8", "data.max_prompt_length": "9"})
+@example(
+    dict.fromkeys(
+        [f"actor_rollout_ref.actor.{name}.dtype" for name in ("fsdp_config", "megatron")], "float32"
+    )
+)
 def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
     read = of_overrides((f"{key}={value}", "") for key, value in values.items())
     job = convert(read)
