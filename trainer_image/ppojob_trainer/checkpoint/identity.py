@@ -120,11 +120,16 @@ def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
     return None if difference is None else "{}: {} -> {}".format(*difference)
 
 
+def edited(known: Mapping[str, Json], now: Mapping[str, str]) -> list[str]:
+    """Paths of files whose digest is known, and another one now."""
+    return [path for path, digest in now.items() if known.get(path, digest) != digest]
+
+
 def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
     """Paths of reward files, known then and now, that changed since a checkpoint was made."""
     theirs = settings_of(found, folder).get("files")
     known = theirs if isinstance(theirs, dict) else {}
-    return [path for path, digest in owner.files.items() if known.get(path, digest) != digest]
+    return edited(known, owner.files)
 
 
 def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:

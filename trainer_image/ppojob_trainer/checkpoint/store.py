@@ -146,7 +146,7 @@ class CheckpointStore:
         """Paths of files that are other than before; the next checkpoints know them as they are."""
         known = self._identity.files
         self._identity = replace(self._identity, files={**known, **files})
-        return [path for path, digest in files.items() if known.get(path, digest) != digest]
+        return identity.edited(known, files)
 
     def begin(self, step: int, *, rewinds: int = 0) -> PendingCheckpoint:
         """Open the folder of a new checkpoint.

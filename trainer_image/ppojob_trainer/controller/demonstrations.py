@@ -32,7 +32,7 @@ class Demonstrations:
         actor: the role whose ranks own the rows.
         rows_per_step: rows of a batch, of a validation at one time as well.
         answers: those of a row, each of which is a row of the batch.
-        has_mismatched: whether each prompt comes with the answer of the row before it as well.
+        has_mismatched: whether each prompt comes with an answer to another prompt as well.
     """
 
     roles: Roles
@@ -64,7 +64,7 @@ class Demonstrations:
         return step_statistics(measured)
 
     def _batch(self, purpose: str, prompts: list[PromptRow], before: PromptRow) -> Batch:
-        """A batch of rows, behind another one."""
+        """A batch of rows; `before` answers another prompt where none ahead in the batch does."""
         samples = self.answers
         if self.has_mismatched:
             samples += 1
