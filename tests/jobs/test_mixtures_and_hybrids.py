@@ -1,4 +1,7 @@
-"""Mixtures of experts, and models with linear attention, by both engines: kills lose nothing."""
+"""Mixtures of experts, models with linear attention, and parts of larger models.
+
+By both engines: kills lose nothing.
+"""
 
 from pathlib import Path
 
@@ -91,3 +94,26 @@ def test_a_killed_job_of_linear_attention_ends_as_an_undisturbed_one(
         limit = 1e-4 if dtype == "float32" else 0.05
         assert record["training/rollout_probs_diff_mean"] < limit
     loaded(folder / "model", calm / "export")
+
+
+def test_a_killed_job_of_a_part_ends_as_an_undisturbed_one(
+    run_twice, tiny_folder_of, tmp_path: Path
+):
+    """Over shards; the export is the larger model again, with what nobody has trained."""
+    folder = tiny_folder_of(0.1, "whole")
+    job = {
+        **SHORT,
+        "rollout": {"engine": "vllm", "dtype": "float32", "maxSequences": 16, **ENGINES["vllm"]},
+        "roles": {"actorRollout": {"ranksPerReplica": 2}},
+        "checkpoint": {"every": 1},
+    }
+    calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of("vllm"))
+    for record in run_folders.metrics(calm)[-2:]:
+        assert record["actor/grad_norm"] > 0.0
+        assert record["training/rollout_probs_diff_mean"] < 1e-4
+    before, after = (
+        load_file(one / "model.safetensors") for one in (folder / "model", calm / "export")
+    )
+    assert after.keys() == before.keys()
+    kept = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
+    assert kept == {name for name in before if not name.startswith("language_model.")}

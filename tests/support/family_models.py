@@ -18,6 +18,7 @@ from transformers import (
     GptOssForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
+    Ministral3ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
     Olmo2ForCausalLM,
@@ -56,6 +57,17 @@ OSS_ROPE = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 16,
+}
+SCALED_QUERIES = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 8,
+    "llama_4_scaling_beta": 0.3,
 }
 CORRECTED = {
     "moe_intermediate_size": 16,
@@ -106,6 +118,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         },
     ),
     "mistral": (MistralForCausalLM, {"sliding_window": WINDOW}),
+    "ministral3": (Ministral3ForCausalLM, {"head_dim": 12, "rope_parameters": SCALED_QUERIES}),
     "phi3": (Phi3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "smollm3": (SmolLM3ForCausalLM, {"no_rope_layers": [0, 1, 0], "pad_token_id": 0}),
     "olmo2": (Olmo2ForCausalLM, {"attention_bias": True, "pad_token_id": 0}),

@@ -348,6 +348,12 @@ def make(kind: str, first: str, second: str) -> None:
         names = [*NAMES, *ZOOMS] if kind == "seeing_caller" else NAMES
         save_seeing_model(Path(first), SEEING[kind], vocab_size=len(names), **changes)
         save_tokenizer(Path(first), template=SEEING_TEMPLATE, names=names)
+    elif kind == "whole":
+        from whole_models import save_whole  # which not every job loads
+
+        sizes = {"head_dim": 32, "initializer_range": 0.02, "tie_word_embeddings": True}
+        save_whole(Path(first), "gemma3", **sizes, attention_dropout=float(second))
+        save_tokenizer(Path(first))
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
     elif kind == "searcher":

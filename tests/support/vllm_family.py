@@ -17,10 +17,13 @@ import torch
 from family_models import FAMILY_MODELS
 from padded_reference import token_logprobs
 from tiny_models import make_model, write_model
+from transformers import PreTrainedModel
+from whole_models import save_whole
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.models.experts import split_experts
-from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
@@ -69,6 +72,7 @@ OPTIONS = {
         "rope_parameters": {**SECTIONS, "mrope_interleaved": True},
         "head_dim": 2 * HALF,
     },
+    "ministral3": {"head_dim": 2 * HALF},
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
     "gemma": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
@@ -85,13 +89,8 @@ OPTIONS = {
 
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
-    kind, options = FAMILY_MODELS[family]
-    changes = {**SIZES, **options, **OPTIONS.get(family, {})}
-    if "sliding_window" in changes:
-        changes["sliding_window"] = WINDOW
-    model = make_model(kind, **changes)
-    write_model(folder, model)
-    has_states = FAMILIES[family].has_states
+    model = _saved(family, folder)
+    has_states = FAMILIES[model.config.model_type].has_states
     dtype = "bfloat16" if has_states else "float32"
     rollout = RolloutSpec(engine="vllm", dtype=dtype, max_model_tokens=96, max_sequences=4)
     rollout = rollout.model_copy(update={"kv_cache_gib": 0.25, "enforce_eager": True})
@@ -119,6 +118,21 @@ def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu"
     engine.close()
     found = torch.cat(differences)
     return float(found.mean() if has_states else found.max())
+
+
+def _saved(family: str, folder: Path) -> PreTrainedModel:
+    """A model that lies in the folder, of a family, or a part of a larger one."""
+    if family in WHOLES:
+        window = {"sliding_window": WINDOW} if family == "gemma3" else {}
+        save_whole(folder, family, **SIZES, head_dim=2 * HALF, **window)
+        return load_model(folder).requires_grad_()
+    kind, options = FAMILY_MODELS[family]
+    changes = {**SIZES, **options, **OPTIONS.get(family, {})}
+    if "sliding_window" in changes:
+        changes["sliding_window"] = WINDOW
+    model = make_model(kind, **changes)
+    write_model(folder, model)
+    return model
 
 
 def main(folder: Path, families: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS, Family
+from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS, WHOLES, Family
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
@@ -17,4 +17,5 @@ def row(model_type: str, family: Family) -> str:
 
 def test_every_family_has_its_row() -> None:
     _, *found = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert found == [row(*item) for item in FAMILIES.items()]
+    wholes = [f"| `{name}` | {models} |" for name, models in WHOLES.items()]
+    assert found == [*(row(*item) for item in FAMILIES.items()), *wholes]

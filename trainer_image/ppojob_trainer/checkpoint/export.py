@@ -32,7 +32,7 @@ from ppojob_trainer.models.adapter_files import (
     peft_name,
 )
 from ppojob_trainer.models.config_changes import changed_document
-from ppojob_trainer.models.config_files import TOWER, sees_pictures
+from ppojob_trainer.models.config_files import TOWER, has_tower
 from ppojob_trainer.models.kinds import SCORE_WEIGHT
 from ppojob_trainer.models.lora import A, Adapter, B
 from ppojob_trainer.models.weight_files import read_weights
@@ -114,8 +114,8 @@ def export_model(
         for names in plan_files(named, dtype, max_file_bytes):
             give_parts({name: named[name] for name in names}, dtype=dtype, join=merge)
         if adapters:
-            sees = _sees_pictures(model_folder)
-            give_parts(_peft_named(adapters, head, sees_pictures=sees), join=plain)
+            named = _peft_named(adapters, head, has_tower=_has_tower(model_folder))
+            give_parts(named, join=plain)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -244,8 +244,8 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
     return merged
 
 
-def _sees_pictures(model_folder: Path) -> bool:
-    return sees_pictures(_read_config(model_folder))
+def _has_tower(model_folder: Path) -> bool:
+    return has_tower(_read_config(model_folder))
 
 
 def _read_config(model_folder: Path) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _tower(model_folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Of other models there are none.
     """
-    if not _sees_pictures(model_folder):
+    if not _has_tower(model_folder):
         return {}, {}
     weights = read_weights(model_folder)
     own = {name: path for name, path in weights.files.items() if name.startswith(TOWER)}
@@ -292,12 +292,12 @@ def _write_adapters(
     Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
     """
     durable.make_folder(folder, parents=True)
-    sees = _sees_pictures(base)
-    named = _peft_named(adapters, head, sees_pictures=sees)
+    tower = _has_tower(base)
+    named = _peft_named(adapters, head, has_tower=tower)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=join)
     lora = next(iter(adapters.values())).lora
     targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters})
-    if sees:  # its tower has layers of the same names
+    if tower:  # it has layers of the same names
         targets = rf".*\.{LANGUAGE_PART}\..*\.({'|'.join(targets)})"
     config = {
         "base_model_name_or_path": str(base),
@@ -319,12 +319,12 @@ def _write_adapters(
 
 
 def _peft_named(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], *, sees_pictures: bool
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], *, has_tower: bool
 ) -> dict[str, Tensor]:
     """The matrices, and what is trained beside them, by PEFT's names."""
     found = {f"{BEGINNING}{name}": tensor for name, tensor in head.items()}
     for name, adapter in adapters.items():
         layer = name.removesuffix(".weight")
-        found[peft_name(f"{layer}.{A}", sees_pictures=sees_pictures)] = adapter.a
-        found[peft_name(f"{layer}.{B}", sees_pictures=sees_pictures)] = adapter.b
+        found[peft_name(f"{layer}.{A}", has_tower=has_tower)] = adapter.a
+        found[peft_name(f"{layer}.{B}", has_tower=has_tower)] = adapter.b
     return found

@@ -26,6 +26,8 @@ MARK: Final = "<image>"
 _PROCESSOR: Final = "preprocessor_config.json"
 _NEWER: Final = "processor_config.json"
 """Where transformers 5 saves a whole processor."""
+_KNOWN: Final = "Qwen2"
+"""What the name of a processor begins with that takes pictures as is done here."""
 _LONGEST_SIDES: Final = 200
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Of all pictures of a row, where tools are given them."""
@@ -85,6 +87,8 @@ class PictureForm:
         processor = _object(folder / _NEWER).get("image_processor") or _object(folder / _PROCESSOR)
         token = config.get("image_token_id")
         if not isinstance(token, int) or "vision_config" not in config or not processor:
+            return None
+        if not str(processor.get("image_processor_type", _KNOWN)).startswith(_KNOWN):
             return None
         size = processor.get("size") or {}
         return cls(

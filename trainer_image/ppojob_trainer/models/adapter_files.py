@@ -11,7 +11,7 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import Shape, adapter_shapes, sizes_of
-from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.config_files import folder_has_tower
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import BadHeader, listed, read_header
 
@@ -29,13 +29,13 @@ _OF_CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq")
 _MATRICES: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 
 
-def peft_name(name: str, *, sees_pictures: bool = False) -> str:
+def peft_name(name: str, *, has_tower: bool = False) -> str:
     """PEFT's name of an adapter's matrix, which is `<layer>.lora_a` or `<layer>.lora_b` here.
 
-    Of a model that sees pictures transformers 5 has the language model in a part of the whole.
+    Of a model with a vision tower transformers 5 has the language model in a part of the whole.
     """
     layer, _, matrix = name.rpartition(".")
-    if sees_pictures:
+    if has_tower:
         layer = layer.replace("model.", f"model.{LANGUAGE_PART}.", 1)
     return f"{BEGINNING}{layer}.{_MATRICES[matrix]}"
 
@@ -66,9 +66,9 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
     yield from _settings(lora, config, where)
     if (sizes := sizes_of(model)) is None:
         return
-    sees = FAMILIES[sizes.model_type].sees_pictures
+    tower = folder_has_tower(model)
     shapes = adapter_shapes(sizes, lora).items()
-    needed = {peft_name(name, sees_pictures=sees): shape for name, shape in shapes}
+    needed = {peft_name(name, has_tower=tower): shape for name, shape in shapes}
     try:
         stored = read_header(folder / WEIGHTS_FILE)
     except BadHeader as bad:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.config_files import TEXT_SECTION, read_config, sees_pictures
+from ppojob_trainer.models.config_files import TEXT_SECTION, has_tower, read_config
 from ppojob_trainer.models.families import FAMILIES
 
 _NEW, _OLD = "rope_parameters", "rope_scaling"
@@ -76,7 +76,7 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
     """A config.json with the changes, in the form that it has: transformers 5's, or the older."""
     text = config.get(TEXT_SECTION)
-    if isinstance(text, dict) and sees_pictures(config):
+    if isinstance(text, dict) and has_tower(config):
         return {**config, TEXT_SECTION: changed_document(text, changes)}
     changed = {**config, **changes}
     rope = changes.get(_NEW)

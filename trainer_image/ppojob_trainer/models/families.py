@@ -354,6 +354,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         biases={},
     ),
+    "ministral3": Family(
+        "Ministral 3 (text)",
+        defaults={"num_key_value_heads": 8, "head_dim": 128},
+        only={"sliding_window": (None,), "layer_types": (None,)},
+        ropes=("yarn",),
+        biases={},
+    ),
     "phi3": Family(
         "Phi-3, Phi-3.5, Phi-4",
         only={"resid_pdrop": (0.0,), "layer_types": (None,)},
@@ -382,6 +389,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gemma3_text": replace(
         _GEMMA2,
         models="Gemma 3 (text)",
+        defaults={**_GEMMA2.defaults, "vocab_size": 262_208, "num_attention_heads": 8},
         has_ropes_by_layer=True,
         head_norm="each head",
         classifiers=(TEXTS,),
@@ -452,3 +460,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
 }
 """By `model_type` of config.json."""
+
+WHOLES: Final[Mapping[str, str]] = {
+    "gemma3": "Gemma 3 of 4B, 12B and 27B",
+    "mistral3": "Mistral Small 3.1 and on, Ministral 3",
+    "internvl": "InternVL 3 and 3.5 as transformers has them (`-hf`)",
+}
+"""Models whose language model, in a section of config.json, is of one of `FAMILIES`.
+
+By the `model_type` of the whole. Only text is read by them here: the tower beside it is kept.
+"""

@@ -23,8 +23,8 @@ from ppojob_trainer.models.architectures import (
     read_sizes,
 )
 from ppojob_trainer.models.config_changes import changed_document, check_changes
-from ppojob_trainer.models.config_files import TOWER, read_config, sees_pictures
-from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, Family
+from ppojob_trainer.models.config_files import TOWER, TOWER_SECTION, has_tower, read_config
+from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, WHOLES, Family
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
 from ppojob_trainer.models.mixtures import check_mixture
 from ppojob_trainer.models.problems import ModelReason
@@ -89,7 +89,7 @@ def check_model_folder(
         optional = dict(kind.optional(sizes))
         errors += _of_tensors(folder, needed, optional, weights)
         tower = {name for name in weights.tensors if name.startswith(TOWER)}
-        known = needed.keys() | optional.keys() | (tower if sees_pictures(config) else set())
+        known = needed.keys() | optional.keys() | (tower if has_tower(config) else set())
         warnings += _unexpected(folder, known, weights)
     embedding = weights.tensors.get(EMBEDDING)
     return ModelReport(
@@ -217,7 +217,9 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
     if family is None:
         got = ABSENT if model_type is None else shown(model_type)
         why = "the trainer's packed attention does not know it"
-        yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(FAMILIES)}")
+        yield _unsupported(
+            f"{path}:model_type", got, why, f"one of {', '.join([*FAMILIES, *WHOLES])}"
+        )
     yield from _check_class(config, path, kind)
     if family is not None:
         yield from _check_made(family, config, path, kind)
@@ -283,7 +285,11 @@ def check_use(folder: Path, kind: ModelKind) -> Iterator[Problem]:
 def _check_made(
     family: Family, config: Mapping[str, Json], path: Path, kind: ModelKind
 ) -> Iterator[Problem]:
-    """A kind of model that there is not of the family."""
+    """A kind of model that there is not of the family, or of a part of another model."""
+    if kind.made_as == TEXTS and has_tower(config) and not family.sees_pictures:
+        why = f"{kind.where} asks for a model ...{TEXTS}, of which nobody would read the tower"
+        allowed = f"the language model alone, a folder of {config['model_type']}"
+        yield _unsupported(f"{path}:{TOWER_SECTION}", "a vision tower", why, allowed)
     if kind.made_as in CLASSIFIERS and kind.made_as not in family.classifiers:
         able = [name for name, other in FAMILIES.items() if kind.made_as in other.classifiers]
         got = shown(config["model_type"])

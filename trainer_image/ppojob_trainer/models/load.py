@@ -1,11 +1,13 @@
 """Models out of Hugging Face folders, whole or cut over ranks while they are loaded."""
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -22,7 +24,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.models.config_files import WHOLE_NAMES, read_config, sees_pictures
+from ppojob_trainer.models.config_files import WHOLE_NAMES, folder_has_tower, read_config
 from ppojob_trainer.models.experts import experts_of, split_experts
 from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_changed_config
@@ -107,24 +109,25 @@ def load_model(
     parameters = dict(model.named_parameters())
     for name in sorted(missing & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
-    _begin_adapters(model, lora, seed)
+    _begin_adapters(model, lora, seed, has_tower=folder_has_tower(folder))
     if kind.made_as != TEXTS:
         give_tower(model, folder, dtype, world.device)
     return model.requires_grad_(False) if kind == REWARD else model
 
 
-def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int) -> None:
+def _begin_adapters(
+    model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, has_tower: bool
+) -> None:
     """Draw adapters, or read those of a folder, which `_load` has judged."""
     if lora is None or lora.path is None:
         draw_adapters(model, seed)
         return
     path = Path(lora.path) / WEIGHTS_FILE
-    sees = sees_pictures(model.config.to_dict())
     with safe_open(path, framework="pt") as file:
         for name, parameter in model.named_parameters():
             if not is_adapter(name):
                 continue
-            stored = peft_name(name, sees_pictures=sees)
+            stored = peft_name(name, has_tower=has_tower)
             values = file.get_tensor(stored)
             if not values.isfinite().all():
                 raise ConfigError(
@@ -202,15 +205,16 @@ def _load_whole(
 ) -> tuple[PreTrainedModel, set[str]]:
     """As `_load_sharded`, for a world of one."""
     try:
-        model, info = auto_class.from_pretrained(
-            folder,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            local_files_only=True,
-            key_mapping=_KEYS if FAMILIES[options["config"].model_type].sees_pictures else None,
-            **options,
-        )
+        with unheard_loading():
+            model, info = auto_class.from_pretrained(
+                folder,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                local_files_only=True,
+                key_mapping=_KEYS if folder_has_tower(folder) else None,
+                **options,
+            )
     except RuntimeError as error:  # experts that cannot be stacked, for not all of them are there
         raise ValueError(str(error)) from error
     for name, got, needed in sorted(info["mismatched_keys"]):
@@ -222,6 +226,18 @@ def _load_whole(
     for parameter in model.parameters():
         parameter.data = _own(parameter.data)
     return model, set(info["missing_keys"])
+
+
+@contextmanager
+def unheard_loading() -> Iterator[None]:
+    """Let transformers say nothing of weights that are missing or left over: we look at them."""
+    words = transformers.utils.logging
+    before = words.get_verbosity()
+    words.set_verbosity_error()
+    try:
+        yield
+    finally:
+        words.set_verbosity(before)
 
 
 def _load_sharded(

@@ -48,12 +48,12 @@ class PipelineStage:
 
     def first_holder(self, name: str) -> int:
         """The first stage that has a tensor, by its name in the model or in a file."""
-        layer = _LAYER.search(name)
-        if layer is not None:
-            stages = range(self.ranks.size)
-            return next(s for s in stages if int(layer[1]) in layers_of(s, stages, self.layers))
-        is_first = ".embed_tokens." in name or name.startswith(TOWER_NAMES)
-        return 0 if is_first else self.ranks.size - 1
+        if ".embed_tokens." in name or name.startswith(TOWER_NAMES):
+            return 0
+        if (layer := _LAYER.search(name)) is None:
+            return self.ranks.size - 1
+        stages = range(self.ranks.size)
+        return next(s for s in stages if int(layer[1]) in layers_of(s, stages, self.layers))
 
     def holder_of_expert(self, name: str) -> int | None:
         """Which of the ranks that share experts has a tensor; None where it is no expert's."""

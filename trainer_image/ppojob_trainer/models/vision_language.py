@@ -18,6 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VLPreTrainedModel,
     Qwen2_5_VLTextConfig,
@@ -49,7 +50,9 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
     Qwen3VLMoeTextModel,
 )
 
+from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
+from ppojob_trainer.models.families import WHOLES
 from ppojob_trainer.models.vision_tower import TOWERS
 
 
@@ -218,6 +221,8 @@ def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrain
 
 def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the language model in another; that of a language model is its own."""
+    if config.model_type in WHOLES:
+        return _part_of_whole(config)
     model = _MODELS.get(config.model_type)
     if model is None or isinstance(config, model.config_class):
         return config
@@ -229,6 +234,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
     That is Qwen2 or 3: the three positions of a token of text are one.
     """
+    config = _part_of_whole(config) if config.model_type in WHOLES else config
     if (model := _MODELS.get(config.model_type)) is None:
         text = config
     else:
@@ -239,6 +245,20 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
         kept = {name: one for name, one in ropes.items() if not name.startswith("mrope")}
         text.rope_parameters = kept
     return text
+
+
+def _part_of_whole(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The language model's section, as a model of its own.
+
+    Whether it has an output layer of its own is read from the file: of a key that is not there
+    transformers' defaults for the whole differ from those for the part.
+    """
+    part: PreTrainedConfig = getattr(config, TEXT_SECTION)
+    part.name_or_path = config.name_or_path
+    sizes = sizes_of(config.name_or_path)
+    part.tie_word_embeddings = sizes is not None and sizes.is_tied
+    part.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[part.model_type]]
+    return part
 
 
 def _language_values(config: PreTrainedConfig) -> dict[str, Any]:

@@ -108,20 +108,22 @@ def build_engine(
 
     from ppojob_trainer.models.experts import split_experts
     from ppojob_trainer.models.families import FAMILIES
+    from ppojob_trainer.models.load import unheard_loading
     from ppojob_trainer.models.lora import add_adapters
     from ppojob_trainer.models.vision_language import language_config
     from ppojob_trainer.models.vision_tower import give_tower
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
     config = language_config(model_folder)
-    model = AutoModelForCausalLM.from_pretrained(
-        model_folder,
-        config=change(config, overrides),
-        dtype=DTYPES[rollout.dtype],
-        # PyTorch's own kernels know of no sinks, and transformers refuses them such models.
-        attn_implementation="eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
-        trust_remote_code=False,
-    )
+    with unheard_loading():
+        model = AutoModelForCausalLM.from_pretrained(
+            model_folder,
+            config=change(config, overrides),
+            dtype=DTYPES[rollout.dtype],
+            # PyTorch's own kernels know of no sinks, and transformers refuses them such models.
+            attn_implementation="eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
+            trust_remote_code=False,
+        )
     split_experts(model)
     if lora is not None:
         add_adapters(model, lora)

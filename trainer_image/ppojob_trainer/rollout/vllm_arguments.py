@@ -187,6 +187,10 @@ def model_config(
     if not sees and config.model_type in FAMILIES:
         told = FAMILIES[config.model_type].told_vllm
     changed = change(language_part(config) if sees else text_config(config), {**told, **changes})
+    ropes = getattr(changed, "rope_parameters", None) or {}
+    if beta := ropes.get("llama_4_scaling_beta"):  # which vLLM reads elsewhere
+        positions = ropes["original_max_position_embeddings"]
+        changed.llama_4_scaling = {"original_max_position_embeddings": positions, "beta": beta}
     kind = vllm_pictures.SEEING.get(changed.model_type) if sees else None
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None

@@ -1,0 +1,46 @@
+"""Tiny models whose language model is a part, read for its text alone: `families.WHOLES`."""
+
+import json
+from pathlib import Path
+
+import torch
+from tiny_models import NAMES, SIZES, TWO_LAYERS, write_model
+from transformers import (
+    Gemma3ForConditionalGeneration,
+    InternVLForConditionalGeneration,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+)
+
+WHOLES: dict[str, type[PreTrainedModel]] = {
+    "gemma3": Gemma3ForConditionalGeneration,
+    "mistral3": Mistral3ForConditionalGeneration,
+    "internvl": InternVLForConditionalGeneration,
+}
+
+
+def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
+    """Write a model as transformers has it, by a name of `WHOLES`; `changes` are of its text."""
+    model_class = WHOLES[name]
+    text = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "pad_token_id": 0, **changes}
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    tower |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    more: dict[str, object] = {}
+    if name == "gemma3":
+        text, more = {"head_dim": 8, **text}, {"mm_tokens_per_image": 4}
+    elif name == "mistral3":
+        text = {"head_dim": 8, "model_type": "mistral", **text}
+        tower |= {"model_type": "pixtral", "head_dim": 8}
+    else:
+        text = {"head_dim": 8, "model_type": "qwen3", **text}
+        tower |= {"image_size": [28, 28], "patch_size": [14, 14]}
+    is_tied = text.setdefault("tie_word_embeddings", False)
+    config = model_class.config_class(
+        text_config=text, vision_config=tower, tie_word_embeddings=is_tied, **more
+    )
+    torch.manual_seed(0)
+    model = model_class(config).eval()
+    write_model(folder, model)
+    processor = {"image_processor_type": "GotOcr2ImageProcessor", "patch_size": 14}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return model

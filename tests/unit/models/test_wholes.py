@@ -1,0 +1,108 @@
+"""Models of text out of folders of larger ones, of which the tower is kept and never read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from refused_jobs import edit
+from safetensors.torch import load_file
+from whole_models import WHOLES, save_whole
+
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.data.pictures import PictureForm
+from ppojob_trainer.models import families
+from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.kinds import CRITIC, SCORER
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import adapters_of, is_adapter
+from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.weight_stream import stored_weights
+
+
+def is_of_text(name: str) -> bool:
+    return ".language_model." in name or name.startswith("lm_head.")
+
+
+def test_every_whole_has_a_model() -> None:
+    assert families.WHOLES.keys() == WHOLES.keys()
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("name", WHOLES)
+def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) -> None:
+    whole = save_whole(tmp_path, name, tie_word_embeddings=is_tied)
+    report = check_model_folder(tmp_path)
+    assert (report.errors, report.warnings, report.context_tokens) == ([], [], 128)
+    assert PictureForm.read(tmp_path) is None
+    model = load_model(tmp_path)
+    named = dict(hf_named_tensors(model))
+    assert ("lm_head.weight" in named) is not is_tied
+    ids = torch.randint(3, 50, (2, 12))
+    with torch.no_grad():
+        said, expected = (one(input_ids=ids).logits for one in (model, whole))
+    torch.testing.assert_close(said, expected, rtol=0, atol=0)
+    streamed = dict(stored_weights(tmp_path, torch.float32, torch.device("cpu")))
+    assert list(streamed) == list(named)
+
+
+@pytest.mark.parametrize("has_adapters", [True, False])
+@pytest.mark.parametrize("name", WHOLES)
+def test_an_export_is_a_whole_again(tmp_path: Path, name: str, has_adapters: bool) -> None:
+    folder, target = tmp_path / "model", tmp_path / "export"
+    before = save_whole(folder, name)
+    stored = load_file(folder / "model.safetensors")
+    lora = LoraSpec(rank=2, alpha=2) if has_adapters else None
+    model = load_model(folder, lora=lora, seed=3)
+    with torch.no_grad():
+        for at, weight in model.named_parameters():
+            if is_adapter(at):
+                weight.fill_(1.0)
+            elif not has_adapters:
+                weight.add_(0.5)
+    tensors = hf_named_tensors(model)
+    kept = {"model_folder": folder, "dtype": torch.float32, "adapters": adapters_of(model)}
+    export_model(target, tensors, **kept)
+    assert load_file(target / "model.safetensors").keys() == stored.keys()
+    loaded, info = WHOLES[name].from_pretrained(target, output_loading_info=True)
+    assert not info["missing_keys"] | info["unexpected_keys"]
+    values = dict(before.named_parameters())
+    for at, weight in loaded.named_parameters():
+        learnt = 0.5 if is_of_text(at) else 0.0
+        if has_adapters:
+            learnt = 2.0 if is_of_text(at) and "_proj" in at else 0.0
+        assert torch.equal(weight, values[at] + learnt), at
+    report = check_model_folder(target)
+    assert (report.errors, report.warnings) == ([], [])
+    if has_adapters:
+        again = load_model(folder, lora=LoraSpec(rank=2, alpha=2, path=str(target / "adapter")))
+        found = {at: weight for at, weight in again.named_parameters() if is_adapter(at)}
+        assert found
+        assert all((weight == 1.0).all() for weight in found.values())
+
+
+def test_a_config_of_the_hub_leaves_most_of_gemma_out(tmp_path: Path) -> None:
+    """That of google/gemma-3-4b-it has these keys of the language model alone."""
+    save_whole(tmp_path, "gemma3")
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"model_type": "gemma3_text", "sliding_window": 1024}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    del config["tie_word_embeddings"]
+    path.write_text(json.dumps(config | {"text_config": text}))
+    report = check_model_folder(tmp_path)
+    shapes = [one.why for one in report.errors if one.reason_code == "TensorShape"]
+    assert "[262208, 2560]" in shapes[0]
+    assert not [one for one in report.errors if one.reason_code == "BadConfig"]
+
+
+def test_what_is_not_made_of_a_part_is_refused(tmp_path: Path) -> None:
+    save_whole(tmp_path, "mistral3")
+    assert not check_model_folder(tmp_path, CRITIC).errors
+    (no_scorer,) = check_model_folder(tmp_path, SCORER).errors
+    assert no_scorer.where == f"{tmp_path}/config.json:vision_config"
+    edit(tmp_path / "config.json", {"text_config": {"model_type": "gpt2"}})
+    (unknown,) = check_model_folder(tmp_path).errors
+    assert (unknown.where, unknown.got) == (f"{tmp_path}/config.json:model_type", '"gpt2"')
