@@ -64,6 +64,7 @@ STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_di
 OPTIONS = {
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "gpt_oss": {"head_dim": 2 * HALF},
+    "deepseek_v2": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
     "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
     "qwen2_vl": {"rope_parameters": SECTIONS},
     "qwen2_5_vl": {"rope_parameters": SECTIONS},

@@ -83,7 +83,8 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
             is_sigmoid = hasattr(router, "e_score_correction_bias")
             scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=-1)
             weights = scores.gather(-1, chosen)
-            if getattr(router, "norm_topk_prob", True):  # Mixtral's says nothing, and does
+            # Mixtral's says nothing, and does; nor does DeepSeek-V2's, and does not.
+            if getattr(router, "norm_topk_prob", model.config.model_type != "deepseek_v2"):
                 weights = weights / weights.sum(dim=-1, keepdim=True)
             weights = weights * getattr(router, "routed_scaling_factor", 1.0)
         found.append(chosen)

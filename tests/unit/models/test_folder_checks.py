@@ -47,6 +47,7 @@ MODELS = {
     **{
         f"plain {family}": maker(kind, pad_token_id=0)
         for family, (kind, _) in FAMILY_MODELS.items()
+        if family != "deepseek_v2"  # whose defaults are no model
     },
     **{family: maker(kind, **options) for family, (kind, options) in FAMILY_MODELS.items()},
     "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),

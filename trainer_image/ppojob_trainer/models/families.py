@@ -304,6 +304,21 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mixture=Mixture(inner="intermediate_size"),
         classifiers=(),
     ),
+    "deepseek_v2": replace(
+        _DEEPSEEK3,
+        models="DeepSeek-V2-Lite",
+        defaults={**_DEEPSEEK3.defaults, "first_k_dense_replace": 0},
+        only={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "topk_method": ("greedy", None),
+            "scoring_func": (None, "softmax"),
+            "norm_topk_prob": (False,),
+        },
+        told_vllm={"topk_method": "greedy", "scoring_func": "softmax"},
+        mixture=replace(_CORRECTED, has_correction=False),
+        classifiers=(TEXTS,),
+    ),
     "deepseek_v3": _DEEPSEEK3,
     "glm4_moe_lite": replace(
         _DEEPSEEK3,

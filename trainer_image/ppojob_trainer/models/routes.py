@@ -81,6 +81,8 @@ def _worth(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
     if hasattr(router, "bias"):  # gpt-oss's: the same but for the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)
     worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
+    if (scale := getattr(router, "routed_scaling_factor", None)) is not None:  # DeepSeek-V2
+        return worth * float(scale)
     if getattr(router, "norm_topk_prob", True):  # Mixtral's always does
         worth = worth / worth.sum(dim=-1, keepdim=True)
     return worth
