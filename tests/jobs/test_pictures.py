@@ -1,5 +1,6 @@
 """Jobs whose prompts have pictures: killed they end as they would have."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import pytest
 import run_folders
 import tiny_jobs
 import torch
+from padded_reference import whole_logprobs
 from safetensors.torch import load_file, save_file
 from tiny_models import NAMES, SEEING, ZOOMS, picture
+
+from ppojob_trainer.data.chat import ChatTokenizer, Told
+from ppojob_trainer.data.pictures import PictureForm, packed, with_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -81,6 +86,77 @@ def picture_job(folder: Path, **changes: object) -> dict[str, object]:
         "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
+
+
+def write_answers(path: Path, count: int) -> None:
+    """Rows that say the colour of a picture, and another one."""
+    names = list(COLORS)
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": "<image>?"}],
+            "images": [{"bytes": picture(COLORS[names[n % 3]], (16, 8 + n % 9)), "path": None}],
+            "chosen": names[n % 3],
+            "rejected": names[(n + 1 + n % 2) % 3],
+        }
+        for n in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: str):
+    """The tower learns too. A reference sees what the policy does: at first both say the same."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
+    train, held_out = tmp_path / "train.parquet", tmp_path / "held-out.parquet"
+    write_answers(train, 24)
+    write_answers(held_out, 7)
+    data = {"train": [{"path": str(train)}], "validation": [{"path": str(held_out)}]}
+    data |= {"answerKey": "chosen"} if kind == "sft" else {}
+    job = picture_job(
+        tmp_path,
+        data={**data, "maxPromptTokens": 64, "maxResponseTokens": 16},
+        model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
+        algorithm={"type": kind, "promptsPerStep": 8},
+        optimizer={"learningRate": 1e-2},
+        rollout={},
+        rewards=[],
+        steps={"total": 6, "validateEvery": 6, "validateFirst": True},
+        checkpoint={"every": 2},
+    )
+    (tmp_path / "calm").mkdir()
+    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    first, *_, last = [one["val/loss"] for one in run_folders.metrics(calm) if "val/loss" in one]
+    assert last < 0.8 * first
+    if kind == "dpo":
+        assert first == pytest.approx(math.log(2), abs=1e-6)
+    else:
+        assert first == pytest.approx(loss_of_the_whole(tmp_path, held_out), abs=1e-5)
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    after = load_file(calm / "export" / "model.safetensors")
+    assert not [name for name in before if torch.equal(after[name], before[name])]
+
+    killed = tmp_path / "killed"
+    points = ("rpc.update.answer.before@3=kill", "rpc.measure_loss.answer.after@1=kill")
+    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *points, seconds=600)
+    assert run_folders.without_clock(killed) == run_folders.without_clock(calm)
+    exported = load_file(killed / "export" / "model.safetensors")
+    assert all(torch.equal(exported[name], after[name]) for name in after)
+
+
+def loss_of_the_whole(folder: Path, rows: Path) -> float:
+    """What transformers' whole model says of the answers, with the pixels."""
+    model = folder / "model"
+    whole, form = SEEING["seeing"].from_pretrained(model), PictureForm.read(model)
+    found = []
+    with ChatTokenizer(model) as chat:
+        for row in pq.read_table(rows).to_pylist():
+            shown = packed([one["bytes"] for one in row["images"]])
+            (ids,) = chat.encode_prompts([with_parts(row["prompt"])], [Told({}, ())])
+            answer = torch.tensor([*chat.encode(row["chosen"]), chat.eos_token_ids[0]])
+            prompt = torch.tensor(form.expanded(ids, shown))
+            with torch.no_grad():
+                found.append(whole_logprobs(whole, model, prompt, shown, answer))
+    return -float(torch.cat(found).mean())
 
 
 STOPS = [NAMES.index(sign) for sign in ".,:;!?+-*/"]

@@ -382,7 +382,7 @@ ALGORITHM_RULES = rules(
 
     spec | model.freezeVisionTower | NoEffect | here
         rows with algorithm.type ${self.algorithm.type} show no pictures; remove it
-    when: self.algorithm.type in $GIVEN
+    when: self.algorithm.type == 'reward_model'
     must: self.model.freezeVisionTower
 
     spec | model.freezeVisionTower | NotInThisVersion | here

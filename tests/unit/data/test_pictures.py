@@ -15,6 +15,7 @@ from ppojob_api.run_config import resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.pictures import opened, packed, seen_by_all, why_blind
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 
@@ -100,6 +101,47 @@ def test_what_is_no_row_with_pictures_is_refused(folder: Path, changes, told: st
         row = {**good_row("<image>?"), **changes}
         (line,) = files.errors(files.table("a.parquet", row))
         assert line.startswith(f"a.parquet:0:{told}")
+
+
+def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
+    """A row of a job whose answers are given, that shows a picture."""
+    asked, answer = {"role": "user", "content": text}, {"role": "assistant", "content": "red"}
+    rows: dict[str, dict[str, object]] = {
+        "sft": {"prompt": [asked, answer]},
+        "dpo": {"prompt": [asked], "chosen": [answer], "rejected": "blue"},
+        "kto": {"prompt": [asked], "completion": "red", "label": True},
+    }
+    return {**rows[kind], "images": [{"bytes": RED}]}
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "kto"])
+def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> None:
+    """But where pictures stand behind an answer."""
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
+        spec = files.spec(table)
+        with PromptDataset.open(spec.train, spec, chat, given=kind) as dataset:
+            assert [row.pictures for row in dataset.rows([0, 1])] == [packed([RED])] * 2
+            asked = chat.decode(dataset[1].token_ids)
+            assert asked.count(PICTURE) == 2 * 2
+            assert not any(TOKEN in part.tokens for part in dataset[1].answers[0])
+            assert not any("mark" in line for line in dataset.warnings)
+        (line,) = files.errors(files.table("b.parquet", given_rows(kind, "?")), given=kind)
+        assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 pictures")
+        later = given_rows("sft")
+        later["prompt"] = [*later["prompt"], *later["prompt"]]
+        (line,) = files.errors(files.table("c.parquet", later), given="sft")
+        assert line.startswith("c.parquet:0:prompt: got <image> behind an answer: ")
+
+
+def test_a_reward_model_is_shown_no_pictures(folder: Path) -> None:
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        table = files.table("a.parquet", given_rows("dpo"), given_rows("dpo", "a <image>b"))
+        report = files.report(table, given="reward_model")
+    assert report.errors == []
+    assert any("the model sees the mark alone" in line for line in report.warnings)
 
 
 def test_a_mark_without_a_picture_is_told(folder: Path) -> None:

@@ -97,6 +97,7 @@ class Demonstrations:
                         for answer in row.answers
                     ],
                     _reward(row),
+                    row.pictures,
                 )
                 for row in batch.prompts[first:last]
             ]

@@ -62,8 +62,9 @@ def read_columns(
     ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
     if given is not None:
         names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
-        tools = spec.tools_column(given)
-        return tuple(dict.fromkeys([*names, *ordering, *([tools] if tools else [])]))
+        names += [tools] if (tools := spec.tools_column(given)) else []
+        names += [pictures.COLUMN] if sees_pictures else []
+        return tuple(dict.fromkeys([*names, *ordering]))
     if spec.answer_key:
         return None
     names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
@@ -115,13 +116,17 @@ def read_row(
     if agent is not None and not isinstance(agent, str):
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
     difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
-    held = _pictures(seen, prompt, spec)
+    held = pictures_of(seen, prompt, spec)
     told = (data_source, truth, info, agent or "")
     return PromptRow(-1, (), prompt, *told, pictures=held), difficulty
 
 
-def _pictures(cell: object, prompt: Prompt, spec: DataSpec) -> bytes:
-    """The pictures of a row, of which its messages have a mark each."""
+def pictures_of(cell: object, prompt: Prompt, spec: DataSpec) -> bytes:
+    """The pictures of a row, of which the messages of its prompt have a mark each.
+
+    Raises:
+        BadCell: the cell holds others, or none that can be read.
+    """
     try:
         found = pictures.read_pictures(cell)
     except pictures.BadPicture as bad:

@@ -10,8 +10,9 @@ from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import pictures
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
-from ppojob_trainer.data.columns import BadCell, read_row
+from ppojob_trainer.data.columns import BadCell, pictures_of, read_row
 from ppojob_trainer.data.demonstrations import (
+    ASSISTANT,
     Demonstrations,
     Message,
     read_demonstration,
@@ -239,20 +240,36 @@ class Scan:
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
 
     def _read(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
-        if self.given in PAIRS:
-            return read_pair(cells, self.spec, is_scored=self.given == "reward_model")
-        if self.given == "kto":
-            return read_labelled(cells, self.spec)
         if self.given is not None:
-            return read_demonstration(cells, self.spec)
-        row, difficulty = read_row(cells, self.spec, **self._asked)
+            row, difficulty, answers = self._read_given(cells)
+        else:
+            row, difficulty = read_row(cells, self.spec, **self._asked)
+            answers = ()
         if row.pictures and (why := self.chat.blind(row.data_source)):
             raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
         size = len(row.pictures)
         if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
             why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
-        return row, difficulty, ()
+        return row, difficulty, answers
+
+    def _read_given(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
+        if self.given in PAIRS:
+            found = read_pair(cells, self.spec, is_scored=self.given == "reward_model")
+        elif self.given == "kto":
+            found = read_labelled(cells, self.spec)
+        else:
+            found = read_demonstration(cells, self.spec)
+        if not self._asked["sees_pictures"]:
+            return found
+        row, difficulty, answers = found
+        later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
+        if (cell := cells.get(pictures.COLUMN)) and pictures.marks(later):
+            got, why = f"{pictures.MARK} behind an answer", "not in this version"
+            allowed = "pictures in front of the first turn of the assistant"
+            raise BadCell(self.spec.prompt_key, got, why, allowed)
+        held = pictures_of(cell, row.prompt, self.spec)
+        return replace(row, pictures=held), difficulty, answers
 
     def _told(self, cells: Row, row: PromptRow) -> Told:
         """What the chat template sees of a row beside its messages."""
@@ -293,7 +310,7 @@ class Scan:
     @property
     def _asked(self) -> dict[str, bool]:
         """What rows have beside their prompts."""
-        sees = self.chat.pictures is not None and self.given is None
+        sees = self.chat.pictures is not None and self.given != "reward_model"
         return {"has_agents": self.agents is not None, "sees_pictures": sees}
 
     def _with_pictures(self, candidate: _Candidate, ids: list[int]) -> list[int]:

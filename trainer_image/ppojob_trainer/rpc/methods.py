@@ -70,9 +70,9 @@ BRING_WEIGHTS = Method("bring_weights", rollout.BringWeights, Nothing)
 HAND_OVER = Method("hand_over", rollout.HandOver, Nothing)
 RECALL = Method("recall", rollout.Recall, rollout.Recalled, once=False)
 LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=PICTURES_BYTES)
-DEMONSTRATE = Method("demonstrate", demonstrations.Demonstrate, Nothing, limit_bytes=256 * MEBI)
+DEMONSTRATE = Method("demonstrate", demonstrations.Demonstrate, Nothing, limit_bytes=PICTURES_BYTES)
 MEASURE_LOSS = Method(
-    "measure_loss", demonstrations.MeasureLoss, PassStatistics, limit_bytes=256 * MEBI
+    "measure_loss", demonstrations.MeasureLoss, PassStatistics, limit_bytes=PICTURES_BYTES
 )
 SEND_TEXTS = Method("send_texts", scoring.SendTexts, Nothing)
 PUT_TEXTS = Method(

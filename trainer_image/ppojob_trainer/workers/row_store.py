@@ -150,7 +150,7 @@ def demonstrated_rows(
         for number, answer in enumerate(row.answers)
     ]
     samples = len(rows[0].answers) if rows else 1
-    prompts = [PromptTokens(row.prompt, row.tokens) for row in rows]
+    prompts = [PromptTokens(row.prompt, row.tokens, pictures=row.pictures) for row in rows]
     return own_rows(first, prompts, samples, made, has_turns=has_rewards)
 
 

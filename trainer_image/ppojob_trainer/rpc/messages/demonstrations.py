@@ -17,12 +17,14 @@ class Demonstration(msgspec.Struct, frozen=True, array_like=True):
 
     All rows of a request have equally many answers. `reward` is of the first one: with KTO 1 where
     it is good and -1 where it is bad, and the others belong to other prompts; of a pair the margin.
+    `pictures` are those of the prompt, as `data.pictures.packed` has them.
     """
 
     prompt: int
     tokens: list[int]
     answers: list[list[Part]]
     reward: float = 0.0
+    pictures: bytes = b""
 
 
 class Demonstrate(msgspec.Struct, frozen=True):
