@@ -273,6 +273,12 @@ SAMPLING_RULES = rules(
     when: has(self.rollout.maxModelTokens)
     must: self.data.maxPromptTokens + self.data.maxResponseTokens <= self.rollout.maxModelTokens
 
+    spec | data.minPicturePixels | OutOfRange
+        a picture would be made larger and smaller; at most data.maxPicturePixels
+        ${self.data.maxPicturePixels}
+    when: has(self.data.minPicturePixels) && has(self.data.maxPicturePixels)
+    must: self.data.minPicturePixels <= self.data.maxPicturePixels
+
     spec | rollout.maxStaleness | NotInThisVersion
         turns of a conversation that are drawn by weights of several versions, with calls of tools
         between: not in this version; 0 or 1, or remove agent

@@ -16,7 +16,7 @@ from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.pictures import opened, packed, seen_by_all, why_blind
+from ppojob_trainer.data.pictures import opened, packed, seen_by_all, unpacked, why_blind
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 
 pytestmark = pytest.mark.processes
@@ -71,6 +71,38 @@ def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
         assert cut.endswith("overlongPrompts: drop")  # nobody cuts a picture
 
 
+def test_pictures_are_made_as_large_as_rows_and_the_job_say(folder: Path) -> None:
+    """As qwen-vl-utils has it: by bicubic splines, to whole units of what the model sees."""
+    drawn = Image.effect_noise((100, 60), 80).convert("RGB")
+    file = io.BytesIO()
+    drawn.save(file, "PNG")
+    held = {"bytes": file.getvalue(), "path": None}
+    cells = [
+        held,
+        {**held, "max_pixels": 1024},
+        {**held, "resized_width": 30, "resized_height": 17},
+        {"bytes": RED, "min_pixels": 600},
+        {"bytes": RED},
+    ]
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        table = files.table("a.parquet", *(good_row("<image>", images=[one]) for one in cells))
+        found = {}
+        for most in (None, 512):
+            spec = files.spec(table, maxPicturePixels=most)
+            with PromptDataset.open(spec.train, spec, chat) as dataset:
+                found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(5))]
+                tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(5))]
+    assert tokens == [3 * 2, 5 * 3, 4 * 2, 4 * 4, 2 * 2]
+    sizes = [opened(one).size for one in found[512]]
+    assert sizes == [(24, 16), (40, 24), (32, 16), (32, 32), (16, 16)]
+    for one, size in zip(found[512][:3], sizes, strict=False):
+        assert opened(one).tobytes() == drawn.resize(size, Image.Resampling.BICUBIC).tobytes()
+    assert found[None][0] == held["bytes"]  # the model's processor makes it smaller
+    assert found[None][1:] == found[512][1:]
+    assert found[None][4] == RED
+
+
 def test_what_is_transparent_is_seen_on_white() -> None:
     file = io.BytesIO()
     drawn = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
@@ -90,6 +122,11 @@ def test_what_is_transparent_is_seen_on_white() -> None:
         ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": no picture of a known'),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
         ({"images": [7]}, "images: got int: it is no picture"),
+        ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),
+        (
+            {"images": [{"bytes": RED, "max_pixels": 50, "min_pixels": 60}]},
+            "images: got min_pixels 60: it is more than max_pixels 50",
+        ),
         ({"images": [{"bytes": picture("red", (401, 2))}]}, "images: got 401 by 2 pixels"),
         ({"images": [{"bytes": RED}] * 2}, "prompt: got 1 marks <image>: the row has 2 pictures"),
         ({"images": [{"bytes": RED}], "prompt": "<image>"}, "prompt: got text: the row has 1"),

@@ -87,6 +87,8 @@ def read_row(
 ) -> tuple[PromptRow, float]:
     """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one.
 
+    Its pictures are read apart from it (`pictures_of`).
+
     Raises:
         BadCell: a cell is missing or wrong; the first one.
     """
@@ -95,8 +97,8 @@ def read_row(
         if name not in row:
             raise _no_such_column(row, name)
     others = row.keys() - set(required) if spec.answer_key else set()
-    seen = row.get(pictures.COLUMN) if sees_pictures else None
-    others -= {pictures.COLUMN} if seen is not None else set()
+    if sees_pictures and row.get(pictures.COLUMN) is not None:
+        others -= {pictures.COLUMN}
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed)
@@ -116,19 +118,20 @@ def read_row(
     if agent is not None and not isinstance(agent, str):
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
     difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
-    held = pictures_of(seen, prompt, spec)
-    told = (data_source, truth, info, agent or "")
-    return PromptRow(-1, (), prompt, *told, pictures=held), difficulty
+    return PromptRow(-1, (), prompt, data_source, truth, info, agent or ""), difficulty
 
 
-def pictures_of(cell: object, prompt: Prompt, spec: DataSpec) -> bytes:
+def pictures_of(
+    cell: object, prompt: Prompt, spec: DataSpec, form: pictures.PictureForm | None
+) -> bytes:
     """The pictures of a row, of which the messages of its prompt have a mark each.
 
     Raises:
         BadCell: the cell holds others, or none that can be read.
     """
     try:
-        found = pictures.read_pictures(cell)
+        wanted = pictures.Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
+        found = pictures.read_pictures(cell, form, wanted)
     except pictures.BadPicture as bad:
         raise BadCell(pictures.COLUMN, bad.got, bad.why, bad.allowed) from None
     if not found:

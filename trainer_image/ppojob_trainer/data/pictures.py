@@ -10,7 +10,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ _NEWER: Final = "processor_config.json"
 _KNOWN: Final = "Qwen2"
 """What the name of a processor begins with that takes pictures as is done here."""
 _LONGEST_SIDES: Final = 200
+_MOST_PIXELS: Final = Image.MAX_IMAGE_PIXELS or 2**26
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Of all pictures of a row, where tools are given them."""
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
@@ -59,6 +60,21 @@ class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
 
     start: int
     file: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How large a picture is wanted, beside what the model's processor makes of it.
+
+    Attributes:
+        least: pixels to which a smaller one is enlarged; None for the processor's.
+        most: those that a larger one is reduced to; None for the processor's.
+        sides: width and height in place of its own; None for these.
+    """
+
+    least: int | None = None
+    most: int | None = None
+    sides: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +121,12 @@ class PictureForm:
         The processor's own `smart_resize` loads torch, and the controller must not.
         """
         with Image.open(io.BytesIO(picture)) as image:
-            width, height = image.size
+            across, down = self.sides_of(*image.size)
+        unit = self.patch * self.merge
+        return down // unit, across // unit
+
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels of what the model sees of a picture of these sides."""
         unit = self.patch * self.merge
         down, across = (round(side / unit) for side in (height, width))
         pixels = down * across * unit**2
@@ -115,7 +136,19 @@ class PictureForm:
         elif pixels < self.least:
             grow = math.sqrt(self.least / (height * width))
             down, across = (math.ceil(side * grow / unit) for side in (height, width))
-        return down, across
+        return across * unit, down * unit
+
+    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
+        """A picture as large as its row wants it; the same file where it is.
+
+        Source: qwen-vl-utils, `vision_process.py`, `fetch_image`, by which verl makes pictures as
+        large as rows say before the model's processor does.
+        """
+        least, most = wanted.least or self.least, wanted.most or self.most
+        form = replace(self, least=least, most=max(least, most))
+        image = opened(picture)
+        size = form.sides_of(*(wanted.sides or image.size))
+        return picture if size == image.size else encoded(image.resize(size))
 
     def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
         """A prompt with as many tokens of each picture as it has, in place of one."""
@@ -126,8 +159,8 @@ class PictureForm:
 
     def sides(self, picture: bytes) -> tuple[int, int]:
         """Width and height in pixels of what the model sees of a picture."""
-        down, across = self.grid(picture)
-        return across * self.patch * self.merge, down * self.patch * self.merge
+        with Image.open(io.BytesIO(picture)) as image:
+            return self.sides_of(*image.size)
 
     def spans(
         self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
@@ -244,14 +277,22 @@ def encoded(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def read_pictures(cell: object) -> bytes:
+def read_pictures(
+    cell: object, form: PictureForm | None = None, wanted: Wanted = Wanted()
+) -> bytes:
     """The encoded pictures of a cell: a list of structs with bytes or a path, or of one of these.
+
+    For a model with a form they are as large as is wanted, and as their structs say, by
+    qwen-vl-utils' names: `min_pixels` and `max_pixels`, or `resized_height` and `resized_width`.
 
     Raises:
         BadPicture: something is none, or cannot be read.
     """
     cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
-    return packed([_read(one) for one in cells])
+    found = [(_read(one), _wanted(one, wanted)) for one in cells]
+    if form is None:
+        return packed([file for file, _ in found])
+    return packed([file if own == Wanted() else form.fitted(file, own) for file, own in found])
 
 
 def with_parts(messages: Messages) -> list[dict[str, Json]]:
@@ -273,6 +314,24 @@ def _parts(content: Json) -> Json:
         parts.append({"type": "image"})
         parts += [{"type": "text", "text": text}] if text else []
     return parts
+
+
+def _wanted(cell: object, all_want: Wanted) -> Wanted:
+    """What the struct of a picture says of its size, over what is said of all."""
+    if not isinstance(cell, Mapping):
+        return all_want
+    keys = ("min_pixels", "max_pixels", "resized_width", "resized_height")
+    for key in keys:
+        pixels = cell.get(key)
+        if pixels is not None and not (type(pixels) is int and 0 < pixels <= _MOST_PIXELS):
+            why = f"{key} says how large the picture is to be"
+            raise BadPicture(shown(pixels), why, f"an integer from 1 to {_MOST_PIXELS}, or none")
+    least, most, width, height = (cell.get(key) for key in keys)
+    if least is not None and most is not None and least > most:
+        why = f"it is more than max_pixels {most}"
+        raise BadPicture(f"min_pixels {least}", why, "as many or fewer")
+    sides = (width, height) if width and height else None
+    return Wanted(least or all_want.least, most or all_want.most, sides)
 
 
 def _read(cell: object) -> bytes:

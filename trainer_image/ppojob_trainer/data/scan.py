@@ -245,6 +245,8 @@ class Scan:
         else:
             row, difficulty = read_row(cells, self.spec, **self._asked)
             answers = ()
+        if self._asked["sees_pictures"]:
+            row = replace(row, pictures=self._pictures(cells, row, answers))
         if row.pictures and (why := self.chat.blind(row.data_source)):
             raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
         size = len(row.pictures)
@@ -255,21 +257,20 @@ class Scan:
 
     def _read_given(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
         if self.given in PAIRS:
-            found = read_pair(cells, self.spec, is_scored=self.given == "reward_model")
-        elif self.given == "kto":
-            found = read_labelled(cells, self.spec)
-        else:
-            found = read_demonstration(cells, self.spec)
-        if not self._asked["sees_pictures"]:
-            return found
-        row, difficulty, answers = found
+            return read_pair(cells, self.spec, is_scored=self.given == "reward_model")
+        if self.given == "kto":
+            return read_labelled(cells, self.spec)
+        return read_demonstration(cells, self.spec)
+
+    def _pictures(self, cells: Row, row: PromptRow, answers: Sequence[Sequence[Message]]) -> bytes:
+        """Those of a row, which its prompt shows."""
+        cell, form = cells.get(pictures.COLUMN), self.chat.pictures
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
-        if (cell := cells.get(pictures.COLUMN)) and pictures.marks(later):
+        if cell and pictures.marks(later):
             got, why = f"{pictures.MARK} behind an answer", "not in this version"
             allowed = "pictures in front of the first turn of the assistant"
             raise BadCell(self.spec.prompt_key, got, why, allowed)
-        held = pictures_of(cell, row.prompt, self.spec)
-        return replace(row, pictures=held), difficulty, answers
+        return pictures_of(cell, row.prompt, self.spec, form)
 
     def _told(self, cells: Row, row: PromptRow) -> Told:
         """What the chat template sees of a row beside its messages."""
