@@ -35,10 +35,10 @@ from ppojob_trainer.parallel.world import World
 TRIED = {
     "e2": (
         *("experts_replayed", "experts_recomputed", "experts_by_muon", "stacks_replayed"),
-        "adapters_of_a_shared_expert",
+        "adapters_of_experts",
     ),
     "2x1s2e2": ("experts", "stacks_replayed"),
-    "2t2e2": ("experts", "stacks_replayed", "adapters_of_a_shared_expert"),
+    "2t2e2": ("experts", "stacks_replayed", "adapters_of_experts"),
     "2e2p2": ("experts_recomputed", "stacks_replayed"),
 }
 """The cases that each layout is tried with."""

@@ -123,7 +123,9 @@ CASES = {
     "stacks_replayed": Case(
         (0, 0, 0, 0, 1), budget=30, model="gpt_oss", recompute=True, replayed=True
     ),
-    "adapters_of_a_shared_expert": Case((0, 1, 0, 1, 0), model="qwen2_moe", lora=LoraSpec(rank=2)),
+    "adapters_of_experts": Case(
+        (0, 1, 0, 1, 0), model="qwen2_moe", lora=LoraSpec(rank=8, experts=True)
+    ),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(

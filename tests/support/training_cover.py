@@ -53,7 +53,7 @@ _CASES = {
             "teachers",
             "adapters_of_biased_layers",
             "muon_of_adapters",
-            "adapters_of_a_shared_expert",
+            "adapters_of_experts",
         ),
         "pictures_behind_layers",
     ),

@@ -41,7 +41,11 @@ class LoraSpec(Section):
 
     target_modules: Annotated[Items[Name], Field(min_length=1, max_length=64)] | None = None
     """Linear layers that get an adapter, such as [q_proj, v_proj]; absent, or [all-linear]: all of
-    the decoder layers, neither head nor embedding; experts get none. verl: target_modules."""
+    the decoder layers, neither head nor embedding. verl: target_modules."""
+
+    experts: bool = False
+    """Experts of a mixture get adapters too, each its own. PEFT with transformers 4 gives them some
+    by all-linear."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that updates drop. PEFT and verl: 0. TRL: lora_dropout, 0.05."""

@@ -6,13 +6,20 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import TWO_LAYERS, make_model, save_model
+from tiny_models import MIXTURE, TWO_LAYERS, make_model, save_model
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
+from transformers import (
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen2MoeForCausalLM,
+)
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.architectures import check_targets
 from ppojob_trainer.models.kinds import CRITIC, POLICY
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import (
@@ -108,6 +115,62 @@ def test_merged_weights_give_the_model_s_own_logits_and_without_adapters_the_bas
         for name, tensor in named_full_tensors(model):
             plain.get_parameter(name).copy_(tensor)
         torch.testing.assert_close(found, plain(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_and_their_gradients_are_those_of_merged_weights(tmp_path):
+    """With a shared expert beside them. What is saved is taken up again."""
+    sizes = {**TWO_LAYERS, **MIXTURE, "shared_expert_intermediate_size": 24}
+    save_model(tmp_path / "model", Qwen2MoeForCausalLM, **sizes)
+    lora = LoraSpec(rank=8, alpha=6.0, experts=True)
+    plain, model = load_model(tmp_path / "model"), load_model(tmp_path / "model", lora=lora, seed=5)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for adapter in adapters_of(model).values():
+            adapter.b.normal_(std=0.1, generator=generator)
+    ids = torch.randint(50, (2, 9))
+    with adapters_off(model):
+        assert torch.equal(model(ids).logits, plain(ids).logits)
+    with torch.no_grad():
+        for name, tensor in named_full_tensors(model):
+            plain.get_parameter(name).copy_(tensor)
+    said, expected = model(ids).logits, plain(ids).logits
+    torch.testing.assert_close(said, expected, rtol=1e-5, atol=1e-5)
+    slope = torch.randn(said.shape)
+    for one in (said, expected):
+        one.backward(slope)
+    adapters = adapters_of(model)
+    names = [name for name in adapters if ".experts." in name]
+    assert len(names) == 2 * MIXTURE["num_experts"] * 3
+    assert any("shared_expert.gate_proj" in name for name in adapters)
+    held = dict(model.named_parameters())
+    for name, adapter in adapters.items():
+        layer, dense = name.removesuffix("weight"), plain.get_parameter(name).grad
+        for end, literal in (("lora_a", adapter.b.T @ dense), ("lora_b", dense @ adapter.a.T)):
+            found = held[f"{layer}{end}"].grad
+            torch.testing.assert_close(found, lora.scale * literal, rtol=1e-4, atol=1e-4)
+        assert held[name].grad is None
+    export_adapters(tmp_path / "adapter", adapters, str(tmp_path / "model"), {})
+    begun = lora.model_copy(update={"path": tmp_path / "adapter"})
+    again = dict(load_model(tmp_path / "model", lora=begun).named_parameters())
+    assert all(torch.equal(again[name], weight) for name, weight in held.items())
+
+
+@pytest.mark.parametrize(
+    ("lora", "model", "where"),
+    [
+        ({}, Qwen2MoeForCausalLM, None),
+        ({"rank": 4}, Qwen2MoeForCausalLM, "rank"),
+        ({"dropout": 0.1}, Qwen2MoeForCausalLM, "dropout"),
+        ({"target_modules": ("q_proj",)}, Qwen2MoeForCausalLM, "experts"),
+        ({"target_modules": ("down_proj",)}, Qwen2MoeForCausalLM, None),
+        ({}, GptOssForCausalLM, "experts"),
+        ({}, Qwen2ForCausalLM, "experts"),
+    ],
+)
+def test_experts_that_take_no_adapters_are_refused(tmp_path, lora, model, where):
+    save_model(tmp_path, model)
+    found = check_targets(LoraSpec(**{"rank": 8, "experts": True, **lora}), str(tmp_path), "lora")
+    assert [one.where for one in found] == ([] if where is None else [f"lora.{where}"])
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,15 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     return attention | feed | {"mlp.down_proj": (hidden, inner)}
 
 
+def expert_layers(sizes: Sizes) -> dict[str, Shape]:
+    """Matrices of the experts of a decoder layer by their names in it, where each has its own."""
+    mixture = FAMILIES[sizes.model_type].mixture
+    if mixture is None or mixture.is_stacked:
+        return {}
+    tensors = expert_tensors(mixture, sizes.experts, hidden=sizes.hidden, inner=sizes.inner)
+    return {name.removesuffix(".weight"): shape for name, shape in tensors if ".experts." in name}
+
+
 def _latent_attention(latents: Latents, hidden: int, heads: int) -> dict[str, Shape]:
     found: dict[str, Shape] = {}
     query = heads * (latents.plain + latents.rotary)
@@ -511,6 +520,9 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         for layer in range(sizes.layers)
         for name in linear_layers(sizes, layer)
     }
+    if lora.experts:
+        yield from _check_expert_adapters(lora, sizes, where)
+        names |= {name.rpartition(".")[2] for name in expert_layers(sizes)}
     for index, target in enumerate(lora.target_modules or ()):
         if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
@@ -520,7 +532,7 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
             yield Problem(
                 f"{where}.targetModules[{index}]",
                 shown(target),
-                "experts of a mixture take no adapters"
+                "experts of a mixture take none without experts: true"
                 if is_expert
                 else f"no linear layer of the model is called so{meant}",
                 f"{', '.join(sorted(names))}; without the field all of them",
@@ -528,11 +540,33 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
             )
 
 
+def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator[Problem]:
+    """What keeps experts from having adapters."""
+    mixture, matrices = FAMILIES[sizes.model_type].mixture, expert_layers(sizes)
+    if mixture is not None and mixture.is_stacked:
+        why = f"experts of {sizes.model_type} lie in one tensor: not in this version"
+        reason = ReasonCode.NOT_IN_THIS_VERSION
+        yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)
+    elif not any(map(lora.adapts, matrices)):
+        why = f"no target is a matrix of an expert of {sizes.model_type}"
+        reason = ReasonCode.NO_EFFECT
+        yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)
+    if lora.rank % ALIGNED:
+        why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"
+        yield Problem(f"{where}.rank", shown(lora.rank), why, allowed, ReasonCode.OUT_OF_RANGE)
+    if lora.dropout:
+        why, reason = "of experts: not in this version", ReasonCode.NOT_IN_THIS_VERSION
+        yield Problem(f"{where}.dropout", shown(lora.dropout), why, "0, or no experts", reason)
+
+
 def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
     """Matrices of adapters by name: `<layer>.lora_a` (rank, in), `<layer>.lora_b` (out, rank)."""
     found: dict[str, Shape] = {}
     for layer in range(sizes.layers):
-        for name, (rows, columns) in linear_layers(sizes, layer).items():
+        adapted = linear_layers(sizes, layer)
+        if lora.experts and layer >= sizes.plain_layers:
+            adapted |= expert_layers(sizes)
+        for name, (rows, columns) in adapted.items():
             if lora.adapts(name):
                 at = f"model.layers.{layer}.{name}"
                 found[f"{at}.lora_a"] = (lora.rank, columns)

@@ -71,11 +71,19 @@ class Matrix(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """The matrix, (out, in), in the type that products with such rows are computed in."""
-        device = rows.device.type
-        is_cast = torch.is_autocast_enabled(device)
-        return self.weight.to(torch.get_autocast_dtype(device) if is_cast else self.weight.dtype)
+    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The matrix, (out, in), in the type that products with such rows are computed in.
+
+        Behind it those of an adapter, if it has one: (r, in) and (out, r).
+        """
+        return (in_products(self.weight, rows),)
+
+
+def in_products(matrix: Tensor, rows: Tensor) -> Tensor:
+    """A matrix in the type that products with such rows are computed in."""
+    device = rows.device.type
+    is_cast = torch.is_autocast_enabled(device)
+    return matrix.to(torch.get_autocast_dtype(device) if is_cast else matrix.dtype)
 
 
 class Expert(nn.Module):
@@ -92,6 +100,8 @@ class Experts(nn.ModuleList):
 
     expert_ranks: ExpertRanks = ALONE
     """Those that share them: in the place of an expert that another holds stands none."""
+    adapter_scale = 1.0
+    """How much what their adapters say counts."""
 
     def __init__(self, stacked: Any, names: tuple[str, str, str]) -> None:
         """Take the matrices apart that a module of transformers holds stacked, and name them."""
@@ -117,8 +127,15 @@ class Experts(nn.ModuleList):
         held = [self[expert] for expert in self.expert_ranks.held(len(self))]
 
         def product(rows: Tensor, name: str) -> Tensor:
-            matrices = [getattr(expert, name)(rows) for expert in held]
-            return grouped_product(rows, by_expert.ends, matrices)
+            found = zip(*(getattr(expert, name)(rows) for expert in held), strict=True)
+            weights, *adapter = map(list, found)
+            said = grouped_product(rows, by_expert.ends, weights)
+            if not adapter:
+                return said
+            change = rows
+            for matrices in adapter:
+                change = grouped_product(change, by_expert.ends, matrices)
+            return torch.add(said, change.to(said.dtype), alpha=self.adapter_scale)
 
         gate, up, down = self._names
         said = product(_gated(product(rows, gate), product(rows, up)), down)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.models.experts import Experts, Matrix, in_products
 from ppojob_trainer.parallel.boxes import whole
 from ppojob_trainer.parallel.fsdp import fill
 
@@ -56,6 +57,22 @@ class LoraLinear(nn.Linear):
         return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
 
 
+class LoraMatrix(Matrix):
+    """A matrix of an expert with an adapter, which is multiplied together with those of others."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    lora: LoraSpec
+    is_adapted: bool
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """As that of `Matrix`; within `adapters_off` the matrix alone."""
+        said = super().forward(rows)
+        if not self.is_adapted:
+            return said
+        return *said, in_products(self.lora_a, rows), in_products(self.lora_b, rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """The adapter of a weight: A (rank, in) and B (out, rank), float32, cut where the model is."""
@@ -74,7 +91,8 @@ def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
     """Freeze a model and put adapters into it, whose values `draw_adapters` sets.
 
     The model is one of transformers, not cut yet, on the meta device or with weights. Without
-    targets all linear layers of the decoder layers get one: neither the embedding nor the head.
+    targets all linear layers of the decoder layers get one: neither the embedding nor the head, and
+    experts where it is asked for.
     A head of a single output, which begins as nothing, is trained whole, in float32 as well.
     """
     model.requires_grad_(False)
@@ -83,19 +101,23 @@ def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
         head.float().requires_grad_(True)
     base: Any = model.base_model
     for name, layer in base.layers.named_modules():
-        if isinstance(layer, nn.Linear) and lora.adapts(name):
+        is_expert = isinstance(layer, Matrix) and lora.experts
+        if (isinstance(layer, nn.Linear) or is_expert) and lora.adapts(name):
             _add_adapter(layer, lora)
+        elif isinstance(layer, Experts) and lora.experts:
+            layer.adapter_scale = lora.scale
 
 
-def _add_adapter(layer: nn.Linear, lora: LoraSpec) -> None:
+def _add_adapter(layer: nn.Linear | Matrix, lora: LoraSpec) -> None:
     def matrix(rows: int, columns: int) -> nn.Parameter:
         device = layer.weight.device
         return nn.Parameter(torch.zeros(rows, columns, dtype=torch.float32, device=device))
 
-    layer.__class__ = LoraLinear
-    assert isinstance(layer, LoraLinear), "it was made one"
-    layer.lora_a = matrix(lora.rank, layer.in_features)
-    layer.lora_b = matrix(layer.out_features, lora.rank)
+    out, into = layer.weight.shape
+    layer.__class__ = LoraLinear if isinstance(layer, nn.Linear) else LoraMatrix
+    assert isinstance(layer, LoraLinear | LoraMatrix), "it was made one"
+    layer.lora_a = matrix(lora.rank, into)
+    layer.lora_b = matrix(out, lora.rank)
     layer.lora = lora
     layer.is_adapted = True
 
@@ -126,7 +148,7 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     return {
         f"{name}.weight": Adapter(layer.lora_a.detach(), layer.lora_b.detach(), layer.lora)
         for name, layer in model.named_modules()
-        if isinstance(layer, LoraLinear)
+        if isinstance(layer, LoraLinear | LoraMatrix)
     }
 
 
@@ -142,7 +164,7 @@ def adapters_in(tensors: Mapping[str, Tensor], lora: LoraSpec) -> dict[str, Adap
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Compute with the frozen weights alone: the model as it was before training."""
-    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear | LoraMatrix)]
     for layer in layers:
         layer.is_adapted = False
     try:
