@@ -27,7 +27,7 @@ OURS = {
     *(
         f"spec.{model}.lora.{name}"
         for model in ("model", "critic")
-        for name in ("dropout", "rankStabilized")
+        for name in ("dropout", "experts", "rankStabilized")
     ),
     "spec.optimizer.epsilon",
     "spec.critic.optimizer.epsilon",
