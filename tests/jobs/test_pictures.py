@@ -14,8 +14,10 @@ from padded_reference import whole_logprobs
 from safetensors.torch import load_file, save_file
 from tiny_models import NAMES, SEEING, ZOOMS, picture
 
-from ppojob_trainer.data.chat import ChatTokenizer, Told
-from ppojob_trainer.data.pictures import PictureForm, packed, with_parts
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.pictures import packed, unpacked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -88,18 +90,20 @@ def picture_job(folder: Path, **changes: object) -> dict[str, object]:
     }
 
 
-def write_answers(path: Path, count: int) -> None:
-    """Rows that say the colour of a picture, and another one."""
+def write_answers(path: Path, count: int, kind: str) -> None:
+    """Rows that say the colours of two pictures, one after the other; or of one, and another."""
     names = list(COLORS)
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": "<image>?"}],
-            "images": [{"bytes": picture(COLORS[names[n % 3]], (16, 8 + n % 9)), "path": None}],
-            "chosen": names[n % 3],
-            "rejected": names[(n + 1 + n % 2) % 3],
-        }
-        for n in range(count)
-    ]
+    rows = []
+    for n in range(count):
+        said, other = names[n % 3], names[(n + 1 + n % 2) % 3]
+        shown = [picture(COLORS[name], (16, 8 + n % 9)) for name in (said, other)]
+        asked = {"role": "user", "content": "<image>?"}
+        told = [{"role": "assistant", "content": name} for name in (said, other)]
+        if kind == "sft":
+            row = {"prompt": [asked, told[0], {**asked, "content": "! <image>?"}, told[1]]}
+        else:
+            row, shown = {"prompt": [asked], "chosen": said, "rejected": other}, shown[:1]
+        rows.append({**row, "images": [{"bytes": one, "path": None} for one in shown]})
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
@@ -108,13 +112,12 @@ def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: st
     """The tower learns too. A reference sees what the policy does: at first both say the same."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
     train, held_out = tmp_path / "train.parquet", tmp_path / "held-out.parquet"
-    write_answers(train, 24)
-    write_answers(held_out, 7)
+    write_answers(train, 24, kind)
+    write_answers(held_out, 7, kind)
     data = {"train": [{"path": str(train)}], "validation": [{"path": str(held_out)}]}
-    data |= {"answerKey": "chosen"} if kind == "sft" else {}
     job = picture_job(
         tmp_path,
-        data={**data, "maxPromptTokens": 64, "maxResponseTokens": 16},
+        data={**data, "maxPromptTokens": 64, "maxResponseTokens": 64},
         model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
         algorithm={"type": kind, "promptsPerStep": 8},
         optimizer={"learningRate": 1e-2},
@@ -144,18 +147,29 @@ def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: st
 
 
 def loss_of_the_whole(folder: Path, rows: Path) -> float:
-    """What transformers' whole model says of the answers, with the pixels."""
+    """What transformers' whole model says of the answers, with the pixels of all pictures."""
     model = folder / "model"
-    whole, form = SEEING["seeing"].from_pretrained(model), PictureForm.read(model)
-    found = []
-    with ChatTokenizer(model) as chat:
-        for row in pq.read_table(rows).to_pylist():
-            shown = packed([one["bytes"] for one in row["images"]])
-            (ids,) = chat.encode_prompts([with_parts(row["prompt"])], [Told({}, ())])
-            answer = torch.tensor([*chat.encode(row["chosen"]), chat.eos_token_ids[0]])
-            prompt = torch.tensor(form.expanded(ids, shown))
+    whole, found = SEEING["seeing"].from_pretrained(model), []
+    spec = DataSpec.model_validate({"train": [{"path": str(rows)}]})
+    with (
+        ChatTokenizer(model) as chat,
+        PromptDataset.open(spec.train, spec, chat, given="sft") as data,
+    ):
+        for row in data.rows(range(len(data))):
+            (answer,) = row.answers
+            later = [one.file for part in answer for one in part.pictures]
+            assert len(later) == 1
+            shown = packed([*unpacked(row.pictures), *later])
+            tokens, mask = (
+                torch.tensor([one for part in answer for one in of(part)])
+                for of in (
+                    lambda part: part.tokens,
+                    lambda part: [part.is_trained] * len(part.tokens),
+                )
+            )
             with torch.no_grad():
-                found.append(whole_logprobs(whole, model, prompt, shown, answer))
+                said = whole_logprobs(whole, model, torch.tensor(row.token_ids), shown, tokens)
+            found.append(said[mask])
     return -float(torch.cat(found).mean())
 
 

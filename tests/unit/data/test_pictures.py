@@ -16,7 +16,14 @@ from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.pictures import opened, packed, seen_by_all, unpacked, why_blind
+from ppojob_trainer.data.pictures import (
+    opened,
+    packed,
+    seen_by_all,
+    unpacked,
+    why_blind,
+    with_parts,
+)
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 
 pytestmark = pytest.mark.processes
@@ -153,7 +160,7 @@ def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "kto"])
 def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> None:
-    """But where pictures stand behind an answer."""
+    """Answers that are compared or judged have none behind them."""
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)
         table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
@@ -166,10 +173,52 @@ def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> N
             assert not any("mark" in line for line in dataset.warnings)
         (line,) = files.errors(files.table("b.parquet", given_rows(kind, "?")), given=kind)
         assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 pictures")
-        later = given_rows("sft")
-        later["prompt"] = [*later["prompt"], *later["prompt"]]
-        (line,) = files.errors(files.table("c.parquet", later), given="sft")
+        if kind == "sft":
+            return
+        talk = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "?"}]
+        key, later = {"dpo": "chosen", "kto": "completion"}[kind], given_rows(kind)
+        later |= {
+            key: [{"role": "assistant", "content": "?"}, *talk],
+            "images": [{"bytes": RED}] * 2,
+        }
+        (line,) = files.errors(files.table("c.parquet", later), given=kind)
         assert line.startswith("c.parquet:0:prompt: got <image> behind an answer: ")
+
+
+def test_later_messages_of_demonstrations_show_pictures_too(folder: Path) -> None:
+    """What is kept of them is what the template writes of the whole, and where each begins."""
+    turns = ["<image>?", "red", "and <image> or <image>.", "blue", "why?", "so"]
+    roles = ["user", "assistant"] * 3
+    talk = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
+    row = {"prompt": talk, "images": [{"bytes": one} for one in (RED, WIDE, RED)]}
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        spec = files.spec(files.table("a.parquet", row, {**row, "images": []}))
+        with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+            seeing, blind = dataset.rows([0, 1])
+        short = files.spec(files.table("a.parquet", row), maxResponseTokens=20)
+        short = short.model_copy(update={"overlong_prompts": "truncate_right"})
+        with PromptDataset.open(short.train, short, chat, given="sft") as dataset:
+            (cut,) = dataset[0].answers
+        form = chat.pictures
+        (whole,) = chat.encode_chats([with_parts(talk)], open_turn=False)
+        assert seeing.pictures == packed([RED])
+        (answer,) = seeing.answers
+        later = [one for part in answer for one in part.pictures]
+        tokens = [token for part in answer for token in part.tokens]
+        assert [one.file for one in later] == [WIDE, RED]
+        for one in later:
+            count = form.expanded([TOKEN], packed([one.file]))
+            assert tokens[one.start : one.start + len(count)] == count
+            assert TOKEN not in (tokens[one.start - 1], tokens[one.start + len(count)])
+        *whole, _behind_the_end = form.expanded(whole, packed([RED, WIDE, RED]))
+        assert whole == [*seeing.token_ids, *tokens]
+        assert [one.pictures for one in cut] == [()]
+        assert not any(part.pictures for part in blind.answers[0])
+        (line,) = files.errors(
+            files.table("c.parquet", {**row, "images": [{"bytes": RED}] * 2}), given="sft"
+        )
+        assert line.startswith("c.parquet:0:prompt: got 3 marks <image>: the row has 2 pictures")
 
 
 def test_a_reward_model_is_shown_no_pictures(folder: Path) -> None:

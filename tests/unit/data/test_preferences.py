@@ -11,7 +11,7 @@ from turn_templates import ChatInProcess, write_family
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow
 
 HEAD, END = "<|im_start|>assistant\n", "<|im_end|>"
 ASKED = {"role": "user", "content": "1+1"}
@@ -140,7 +140,7 @@ def test_a_scored_row_is_the_whole_conversation_as_a_reward_model_reads_it(
     end = END if pad else f"{END}\n"
     for answer, text in zip(row.answers, "23", strict=True):
         read, scored = answer
-        assert scored == ((0,), True)
+        assert scored == AnswerPart((0,), True)
         assert not read.is_trained
         ids = [*row.token_ids, *read.tokens]
         assert files.chat.decode(ids, skip_special_tokens=False) == f"{PROMPT}{text}{end}"

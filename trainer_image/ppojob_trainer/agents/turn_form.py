@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
 from ppojob_trainer.data.chat import ChatTokenizer, Tools
-from ppojob_trainer.data.pictures import PictureForm, packed, unpacked
-from ppojob_trainer.data.turns import PICTURES, TurnTemplate
+from ppojob_trainer.data.pictures import PictureForm, behind_pictures, packed, unpacked
+from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import ToolCall
 
@@ -67,8 +67,12 @@ class ChatForm:
             return self.template.text.encode(["", ""], ["".join(map(self.form.answer, answers))])
         shown = [unpacked(held) for held in pictures] or [[]] * len(calls)
         messages: list[dict[str, Json]] = [
-            {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": answer}
-            | {PICTURES: len(files)}
+            {
+                "role": "tool",
+                "name": call.name,
+                "tool_call_id": call.id,
+                "content": behind_pictures(answer, len(files)),
+            }
             for call, answer, files in zip(calls, answers, shown, strict=True)
         ]
         ids = self.template.delta(messages, self.tools, written=written)

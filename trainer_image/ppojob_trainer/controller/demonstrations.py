@@ -11,6 +11,7 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.batch_source import Draw, Rows
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.pictures import packed_later
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer
@@ -72,17 +73,16 @@ class Demonstrations:
                 replace(row, answers=(*row.answers, *_other(row, prompts[:at], before).answers))
                 for at, row in enumerate(prompts)
             ]
+        answers = [answer for row in prompts for answer in row.answers]
+        shown = [[one for part in answer for one in part.pictures] for answer in answers]
         return Batch(
             purpose,
             prompts,
             samples=samples,
             owners=len(self.actor.ranks),
-            lengths=[
-                sum(len(part.tokens) for part in answer)
-                for row in prompts
-                for answer in row.answers
-            ],
-            truncated=[False] * len(prompts) * samples,
+            lengths=[sum(len(part.tokens) for part in answer) for answer in answers],
+            truncated=[False] * len(answers),
+            later_picture_bytes=[len(packed_later(later)) for later in shown],
         )
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
@@ -93,7 +93,10 @@ class Demonstrations:
                     row.index,
                     list(row.token_ids),
                     [
-                        [Part(list(part.tokens), part.is_trained) for part in answer]
+                        [
+                            Part(list(part.tokens), part.is_trained, list(part.pictures))
+                            for part in answer
+                        ]
                         for answer in row.answers
                     ],
                     _reward(row),

@@ -122,9 +122,13 @@ def read_row(
 
 
 def pictures_of(
-    cell: object, prompt: Prompt, spec: DataSpec, form: pictures.PictureForm | None
-) -> bytes:
-    """The pictures of a row, of which the messages of its prompt have a mark each.
+    cell: object,
+    prompt: Prompt,
+    spec: DataSpec,
+    form: pictures.PictureForm | None,
+    later: pictures.Messages = (),
+) -> list[bytes]:
+    """The pictures of a row, of which its messages have a mark each: the prompt's, and later ones.
 
     Raises:
         BadCell: the cell holds others, or none that can be read.
@@ -136,11 +140,11 @@ def pictures_of(
         raise BadCell(pictures.COLUMN, bad.got, bad.why, bad.allowed) from None
     if not found:
         return found
-    count = len(pictures.unpacked(found))
+    count = len(found)
     if isinstance(prompt, str):
         got, why = "text", f"the row has {count} pictures, which belong into messages"
         raise BadCell(spec.prompt_key, got, why, "a list of messages")
-    if (marked := pictures.marks(prompt)) != count:
+    if (marked := pictures.marks([*prompt, *later])) != count:
         got, why = f"{marked} marks {pictures.MARK}", f"the row has {count} pictures"
         raise BadCell(spec.prompt_key, got, why, "a mark for each picture")
     return found

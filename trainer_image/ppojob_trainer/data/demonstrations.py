@@ -25,6 +25,7 @@ from ppojob_trainer.data.columns import (
     mapping_of,
 )
 from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.pictures import LaterPicture, packed, pictures_in, with_parts
 from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turn_check import check_template
@@ -142,23 +143,31 @@ class Demonstrations:
         self._checked: set[tuple[bytes, bool]] = set()
 
     def tokens(
-        self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]], told: Told
+        self,
+        prompt: Prompt,
+        ids: list[int],
+        answers: Sequence[Sequence[Message]],
+        told: Told,
+        later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
         """The ids of the prompt, and those of each answer by who wrote them.
 
-        What nobody answers is left out. ``told`` is what the template saw of the row.
+        What nobody answers is left out. ``told`` is what the template saw of the row, and ``later``
+        are the pictures behind its prompt, which an answer that has marks of them shows.
 
         Raises:
             BadChatTemplate: the template has no such turns, or writes a turn in another way
                 where others follow.
         """
-        return ids, [self._answer(prompt, messages, told) for messages in answers]
+        return ids, [self._answer(prompt, messages, told, later) for messages in answers]
 
     def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
         """What is learnt of the first `limit` tokens of an answer; none where nothing is."""
         return learnt(answer, limit)
 
-    def _answer(self, prompt: Prompt, messages: Sequence[Message], told: Told) -> list[AnswerPart]:
+    def _answer(
+        self, prompt: Prompt, messages: Sequence[Message], told: Told, later: Sequence[bytes]
+    ) -> list[AnswerPart]:
         if isinstance(prompt, str):
             (said,) = messages
             end = self._chat.eos_token_ids[:1]
@@ -166,19 +175,22 @@ class Demonstrations:
         key = msgspec.json.encode(told.variables)
         template = self._template(key)
         parts: list[AnswerPart] = []
-        between: list[Message] = []
+        between: Sequence[Message] = []
+        left = list(later)
         calls = False
         for is_assistant, group in groupby(messages, lambda one: one["role"] == ASSISTANT):
+            spoken = list(group)
             if not is_assistant:
-                between = list(group)
+                between = with_parts(spoken) if left else spoken
                 continue
             if between:
                 self._check_turns(key, template, told.tools if calls else ())
                 if not calls:
                     _check_tools(template, between, told.tools)
                 given = template.delta(between, told.tools, written=parts[-1].tokens)
-                parts.append(AnswerPart(tuple(given), False))
-            (said,) = group
+                shown = [left.pop(0) for _ in range(pictures_in(between))]
+                parts.append(self._given(given, shown, sum(len(one.tokens) for one in parts)))
+            (said,) = spoken
             calls = calls or bool(said.get(CALLS))
             if needs_template(said):
                 turn = written_turn(template, said, told.tools)
@@ -186,6 +198,20 @@ class Demonstrations:
                 turn = template.turn(str(said["content"]))
             parts.append(AnswerPart(tuple(turn), bool(said.get(LOSS_MASK, True))))
         return parts
+
+    def _given(self, ids: list[int], shown: Sequence[bytes], start: int) -> AnswerPart:
+        """What is given between two turns, with the tokens of pictures; `start` is its first."""
+        form = self._chat.pictures
+        if form is None or not shown:
+            return AnswerPart(tuple(ids), False)
+        if ids.count(form.token) != len(shown):
+            told = f"of {len(shown)} pictures behind an answer it shows {ids.count(form.token)}"
+            raise BadChatTemplate(told, told)
+        files = packed(shown)
+        ids = form.expanded(ids, files)
+        begun = [start + place for place, _ in form.spans(ids, files)]
+        later = tuple(LaterPicture(*one) for one in zip(begun, shown, strict=True))
+        return AnswerPart(tuple(ids), False, later)
 
     def _of_variables(self, variables: bytes) -> TurnTemplate:
         return TurnTemplate(self._chat, msgspec.json.decode(variables))

@@ -279,7 +279,7 @@ def encoded(image: Image.Image) -> bytes:
 
 def read_pictures(
     cell: object, form: PictureForm | None = None, wanted: Wanted = Wanted()
-) -> bytes:
+) -> list[bytes]:
     """The encoded pictures of a cell: a list of structs with bytes or a path, or of one of these.
 
     For a model with a form they are as large as is wanted, and as their structs say, by
@@ -291,13 +291,28 @@ def read_pictures(
     cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
     found = [(_read(one), _wanted(one, wanted)) for one in cells]
     if form is None:
-        return packed([file for file, _ in found])
-    return packed([file if own == Wanted() else form.fitted(file, own) for file, own in found])
+        return [file for file, _ in found]
+    return [file if own == Wanted() else form.fitted(file, own) for file, own in found]
+
+
+def behind_pictures(text: str, count: int) -> Json:
+    """The content of a message: so many pictures, and a text behind them."""
+    if not count:
+        return text
+    parts: list[Json] = [{"type": "image"} for _ in range(count)]
+    return parts + ([{"type": "text", "text": text}] if text else [])
 
 
 def with_parts(messages: Messages) -> list[dict[str, Json]]:
     """Messages whose marks are parts of their content, as templates take pictures."""
     return [{**message, "content": _parts(message["content"])} for message in messages]
+
+
+def pictures_in(messages: Messages) -> int:
+    """How many parts of messages are pictures."""
+    contents = [message["content"] for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
 
 
 def marks(messages: Messages) -> int:

@@ -157,7 +157,12 @@ class ScoredAnswers:
         self._chat = chat
 
     def tokens(
-        self, prompt: Prompt, ids: list[int], answers: Sequence[Sequence[Message]], _: Told
+        self,
+        prompt: Prompt,
+        ids: list[int],
+        answers: Sequence[Sequence[Message]],
+        _told: Told,
+        _later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
         """The prompt of the row, out of the ids of the prompt, and what follows in each answer.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.pictures import with_parts
+from ppojob_trainer.data.pictures import LaterPicture, with_parts
 from ppojob_trainer.json_value import Json
 
 _PREFIX = "ppojob-prompts-"
@@ -22,10 +22,14 @@ Prompt = str | list[dict[str, Json]]
 
 
 class AnswerPart(NamedTuple):
-    """Consecutive tokens of an answer that one side wrote."""
+    """Consecutive tokens of an answer that one side wrote, and the pictures that they show.
+
+    Pictures begin where the whole answer counts their first token.
+    """
 
     tokens: tuple[int, ...]
     is_trained: bool
+    pictures: tuple[LaterPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,8 @@ class PromptStore(Closeable):
         assert row.index == len(self), "rows are numbered in their order"
         told = row.data_source, row.ground_truth, row.extra_info, row.agent
         pictures = base64.b64encode(row.pictures).decode()
-        kept = [row.token_ids, row.prompt, *told, row.answers, pictures]
+        answers = [[_plain(part) for part in answer] for answer in row.answers]
+        kept = [row.token_ids, row.prompt, *told, answers, pictures]
         text = json.dumps(kept, separators=(",", ":")).encode()
         try:
             self._file.write(text)
@@ -117,7 +122,10 @@ class PromptStore(Closeable):
             _raise(error)
         token_ids, prompt, source, truth, info, agent, given, encoded = kept
         answers = tuple(
-            tuple(AnswerPart(tuple(tokens), trained) for tokens, trained in parts)
+            tuple(
+                AnswerPart(tuple(tokens), trained, _shown(later))
+                for tokens, trained, later in parts
+            )
             for parts in given
         )
         told, pictures = (source, truth, info, agent), base64.b64decode(encoded)
@@ -130,6 +138,15 @@ class PromptStore(Closeable):
     def close(self) -> None:
         """Delete the temporary file."""
         self._file.close()
+
+
+def _plain(part: AnswerPart) -> list[Json]:
+    later: list[Json] = [[one.start, base64.b64encode(one.file).decode()] for one in part.pictures]
+    return [list(part.tokens), part.is_trained, later]
+
+
+def _shown(later: list[tuple[int, str]]) -> tuple[LaterPicture, ...]:
+    return tuple(LaterPicture(start, base64.b64decode(file)) for start, file in later)
 
 
 def _raise(error: OSError) -> None:

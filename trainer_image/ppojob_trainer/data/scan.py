@@ -48,6 +48,7 @@ class _Candidate:
 
     Attributes:
         answers: those that are learnt, each from its first turn of the assistant on.
+        later: pictures behind the prompt.
         told: what the chat template sees of the row beside its messages.
         entry: of the list of files in the specification.
         number: of the row in all files together.
@@ -57,6 +58,7 @@ class _Candidate:
     row: PromptRow
     difficulty: float
     answers: Sequence[Sequence[Message]]
+    later: Sequence[bytes]
     told: Told
     entry: int
     number: int
@@ -226,6 +228,7 @@ class Scan:
                 cells = {name: without_nulls(cell) for name, cell in cells.items()}
             try:
                 row, difficulty, answers = self._read(cells)
+                row, later = self._seeing(row, cells, answers)
                 told = self._told(cells, row)
             except BadCell as bad:
                 _add(self.errors, bad.problem, file.path, place)
@@ -233,44 +236,44 @@ class Scan:
             number = first + in_file
             columns = {*cells, *file.unread}
             yield _Candidate(
-                row, difficulty, answers, told, entry, number, file.path, place, columns
+                row, difficulty, answers, later, told, entry, number, file.path, place, columns
             )
         if file.num_rows == 0:
             why, allowed = "there is nothing to draw from", "at least one row"
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
 
     def _read(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
-        if self.given is not None:
-            row, difficulty, answers = self._read_given(cells)
-        else:
-            row, difficulty = read_row(cells, self.spec, **self._asked)
-            answers = ()
-        if self._asked["sees_pictures"]:
-            row = replace(row, pictures=self._pictures(cells, row, answers))
-        if row.pictures and (why := self.chat.blind(row.data_source)):
-            raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
-        size = len(row.pictures)
-        if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
-            why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
-            raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
-        return row, difficulty, answers
-
-    def _read_given(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
         if self.given in PAIRS:
             return read_pair(cells, self.spec, is_scored=self.given == "reward_model")
         if self.given == "kto":
             return read_labelled(cells, self.spec)
-        return read_demonstration(cells, self.spec)
+        if self.given is not None:
+            return read_demonstration(cells, self.spec)
+        return *read_row(cells, self.spec, **self._asked), ()
 
-    def _pictures(self, cells: Row, row: PromptRow, answers: Sequence[Sequence[Message]]) -> bytes:
-        """Those of a row, which its prompt shows."""
-        cell, form = cells.get(pictures.COLUMN), self.chat.pictures
+    def _seeing(
+        self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]
+    ) -> tuple[PromptRow, Sequence[bytes]]:
+        """A row with the pictures that its prompt shows, and those behind it."""
+        if not self._asked["sees_pictures"]:
+            return row, ()
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
-        if cell and pictures.marks(later):
-            got, why = f"{pictures.MARK} behind an answer", "not in this version"
+        cell = cells.get(pictures.COLUMN)
+        if cell and self.given != "sft" and pictures.marks(later):
+            got, why = f"{pictures.MARK} behind an answer", f"not in this version with {self.given}"
             allowed = "pictures in front of the first turn of the assistant"
             raise BadCell(self.spec.prompt_key, got, why, allowed)
-        return pictures_of(cell, row.prompt, self.spec, form)
+        files = pictures_of(cell, row.prompt, self.spec, self.chat.pictures, later)
+        if not files:
+            return row, ()
+        if why := self.chat.blind(row.data_source):
+            raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
+        size = sum(map(len, files))
+        if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
+            why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
+            raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
+        count = len(files) - pictures.marks(later)
+        return replace(row, pictures=pictures.packed(files[:count])), files[count:]
 
     def _told(self, cells: Row, row: PromptRow) -> Told:
         """What the chat template sees of a row beside its messages."""
@@ -295,7 +298,7 @@ class Scan:
                 ids = self._with_pictures(candidate, ids)
                 if self._answers is not None:
                     given = candidate.row.prompt, ids, candidate.answers, candidate.told
-                    ids, answers = self._answers.tokens(*given)
+                    ids, answers = self._answers.tokens(*given, candidate.later)
                 self._keep_or_drop(candidate, ids, answers)
             except BadChatTemplate as refused:
                 if not refused.refusal:
@@ -317,10 +320,12 @@ class Scan:
     def _with_pictures(self, candidate: _Candidate, ids: list[int]) -> list[int]:
         """A prompt with the tokens of its pictures."""
         form, held = self.chat.pictures, candidate.row.pictures
+        if held or candidate.later:
+            self.shown = self.shown or hashlib.sha256()
+            for files in (held, *candidate.later):
+                self.shown.update(hashlib.sha256(files).digest())
         if form is None or not held:
             return ids
-        self.shown = self.shown or hashlib.sha256()
-        self.shown.update(hashlib.sha256(held).digest())
         if ids.count(form.token) != len(pictures.unpacked(held)):
             told = f"it gives {ids.count(form.token)} tokens {form.token}, of a picture each"
             raise BadChatTemplate(told, told)
@@ -340,7 +345,8 @@ class Scan:
             whole = [*whole, *(dict(said) for answer in candidate.answers for said in answer)]
         unseen = set(candidate.columns)
         if self._asked["sees_pictures"]:  # a mark in a row without pictures is text
-            unseen = unseen - {pictures.COLUMN} if row.pictures else unseen | {pictures.COLUMN}
+            has_some = row.pictures or candidate.later
+            unseen = unseen - {pictures.COLUMN} if has_some else unseen | {pictures.COLUMN}
         found = (
             (self.errors, self._other_kind(candidate)),
             (self.errors, unrewarded(row, self.rewards, self.spec)),

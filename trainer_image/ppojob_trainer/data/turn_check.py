@@ -5,11 +5,11 @@ from itertools import product, zip_longest
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
+from ppojob_trainer.data.pictures import behind_pictures
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.data.turns import (
     ASKED,
     CALLED,
-    PICTURES,
     SPOKEN,
     TurnTemplate,
     assistant_turn,
@@ -61,7 +61,7 @@ def shows_pictures(template: TurnTemplate, tools: Tools) -> bool:
     if (form := template.chat.pictures) is None:
         return False
     try:
-        ids = template.delta([{"role": "tool", "content": "It.", PICTURES: 1}], tools)
+        ids = template.delta([{"role": "tool", "content": behind_pictures("It.", 1)}], tools)
     except BadChatTemplate:
         return False
     return ids.count(form.token) == 1

@@ -25,9 +25,8 @@ from ppojob_trainer.json_value import Json
 
 _Message = dict[str, Any]
 _Form = Callable[[str], str]
+_Kinds = str | list[str]
 
-PICTURES = "pictures"
-"""Of a message of a tool: how many stand before its text."""
 SPOKEN, CALLED = "ppojobSpokenq", "ppojobCalledq"
 """Words of the made-up assistant; a template whose text lacks them shows no such turn."""
 ASKED: _Message = {"role": "user", "content": "Hello."}
@@ -55,7 +54,7 @@ class Suffix:
     """What a template puts after a turn, without the texts of the messages.
 
     Attributes:
-        pieces: (texts + 1,) around the texts of messages that have one; the first begins right
+        pieces: (texts + 1,) around the texts of messages; the first begins right
             after the last word of the turn, so it may end a call and the turn.
         forms: (texts,) what the template does with them.
         closing: length of what ends the turn, in the first piece, with its end token.
@@ -93,8 +92,9 @@ class TurnTemplate:
 
         Args:
             messages: that follow the turn: answers of tools, in the order of its calls, or what a
-                user says; with "role" and "content", and of tools "name" and "tool_call_id" where
-                the model wrote some, and `PICTURES`, each of which becomes one token.
+                user says; with "role" and "content", a text or parts of which some are pictures,
+                each of which becomes one token; and of tools "name" and "tool_call_id" where the
+                model wrote some.
             tools: schemas of what it may call, as in its prompt.
             written: tokens of the turn: of the template's end of a turn, only what they lack is
                 added. None: it ended as the template ends one.
@@ -108,7 +108,7 @@ class TurnTemplate:
         first, *others = suffix.pieces
         last = self.text.control.get(written[-1], "") if written else ""
         cut = self._cut(suffix, None if written is None else last)
-        bodies = [str(message["content"]) for message in messages if message["content"]]
+        bodies = [text for message in messages for text in _texts(message)]
         texts = [form(body) for form, body in zip(suffix.forms, bodies, strict=True)]
         return self.text.encode([first[cut:], *others], texts)
 
@@ -133,12 +133,12 @@ class TurnTemplate:
     def suffix(self, messages: Messages, tools: Tools | None = None) -> Suffix:
         """What is the same for all messages of these roles and names; rendered once, then kept."""
         plain = [_plain(message, i) for i, message in enumerate(messages)]
-        has_text = [bool(message["content"]) for message in messages]
-        key = msgspec.json.encode([plain, has_text, tools])
+        kinds = [_kinds(message) for message in messages]
+        key = msgspec.json.encode([plain, kinds, tools])
         if key not in self._suffixes:
             if len(self._suffixes) >= _CACHED:
                 del self._suffixes[next(iter(self._suffixes))]
-            self._suffixes[key] = self._rendered(plain, has_text, tools)
+            self._suffixes[key] = self._rendered(plain, kinds, tools)
         return self._suffixes[key]
 
     def opening(self, tools: Tools) -> str:
@@ -169,18 +169,18 @@ class TurnTemplate:
         _, file = self.chat.template
         return BadChatTemplate(printable(f"{file}: got {got}: {why}; {allowed}"))
 
-    def _rendered(self, plain: list[_Message], has_text: list[bool], tools: Tools | None) -> Suffix:
-        words = [f"ppojobBody{i}q" if full else "" for i, full in enumerate(has_text)]
-        probes = [f" \n\"{word}'\\<b> \u00e9\n " if word else "" for word in words]
+    def _rendered(self, plain: list[_Message], kinds: list[_Kinds], tools: Tools | None) -> Suffix:
+        words = [f"ppojobBody{i}q" for i in range(sum(one.count("text") for one in kinds))]
+        probes = [f" \n\"{word}'\\<b> \u00e9\n " for word in words]
         contexts = list(_contexts(plain))
-        asked = [[*context, *_filled(plain, words)] for context in contexts]
+        asked = [[*context, *_filled(plain, kinds, words)] for context in contexts]
         texts = self.chat.render_chats(asked, self.variables, tools=tools)
         for word, (context, text) in product((CALLED, SPOKEN), zip(contexts, texts, strict=True)):
             if isinstance(text, str) and (pieces := _pieces(text, word, words)) is not None:
                 closing, end = self._closing(context, word, pieces[0], tools)
-                probed = self.render([*context, *_filled(plain, probes)], tools, open_turn=True)
-                seen = probed.rpartition(word)[2]
-                forms = self._forms(seen, pieces, [probe for probe in probes if probe])
+                full = [*context, *_filled(plain, kinds, probes)]
+                seen = self.render(full, tools, open_turn=True).rpartition(word)[2]
+                forms = self._forms(seen, pieces, probes)
                 return Suffix(pieces, forms, closing, end)
         refused = [text for text in texts if isinstance(text, BadChatTemplate)]
         if len(refused) == len(texts):
@@ -241,7 +241,6 @@ def _plain(message: Mapping[str, Json], number: int) -> _Message:
     if message["role"] != "tool":
         return {"role": message["role"]}
     given: _Message = {"role": "tool", "name": "tool", "tool_call_id": f"call{number:05}"}
-    given[PICTURES] = message.get(PICTURES, 0)
     for key in ("name", "tool_call_id"):
         value = message.get(key)
         if isinstance(value, str) and _NAME.fullmatch(value):
@@ -249,15 +248,37 @@ def _plain(message: Mapping[str, Json], number: int) -> _Message:
     return given
 
 
-def _filled(plain: Sequence[_Message], texts: Sequence[str]) -> list[_Message]:
-    return [_with_content(dict(one), text) for one, text in zip(plain, texts, strict=True)]
+def _kinds(message: Mapping[str, Json]) -> _Kinds:
+    """What a message consists of: a text, none, or the types of its parts in a list."""
+    content = message["content"]
+    if isinstance(content, list):
+        return [str(part["type"]) for part in content if isinstance(part, dict)]
+    return "text" if content else ""
 
 
-def _with_content(message: _Message, text: str) -> _Message:
-    if not (count := message.pop(PICTURES, 0)):
-        return {**message, "content": text}
-    parts: list[_Message] = [{"type": "image"} for _ in range(count)]
-    return {**message, "content": parts + ([{"type": "text", "text": text}] if text else [])}
+def _texts(message: Mapping[str, Json]) -> list[str]:
+    """The texts of a message."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return [str(content)] if content else []
+    return [str(part["text"]) for part in content if isinstance(part, dict) and "text" in part]
+
+
+def _filled(
+    plain: Sequence[_Message], kinds: Sequence[_Kinds], texts: Sequence[str]
+) -> list[_Message]:
+    """Messages of these kinds with texts in their places."""
+    left = iter(texts)
+
+    def part(kind: str) -> Any:
+        return {"type": kind, "text": next(left)} if kind == "text" else {"type": kind}
+
+    return [
+        {**message, "content": [part(one) for one in kind]}
+        if isinstance(kind, list)
+        else {**message, "content": next(left) if kind else ""}
+        for message, kind in zip(plain, kinds, strict=True)
+    ]
 
 
 def _contexts(plain: Sequence[_Message]) -> list[list[_Message]]:
@@ -311,10 +332,10 @@ def assistant_turn(
 def _pieces(text: str, word: str, bodies: Sequence[str]) -> tuple[str, ...] | None:
     """What is around bodies, after the assistant's word; None where one is not there just once."""
     before, _, rest = text.rpartition(word)
-    if not before or any(body and rest.count(body) != 1 for body in bodies):
+    if not before or any(rest.count(body) != 1 for body in bodies):
         return None
     pieces = []
-    for body in filter(None, bodies):
+    for body in bodies:
         piece, is_next, rest = rest.partition(body)
         if not is_next:
             return None

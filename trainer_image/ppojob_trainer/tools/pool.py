@@ -19,7 +19,7 @@ from ppojob_trainer.children.pool import (
 )
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.pictures import MOST_BYTES, BadPicture, read_pictures
+from ppojob_trainer.data.pictures import MOST_BYTES, BadPicture, packed, read_pictures
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.tools.answers import (
@@ -168,7 +168,7 @@ class ToolPool(Closeable):
             self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)
             return self._failed("raised", call, answer.raised)
         try:
-            shown = read_pictures(answer.pictures)
+            shown = packed(read_pictures(answer.pictures))
         except BadPicture as bad:
             self._log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, f"got {bad.got}: {bad.why}; {bad.allowed}")

@@ -159,7 +159,8 @@ def _demonstrated(answer: Sequence[Part], reward: float) -> Trajectory:
         Segment(tuple(part.tokens), policy_version=0 if part.is_trained else None)
         for part in answer
     )
-    return Trajectory((*before, replace(last, reward=reward)), "stop")
+    shown = tuple(one for part in answer for one in part.pictures)
+    return Trajectory((*before, replace(last, reward=reward)), "stop", pictures=shown)
 
 
 def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:

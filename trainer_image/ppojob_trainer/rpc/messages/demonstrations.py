@@ -2,14 +2,16 @@
 
 import msgspec
 
+from ppojob_trainer.data.pictures import LaterPicture
 from ppojob_trainer.rpc.messages.rows import RowIndex
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive tokens of an answer."""
+    """Consecutive tokens of an answer, and the pictures in them, as `AnswerPart` has them."""
 
     tokens: list[int]
     is_trained: bool
+    pictures: list[LaterPicture] = []
 
 
 class Demonstration(msgspec.Struct, frozen=True, array_like=True):
