@@ -38,6 +38,7 @@ from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder,
 from ppojob_trainer.models.kinds import (
     CRITIC,
     POLICY,
+    PROCESS_REWARD,
     REFERENCE,
     REWARD,
     SCORER,
@@ -114,7 +115,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     found.add([*model.errors, *misfits], model.warnings)
     vocabulary = _check_data(config, model, found)
     if not spec.steps.generate_only:
-        _check_critic(spec, vocabulary, found)
+        _check_critic(spec, vocabulary, model, found)
         _check_reference(spec, vocabulary, model, found)
         if spec.reward_model is not None:
             _check_reward_model(spec.reward_model, found)
@@ -188,18 +189,27 @@ def _check_data(
     return chat.vocabulary
 
 
-def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight) -> None:
+def _check_critic(
+    spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, policy: ModelReport, found: Preflight
+) -> None:
     """Judge the critic's folder; the policy's is judged by itself, and may be none of a critic.
 
-    It reads the policy's rows: the same tokens, and as many.
+    It reads the policy's rows: the same tokens, and as many. A process reward model says the
+    policy's tokens, as a reference does.
     """
     critic = spec.critic
     if critic is None or critic.path is None:
         return
+    is_value_model = spec.algorithm.estimator.critic == "value"
+    kind = CRITIC if is_value_model else PROCESS_REWARD
     if critic.path == spec.model.path:
-        found.add(check_use(Path(critic.path), CRITIC))
+        found.add(check_use(Path(critic.path), kind))
         return
-    report = _check_reader(spec, Path(critic.path), CRITIC, found)
+    report = _check_reader(spec, Path(critic.path), kind, found)
+    if not is_value_model:
+        found.add(check_rows(kind.where, report.vocabulary, policy.vocabulary, is_cut=False))
+        _check_tokens(vocabulary, Path(critic.path), found)
+        return
     rows = report.vocabulary
     largest = max((vocabulary or {}).values(), default=-1)
     if rows is not None and largest >= rows:
@@ -228,10 +238,15 @@ def _check_reference(
         folder, kind = Path(path), replace(REFERENCE, where=where)
         report = _check_reader(spec, folder, kind, found)
         found.add(check_rows(where, report.vocabulary, policy.vocabulary, is_cut=is_cut))
-        try:
-            found.add(check_same_tokens(vocabulary or {}, folder))
-        except ConfigError as problem:
-            found.add(problem.problems)
+        _check_tokens(vocabulary, folder, found)
+
+
+def _check_tokens(vocabulary: Mapping[str, int] | None, folder: Path, found: Preflight) -> None:
+    """Judge whether a folder has the policy's tokens."""
+    try:
+        found.add(check_same_tokens(vocabulary or {}, folder))
+    except ConfigError as problem:
+        found.add(problem.problems)
 
 
 def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:

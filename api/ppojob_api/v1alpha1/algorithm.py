@@ -17,6 +17,7 @@ from ppojob_api.v1alpha1.estimators import (
     GrpoPasskSpec,
     GrpoSpec,
     PpoSpec,
+    PrimeSpec,
     ReinforcePlusPlusSpec,
     TrainingType,
 )
@@ -214,6 +215,9 @@ class AlgorithmSpec(Section):
 
     reinforce_plus_plus: ReinforcePlusPlusSpec | None = None
     """Settings of type reinforce_plus_plus."""
+
+    prime: PrimeSpec | None = None
+    """Settings of type prime; those of its process reward model are in spec.critic."""
 
     dynamic_sampling: DynamicSamplingSpec | None = None
     """Train on prompts alone whose responses differ in their score; absent: on all prompts.

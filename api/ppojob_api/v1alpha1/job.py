@@ -85,7 +85,8 @@ class PPOJobSpec(Section):
     absent: the policy as it was before training."""
 
     critic: CriticSpec | None = None
-    """The value model, type ppo only; absent: the defaults when the algorithm has one."""
+    """The model trained beside the policy: the value model of type ppo, the process reward model of
+    type prime; absent: the defaults when the algorithm has one."""
 
     rewards: Annotated[Items[RewardSpec], Field(max_length=32)] = ()
     """Reward functions; empty: the reward model alone where one is given, else each row's data

@@ -8,6 +8,7 @@ from ragged_batches import DTYPES
 from ppojob_trainer.algorithms import advantages
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
+from ppojob_trainer.algorithms.implicit_rewards import PROCESS_ADVANTAGES
 from ppojob_trainer.algorithms.masked import row_sum
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
@@ -18,7 +19,7 @@ ALL = torch.ones(6, dtype=torch.bool)
 ONE_GROUP = torch.tensor([7, 7, 7])
 
 
-ESTIMATORS = {**ADVANTAGES, **TOKEN_BASELINES, **CRITIC_ADVANTAGES}
+ESTIMATORS = {**ADVANTAGES, **TOKEN_BASELINES, **CRITIC_ADVANTAGES, **PROCESS_ADVANTAGES}
 
 
 def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
@@ -27,6 +28,9 @@ def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
     own = {}
     if name in CRITIC_ADVANTAGES:
         return CRITIC_ADVANTAGES[name](rewards, torch.ones_like(rewards), mask, lengths)
+    if name in PROCESS_ADVANTAGES:
+        weights = {"process_weight": 5.0, "outcome_weight": 5.0}
+        return PROCESS_ADVANTAGES[name](rewards, torch.ones_like(rewards), *columns[1:], **weights)
     if name in TOKEN_BASELINES:
         half = torch.full_like(rewards, 0.5)
         own = {"old_logprobs": half.log(), "sum_pi_squared": half}

@@ -31,6 +31,7 @@ OURS = {
     ),
     "spec.optimizer.epsilon",
     "spec.critic.optimizer.epsilon",
+    "spec.algorithm.prime",
     *("spec.rollout.stopTokenIds", "spec.rollout.kvCacheGib"),
     *("spec.rollout.validation.minP", "spec.rollout.validation.repetitionPenalty"),
     "spec.training.sharePrompts",

@@ -197,6 +197,8 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         count, moments = parameters.get(path, 0), critic.optimizer.moments
         whole = moments if critic.lora is None else None
         found["critic"] = part(spec.model.dtype, count, offload, whole)
+        if critic.lora is None and spec.algorithm.estimator.critic == "process_reward":
+            found["critic as it began"] = part(spec.model.dtype, count, offload)
         found["critic's adapters"] = part(*_adapters(critic.lora, path, offload), moments)
     model, judge = spec.reward_model, spec.roles.reward_model
     if "rewardModel" in living and model is not None and judge is not None:

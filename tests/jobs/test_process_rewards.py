@@ -1,0 +1,67 @@
+"""PRIME: a language model that rewards tokens is trained beside the policy, by the outcomes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import run_folders
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ALGORITHM = {
+    "type": "prime",
+    "promptsPerStep": 4,
+    "samplesPerPrompt": 4,
+    "miniBatchPrompts": 2,
+    "prime": {"beta": 0.5},
+}
+JOB: dict[str, object] = {
+    "algorithm": ALGORITHM,
+    "critic": {"optimizer": {"learningRate": 1e-3}},
+    "steps": {"total": 3},
+    "checkpoint": {"every": 1},
+    "recovery": {"restartsWithoutProgress": 100},
+}
+APART = {"critic": {"colocateWith": "none"}}
+
+
+def test_it_learns_the_outcomes_whatever_is_killed(
+    run_twice: Callable[..., Path], tiny_job: Callable[..., Path]
+):
+    """In pods of its own, to which the rows and the outcomes have to come."""
+    points = (
+        "rpc.update.answer.after@2=kill",  # the process reward model, which learns first
+        "rpc.forward.answer.before@4=kill",  # its pass, which knows what was learnt
+        "rpc.advantages.answer.before@2=kill",
+        "rpc.save_shards.answer.before@2=kill_group",
+    )
+    calm = run_twice(tiny_job(**JOB, roles=APART), *points)
+    lines = run_folders.assert_trained(calm, 3)
+    assert not run_folders.unnamed(lines)
+    assert lines[0]["reward_model/raw_reward"] != 0.0, "it has learnt before it rewards"
+    assert all(0.0 < line["reward_model/dpo_loss"] < 2.0 for line in lines)
+    assert all(line["reward_model/grad_norm"] > 0.0 for line in lines)
+    assert {line["reward_model/lr"] for line in lines} == {1e-3}
+    saved = {path.parent.parent.name for path in calm.glob("checkpoints/*/*/*/model.safetensors")}
+    assert saved == {"actorRollout", "critic"}
+
+
+def test_where_it_lives_changes_no_number(finished: Callable[..., Path]):
+    beside = finished("beside", **JOB)
+    apart = finished("apart", **JOB, roles=APART)
+    assert run_folders.result(apart) == run_folders.result(beside)
+    ranks = {"critic": {"colocateWith": "none", "ranksPerReplica": 2}}
+    ranks["actorRollout"] = {"ranksPerReplica": 2}
+    run_folders.assert_close(finished("ranks", **JOB, roles=ranks), beside)
+
+
+def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path]):
+    """With `update: after` the first step rewards nothing: nothing has been learnt yet."""
+    prime = {**ALGORITHM["prime"], "update": "after"}
+    critic = {"lora": {"rank": 4}, "optimizer": {"learningRate": 1e-2}}
+    algorithm = {**ALGORITHM, "prime": prime}
+    run = finished("adapters", **{**JOB, "algorithm": algorithm, "critic": critic})
+    first, second, _ = run_folders.assert_trained(run, 3)
+    assert first["reward_model/raw_reward"] == first["reward_model/reward"] == 0.0
+    assert first["reward_model/dpo_loss"] == pytest.approx(0.6931, abs=0.1)
+    assert second["reward_model/raw_reward"] != 0.0
