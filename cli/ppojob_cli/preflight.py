@@ -38,7 +38,6 @@ from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder,
 from ppojob_trainer.models.kinds import (
     CRITIC,
     POLICY,
-    PROCESS_REWARD,
     REFERENCE,
     REWARD,
     SCORER,
@@ -115,8 +114,8 @@ def check_inputs(config: RunConfig) -> Preflight:
     found.add([*model.errors, *misfits], model.warnings)
     vocabulary = _check_data(config, model, found)
     if not spec.steps.generate_only:
-        _check_critic(spec, vocabulary, model, found)
-        _check_reference(spec, vocabulary, model, found)
+        _check_critic(spec, vocabulary, found)
+        _check_references(spec, vocabulary, model, found)
         if spec.reward_model is not None:
             _check_reward_model(spec.reward_model, found)
         found.add([*_rewards(spec), *_custom_functions(spec)])
@@ -189,27 +188,18 @@ def _check_data(
     return chat.vocabulary
 
 
-def _check_critic(
-    spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, policy: ModelReport, found: Preflight
-) -> None:
-    """Judge the critic's folder; the policy's is judged by itself, and may be none of a critic.
+def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight) -> None:
+    """Judge a value model's folder; the policy's is judged by itself, and may be none of a critic.
 
-    It reads the policy's rows: the same tokens, and as many. A process reward model says the
-    policy's tokens, as a reference does.
+    It reads the policy's rows: the same tokens, and as many.
     """
     critic = spec.critic
-    if critic is None or critic.path is None:
+    if critic is None or critic.path is None or spec.algorithm.estimator.critic != "value":
         return
-    is_value_model = spec.algorithm.estimator.critic == "value"
-    kind = CRITIC if is_value_model else PROCESS_REWARD
     if critic.path == spec.model.path:
-        found.add(check_use(Path(critic.path), kind))
+        found.add(check_use(Path(critic.path), CRITIC))
         return
-    report = _check_reader(spec, Path(critic.path), kind, found)
-    if not is_value_model:
-        found.add(check_rows(kind.where, report.vocabulary, policy.vocabulary, is_cut=False))
-        _check_tokens(vocabulary, Path(critic.path), found)
-        return
+    report = _check_reader(spec, Path(critic.path), CRITIC, found)
     rows = report.vocabulary
     largest = max((vocabulary or {}).values(), default=-1)
     if rows is not None and largest >= rows:
@@ -223,30 +213,36 @@ def _check_critic(
         found.add([problem])
 
 
-def _check_reference(
+def _check_references(
     spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, policy: ModelReport, found: Preflight
 ) -> None:
-    """Judge the folders of references that are other models, which say the policy's tokens."""
-    if spec.reference is None:
-        return
+    """Judge the folders of other models that say how likely the policy's tokens are.
+
+    Those are references, process reward models, and what the latter are compared with.
+    """
     tensor = spec.roles.actor_rollout.parallelism.tensor
     is_cut = spec.algorithm.compares_vocabularies and tensor > 1
-    own = {} if spec.reference.path is None else {REFERENCE.where: spec.reference.path}
-    teachers = enumerate(spec.reference.teachers)
-    folders = own | {f"spec.reference.teachers[{n}].path": one.path for n, one in teachers}
+    folders: dict[str, str | None] = {}
+    if (reference := spec.reference) is not None:
+        folders[REFERENCE.where] = reference.path
+        teachers = enumerate(reference.teachers)
+        folders |= {f"spec.reference.teachers[{n}].path": one.path for n, one in teachers}
+    if (critic := spec.critic) is not None and spec.algorithm.estimator.critic == "process_reward":
+        own = {"path": critic.path, "referencePath": critic.reference_path}
+        others = {name: path for name, path in own.items() if path != spec.model.path}
+        folders |= {f"spec.critic.{name}": path for name, path in others.items()}
     for where, path in folders.items():
+        if path is None:
+            continue
         folder, kind = Path(path), replace(REFERENCE, where=where)
         report = _check_reader(spec, folder, kind, found)
-        found.add(check_rows(where, report.vocabulary, policy.vocabulary, is_cut=is_cut))
-        _check_tokens(vocabulary, folder, found)
-
-
-def _check_tokens(vocabulary: Mapping[str, int] | None, folder: Path, found: Preflight) -> None:
-    """Judge whether a folder has the policy's tokens."""
-    try:
-        found.add(check_same_tokens(vocabulary or {}, folder))
-    except ConfigError as problem:
-        found.add(problem.problems)
+        is_cut_alike = is_cut and where.startswith("spec.reference.")
+        rows = (report.vocabulary, policy.vocabulary)
+        found.add(check_rows(where, *rows, is_cut=is_cut_alike))
+        try:
+            found.add(check_same_tokens(vocabulary or {}, folder))
+        except ConfigError as problem:
+            found.add(problem.problems)
 
 
 def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:

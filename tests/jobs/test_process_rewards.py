@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import run_folders
+import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -65,3 +66,19 @@ def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path]):
     assert first["reward_model/raw_reward"] == first["reward_model/reward"] == 0.0
     assert first["reward_model/dpo_loss"] == pytest.approx(0.6931, abs=0.1)
     assert second["reward_model/raw_reward"] != 0.0
+
+
+def test_one_round_of_more_prompts_and_a_reference_of_its_own(
+    finished: Callable[..., Path], even_folder: Path, tmp_path: Path
+):
+    """As verl's recipe has it, of a model that was made of another one before."""
+    teacher = tiny_jobs.make_teacher(even_folder / "model", tmp_path / "teacher")
+    sampling = {"promptsPerRound": 8, "maxRounds": 1, "meanAbove": 0.2, "meanBelow": 0.8}
+    prime = {**ALGORITHM["prime"], "update": "after"}
+    algorithm = {**ALGORITHM, "prime": prime, "dynamicSampling": sampling}
+    critic = {"path": str(teacher), "referencePath": str(even_folder / "model")}
+    changes = {"algorithm": algorithm, "critic": critic, "steps": {"total": 1}}
+    (line,) = run_folders.assert_trained(finished("recipe", **{**JOB, **changes}), 1)
+    assert line["train/num_gen_batches"] == 1.0
+    assert line["training/filter_groups/wasted_share"] == 0.5
+    assert line["reward_model/raw_reward"] != 0.0

@@ -178,7 +178,12 @@ ALGORITHM_RULES = rules(
 
     spec | critic.valueClip | NoEffect | here
         a process reward model (algorithm.type: prime) has no values; remove it
-    when: self.algorithm.type == 'prime'
+    when: self.algorithm.type == 'prime' && has(self.critic)
+    must: $UNSET
+
+    spec | critic.referencePath | NoEffect | here
+        values are compared with none; remove it, or algorithm.type: prime
+    when: self.algorithm.type != 'prime' && has(self.critic)
     must: $UNSET
 
     spec.algorithm | resampling | NotInThisVersion | here

@@ -148,6 +148,10 @@ class DynamicSamplingSpec(Section):
     mean_below: GroupMean | None = None
     """Likewise those with no lower mean, too easy ones. OpenRLHF: the second."""
 
+    whole_responses: bool = False
+    """Replace prompts as well of which a response ran into the limit of its length.
+    verl: data.filter_truncate."""
+
     @property
     def means(self) -> tuple[float, float]:
         """What the mean of a group has to lie between."""

@@ -185,6 +185,14 @@ class PPOJobSpec(Section):
         return (self.model.path,) if self.reference is None else self.reference.paths
 
     @property
+    def critic_paths(self) -> tuple[str, ...]:
+        """Folders of the critic and, if another, of what it is compared with."""
+        if self.critic is None:
+            return ()
+        path = self.critic.path or self.model.path
+        return tuple(dict.fromkeys((path, self.critic.reference_path or path)))
+
+    @property
     def compared_sources(self) -> frozenset[str] | None:
         """Data sources of the rows that the reference reads; None for all."""
         if self.reference is None or self.steps.generate_only:

@@ -382,9 +382,13 @@ class CriticSpec(Section):
     """
 
     path: Path | None = None
-    """Folder in Hugging Face form; absent: the policy's, of a value model with a new head. Of prime
-    what it says of tokens is compared with what it said as the job began.
-    verl: critic.model.path; of prime reward_model.model.path and ref_path."""
+    """Folder in Hugging Face form; absent: the policy's, of a value model with a new head.
+    verl: critic.model.path; of prime reward_model.model.path."""
+
+    reference_path: Path | None = None
+    """With prime, folder of a model with the policy's tokens that the process reward model is
+    compared with: what it was made of, where it has learnt before. Absent: itself as the job
+    begins. verl: reward_model.model.ref_path."""
 
     lora: LoraSpec | None = None
     """Train adapters beside frozen weights, and a value head whole; absent: all weights are

@@ -16,7 +16,7 @@ GOAL = OutcomeObjective(beta=0.5)
 
 def with_outcomes(rows):
     """Every row has one, at all of its tokens; a third of a right answer is one too."""
-    rows.prior_logprobs = -3.0 * torch.rand(rows.num_tokens)
+    rows.critic_ref_logprobs = -3.0 * torch.rand(rows.num_tokens)
     outcomes = torch.tensor([0.0, 1.0, 1 / 3]).repeat(rows.num_rows)[: rows.num_rows]
     rows.outcomes = outcomes.repeat_interleave(rows.lengths)
     return rows, outcomes
@@ -27,7 +27,7 @@ def test_the_gradient_is_that_of_the_padded_loss(make_model, make_rows, budget):
     rows, outcomes = with_outcomes(make_rows())
     rows.mask[: int(rows.lengths[0])] = False  # a row without a trained token is none of them
     model = make_model()
-    ratios = (padded_logprobs(model, rows)[0] - rows.prior_logprobs) * rows.mask
+    ratios = (padded_logprobs(model, rows)[0] - rows.critic_ref_logprobs) * rows.mask
     likely = torch.stack([0.5 * row.sum() for row in ratios.split(rows.lengths.tolist())]).sigmoid()
     losses = -(outcomes * likely.log() + (1 - outcomes) * (1 - likely).log())
     is_trained = torch.tensor([row.any() for row in rows.mask.split(rows.lengths.tolist())])

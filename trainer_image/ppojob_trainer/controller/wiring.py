@@ -277,7 +277,7 @@ def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Forw
         passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))
     if (prime := spec.algorithm.prime) is not None:
         critic, is_first = hosts["critic"], prime.update == "before"
-        passes.append(ForwardPass("critic_prior", critic, None, "critic_prior"))
+        passes.append(ForwardPass("critic_reference", critic, None, "critic_ref"))
         passes.append(ForwardPass("critic", critic, "process_rewards", "critic_rewards", is_first))
     return tuple(passes)
 

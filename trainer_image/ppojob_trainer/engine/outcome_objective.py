@@ -31,12 +31,12 @@ class OutcomeObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch, whose rows have `prior_logprobs` and `outcomes`."""
-        assert rows.prior_logprobs is not None, "the model as it began comes before the update"
+        """The loss of a micro-batch, whose rows have `critic_ref_logprobs` and `outcomes`."""
+        assert rows.critic_ref_logprobs is not None, "the reference comes before the update"
         assert rows.outcomes is not None, "outcomes come before the update"
         mask, lengths = rows.mask, rows.lengths
         own = rows_with_any(mask, lengths)
-        totals = self.beta * row_sum(outputs[0] - rows.prior_logprobs, mask, lengths)[own]
+        totals = self.beta * row_sum(outputs[0] - rows.critic_ref_logprobs, mask, lengths)[own]
         # All tokens of a row have its outcome; their mean in float64 is that number.
         wanted = row_mean(rows.outcomes.double(), mask, lengths)[own].to(totals.dtype)
         loss = outcome_loss(totals, wanted).sum() / denominators.sequences

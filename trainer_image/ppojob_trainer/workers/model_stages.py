@@ -23,8 +23,8 @@ from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_turns import DeviceTurns
 from ppojob_trainer.workers.process_reward_model import (
-    PRIOR,
-    Prior,
+    CRITIC_REFERENCE,
+    CriticReference,
     ProcessRewardModel,
     open_process_reward_model,
 )
@@ -34,7 +34,7 @@ from ppojob_trainer.workers.row_channels import RowChannels, batch_index
 from ppojob_trainer.workers.state_writer import StateWriter, writes_of
 from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
 
-Frozen = Reference | Teachers | Prior
+Frozen = Reference | Teachers | CriticReference
 Trained = Policy | Critic | ProcessRewardModel
 
 
@@ -162,7 +162,7 @@ def open_stages(
         if compares and policy is not None:
             policy.reference = reference
     if "critic" in living and spec.algorithm.estimator.critic == "process_reward":
-        trained["critic"], frozen[PRIOR] = open_process_reward_model(spec, world)
+        trained["critic"], frozen[CRITIC_REFERENCE] = open_process_reward_model(spec, world)
     elif "critic" in living:
         trained["critic"] = open_critic(spec, world)
     return ModelStages(

@@ -1,15 +1,16 @@
 """The process reward model of PRIME: a language model that learns the outcomes of responses.
 
-What it has learnt beyond the model that it began as tells which tokens lead there.
+What it says of a token beyond what its reference says tells whether the token leads there. The
+reference is what it began as, or another model, of which it had been made before.
 """
 
-from functools import partial
 from typing import Final
 
 import torch
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, TokenOutputs
@@ -28,20 +29,20 @@ from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner, resident_weights
 from ppojob_trainer.workers.reference import BaseEngine
 
-PRIOR: Final = "critic_prior"
-"""By which requests name the model as it was before training."""
+CRITIC_REFERENCE: Final = "critic_reference"
+"""By which requests name what it is compared with."""
 
 
-class Prior:
-    """The model as it was before training; beside adapters its weights without them."""
+class CriticReference:
+    """What the model is compared with, which stays as it is."""
 
     def __init__(self, engine: ForwardEngine, resident: Resident) -> None:
         self._engine = engine
         self.resident = resident
 
     def forward(self, rows: BatchRows) -> PassStatistics:
-        """Fill in `prior_logprobs`."""
-        rows.fill("prior_logprobs", self._engine.predict)
+        """Fill in `critic_ref_logprobs`."""
+        rows.fill("critic_ref_logprobs", self._engine.predict)
         return PassStatistics()
 
 
@@ -59,26 +60,28 @@ class ProcessRewardModel:
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `process_rewards`."""
-        rows.fill("process_rewards", self._rewards, read=("prior_logprobs",))
+        rows.fill("process_rewards", self._rewards, read=("critic_ref_logprobs",))
         return PassStatistics()
 
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """One optimizer step; rows without an outcome have no part in it."""
         lengths = torch.tensor(rows.index.lengths, dtype=torch.int64)
         rows.keep("outcomes", torch.tensor(request.outcomes).repeat_interleave(lengths))
-        staged = rows.staged(request.prompts, ("prior_logprobs", "outcomes"))
+        staged = rows.staged(request.prompts, ("critic_ref_logprobs", "outcomes"))
         assert staged.outcomes is not None, "they were kept"
         staged.mask = staged.mask & ~staged.outcomes.isnan()
         return self.learner.engine.update(staged, self._objective)
 
     def _rewards(self, rows: Experience) -> TokenOutputs:
-        assert rows.prior_logprobs is not None, "the model as it began comes first"
+        assert rows.critic_ref_logprobs is not None, "the reference comes first"
         (logprobs,) = self.learner.engine.predict(rows)
-        return (self._objective.beta * (logprobs - rows.prior_logprobs),)
+        return (self._objective.beta * (logprobs - rows.critic_ref_logprobs),)
 
 
-def open_process_reward_model(spec: PPOJobSpec, world: World) -> tuple[ProcessRewardModel, Prior]:
-    """Load it as the job begins with it, twice where it has no adapters."""
+def open_process_reward_model(
+    spec: PPOJobSpec, world: World
+) -> tuple[ProcessRewardModel, CriticReference]:
+    """Load it and its reference; beside adapters that may be its weights without them."""
     critic, role, prime = spec.critic, spec.roles.critic, spec.algorithm.prime
     assert critic is not None, "no other algorithm has one"
     assert critic.path is not None, "a resolved configuration says which model"
@@ -87,14 +90,17 @@ def open_process_reward_model(spec: PPOJobSpec, world: World) -> tuple[ProcessRe
     path, offload, training = critic.path, role.offload, spec.training
     # Of all tokens, whatever the temperature of the engines.
     head = PolicyHead(LogprobSettings(chunk_tokens=training.logprob_chunk_tokens))
-    load = partial(
-        load_model,
-        path,
-        DTYPES[spec.model.dtype],
-        kind=PROCESS_REWARD,
-        world=world,
-        overrides=config_changes(path, spec.model),
-    )
+
+    def load(folder: str, lora: LoraSpec | None = None) -> PreTrainedModel:
+        return load_model(
+            folder,
+            DTYPES[spec.model.dtype],
+            kind=PROCESS_REWARD,
+            world=world,
+            lora=lora,
+            seed=spec.seed,
+            overrides=config_changes(folder, spec.model),
+        )
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         return TrainEngine(model, head, training, critic.optimizer, total_updates, world, offload)
@@ -103,12 +109,14 @@ def open_process_reward_model(spec: PPOJobSpec, world: World) -> tuple[ProcessRe
         role="critic",
         world=world,
         seed=spec.seed,
-        load=lambda: load(lora=critic.lora, seed=spec.seed),
+        load=lambda: load(path, critic.lora),
         train=train,
         offload=offload,
     )
-    trained = ProcessRewardModel(learner, prime.beta)
-    if critic.lora is not None:
-        return trained, Prior(BaseEngine(learner.model, head, training, world), learner.resident)
-    engine = ForwardEngine(load(), head, training, world)
-    return trained, Prior(engine, resident_weights(engine.model, leaves="weights" in offload))
+    trained, reference = ProcessRewardModel(learner, prime.beta), spec.critic_paths[-1]
+    if critic.lora is not None and reference == path:
+        base = BaseEngine(learner.model, head, training, world)
+        return trained, CriticReference(base, learner.resident)
+    engine = ForwardEngine(load(reference), head, training, world)
+    resident = resident_weights(engine.model, leaves="weights" in offload)
+    return trained, CriticReference(engine, resident)

@@ -10,7 +10,7 @@ class Forward(msgspec.Struct, frozen=True):
 
     Attributes:
         model: `policy` (old log-probabilities), `reference`, `critic` (values, or rewards of
-            tokens) or `critic_prior` (a process reward model as it was before training).
+            tokens) or `critic_reference` (of a process reward model).
     """
 
     model: str
