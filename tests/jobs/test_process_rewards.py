@@ -51,9 +51,9 @@ def test_where_it_lives_changes_no_number(finished: Callable[..., Path]):
     beside = finished("beside", **JOB)
     apart = finished("apart", **JOB, roles=APART)
     assert run_folders.result(apart) == run_folders.result(beside)
-    ranks = {"critic": {"colocateWith": "none", "ranksPerReplica": 2}}
-    ranks["actorRollout"] = {"ranksPerReplica": 2}
-    run_folders.assert_close(finished("ranks", **JOB, roles=ranks), beside)
+    layout = {"parallelism": {"pipeline": 2, "sequence": 2}, "ranksPerReplica": 4}
+    roles = {"actorRollout": {"ranksPerReplica": 2}, "critic": {**APART["critic"], **layout}}
+    run_folders.assert_close(finished("ranks", **JOB, roles=roles), beside)
 
 
 def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path]):
