@@ -74,7 +74,7 @@ class ProcessRewardModel:
 
     def _rewards(self, rows: Experience) -> TokenOutputs:
         assert rows.critic_ref_logprobs is not None, "the reference comes first"
-        (logprobs,) = self.learner.engine.predict(rows)
+        logprobs = self.learner.engine.predict(rows)[0]
         return (self._objective.beta * (logprobs - rows.critic_ref_logprobs),)
 
 
