@@ -1,11 +1,16 @@
 """PRIME: a language model that rewards tokens is trained beside the policy, by the outcomes."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import run_folders
 import tiny_jobs
+import torch
+from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,6 +28,7 @@ JOB: dict[str, object] = {
     "checkpoint": {"every": 1},
     "recovery": {"restartsWithoutProgress": 100},
 }
+PPOJOB = Path(sys.executable).with_name("ppojob")
 APART = {"critic": {"colocateWith": "none"}}
 
 
@@ -43,8 +49,16 @@ def test_it_learns_the_outcomes_whatever_is_killed(
     assert all(0.0 < line["reward_model/dpo_loss"] < 2.0 for line in lines)
     assert all(line["reward_model/grad_norm"] > 0.0 for line in lines)
     assert {line["reward_model/lr"] for line in lines} == {1e-3}
-    saved = {path.parent.parent.name for path in calm.glob("checkpoints/*/*/*/model.safetensors")}
-    assert saved == {"actorRollout", "critic"}
+    model = calm.parent / "model"
+    subprocess.run([PPOJOB, "export", calm, "--critic", "--output", model], check=True)
+    (saved,) = calm.glob("checkpoints/step-000003/critic/*/model.safetensors")
+    written, kept = (load_file(path) for path in (model / "model.safetensors", saved))
+    assert written.keys() <= kept.keys()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in written.items())
+    config, other = (
+        json.loads((one / "config.json").read_text()) for one in (model, calm / "export")
+    )
+    assert config == other
 
 
 def test_where_it_lives_changes_no_number(finished: Callable[..., Path]):
@@ -56,12 +70,17 @@ def test_where_it_lives_changes_no_number(finished: Callable[..., Path]):
     run_folders.assert_close(finished("ranks", **JOB, roles=roles), beside)
 
 
-def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path]):
+def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path], tmp_path: Path):
     """With `update: after` the first step rewards nothing: nothing has been learnt yet."""
     prime = {**ALGORITHM["prime"], "update": "after"}
     critic = {"lora": {"rank": 4}, "optimizer": {"learningRate": 1e-2}}
     algorithm = {**ALGORITHM, "prime": prime}
     run = finished("adapters", **{**JOB, "algorithm": algorithm, "critic": critic})
+    for option in ("--critic", "--adapters"):
+        command = [PPOJOB, "export", run, "--critic", option, "--output", tmp_path / option]
+        subprocess.run(command, check=True)
+    files = sorted(path.name for path in (tmp_path / "--adapters").iterdir())
+    assert files == ["adapter_config.json", "adapter_model.safetensors"]
     first, second, _ = run_folders.assert_trained(run, 3)
     assert first["reward_model/raw_reward"] == first["reward_model/reward"] == 0.0
     assert first["reward_model/dpo_loss"] == pytest.approx(0.6931, abs=0.1)

@@ -80,8 +80,9 @@ def accuracy_filter(verl: Verl, job: Draft) -> None:
     )
     section, samples = "spec.algorithm.dynamicSampling", verl[_ROLLOUTS]
     if not verl[is_on]:
-        why = "dynamic sampling goes by accuracy too, and data.filter_accuracy is off"
-        job.leave_out(why, *(key for key in (whole, factor) if verl[key] not in (False, 1)))
+        why = "prompts are drawn beyond those of a step where they are filtered by accuracy"
+        if verl[whole] or verl[factor] != 1:
+            job.leave_out(why, is_on, whole, factor)
         return
     job.set(f"{section}.maxRounds", 1, is_on)
     job.set(f"{section}.promptsPerRound", int(verl[_PROMPTS] * verl[factor]), factor)
