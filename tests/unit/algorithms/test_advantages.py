@@ -54,6 +54,16 @@ def test_a_group_of_equal_scores_has_no_signal_at_all(name: str):
         assert not result.advantages.any(), (score, dtype)
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+def test_equal_scores_and_no_process_rewards_have_no_signal_at_all(normalize: bool):
+    """So it is in the first step of a model that rewards before it learns."""
+    lengths, groups = torch.tensor([1, 2, 3, 1]), torch.tensor([0, 0, 0, 1])
+    rewards = torch.tensor([0.1, 0.0, 0.1, 0.0, 0.0, 0.1, 0.0])
+    columns = (rewards, torch.zeros(7), rewards == rewards, lengths, groups)
+    weights = {"process_weight": 5.0, "outcome_weight": 5.0, "normalize": normalize}
+    assert not PROCESS_ADVANTAGES["prime"](*columns, **weights).advantages.any()
+
+
 def test_sums_of_turns_that_are_equal_make_no_pair():
     rewards = torch.tensor([0.1, 0.2, 0.0, 0.3])
     lengths, groups = torch.tensor([2, 2]), torch.tensor([0, 0])
