@@ -92,8 +92,7 @@ class PrimeSpec(Section):
 
     beta: Annotated[float, Field(gt=0, le=1_000_000)] = 0.05
     """What a token earns for each nat by which the process reward model finds it likelier than its
-    reference does, and what it learns of the outcomes by. verl: reward_model.model.beta_train,
-    0.05."""
+    reference does; its loss has the same. verl: reward_model.model.beta_train, 0.05."""
 
     process_weight: Annotated[float, Field(gt=0, le=1_000_000)] = 5.0
     """Weight of the rewards of tokens. verl: algorithm.reward_dpo_coef, 5."""
