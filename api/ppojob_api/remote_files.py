@@ -15,6 +15,7 @@ MODEL_FIELDS: Final = (
     "model.lora.path",
     "reference.path",
     "critic.path",
+    "critic.referencePath",
     "critic.lora.path",
     "rewardModel.path",
     "rewardModel.tokenizerPath",

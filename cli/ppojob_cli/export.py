@@ -31,8 +31,9 @@ _POINTERS = ("latest", "best")
     help="Folder that is made.",
 )
 @click.option("--adapters", is_flag=True, help="The LoRA adapters alone, in PEFT's form.")
-def export(run: Path, checkpoint: str, output: Path, *, adapters: bool) -> None:
-    """Write the policy of a checkpoint as a Hugging Face folder.
+@click.option("--critic", is_flag=True, help="The process reward model of a job of type prime.")
+def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: bool) -> None:
+    """Write the policy of a checkpoint, or its critic, as a Hugging Face folder.
 
     RUN is the run folder. The weights are put together, however many ranks wrote them. Needs no
     GPU and no running job.
@@ -43,9 +44,9 @@ def export(run: Path, checkpoint: str, output: Path, *, adapters: bool) -> None:
     with told():
         folder = _checkpoint_folder(run, checkpoint)
         _check_output(output, CONFIG_FILE if adapters else "config.json")
-        step = export_checkpoint(folder, output, only_adapters=adapters)
+        step = export_checkpoint(folder, output, only_adapters=adapters, critic=critic)
     what = "the adapters" if adapters else "the model"
-    click.echo(f"{output}: {what} after step {step}")
+    click.echo(f"{output}: {what}{' of the critic' if critic else ''} after step {step}")
 
 
 def _checkpoint_folder(run: Path, checkpoint: str) -> Path:

@@ -115,7 +115,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     vocabulary = _check_data(config, model, found)
     if not spec.steps.generate_only:
         _check_critic(spec, vocabulary, found)
-        _check_reference(spec, vocabulary, model, found)
+        _check_references(spec, vocabulary, model, found)
         if spec.reward_model is not None:
             _check_reward_model(spec.reward_model, found)
         found.add([*_rewards(spec), *_custom_functions(spec)])
@@ -189,12 +189,12 @@ def _check_data(
 
 
 def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight) -> None:
-    """Judge the critic's folder; the policy's is judged by itself, and may be none of a critic.
+    """Judge a value model's folder; the policy's is judged by itself, and may be none of a critic.
 
     It reads the policy's rows: the same tokens, and as many.
     """
     critic = spec.critic
-    if critic is None or critic.path is None:
+    if critic is None or critic.path is None or spec.algorithm.estimator.critic != "value":
         return
     if critic.path == spec.model.path:
         found.add(check_use(Path(critic.path), CRITIC))
@@ -213,21 +213,32 @@ def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found:
         found.add([problem])
 
 
-def _check_reference(
+def _check_references(
     spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, policy: ModelReport, found: Preflight
 ) -> None:
-    """Judge the folders of references that are other models, which say the policy's tokens."""
-    if spec.reference is None:
-        return
+    """Judge the folders of other models that say how likely the policy's tokens are.
+
+    Those are references, process reward models, and what the latter are compared with.
+    """
     tensor = spec.roles.actor_rollout.parallelism.tensor
     is_cut = spec.algorithm.compares_vocabularies and tensor > 1
-    own = {} if spec.reference.path is None else {REFERENCE.where: spec.reference.path}
-    teachers = enumerate(spec.reference.teachers)
-    folders = own | {f"spec.reference.teachers[{n}].path": one.path for n, one in teachers}
+    folders: dict[str, str | None] = {}
+    if (reference := spec.reference) is not None:
+        folders[REFERENCE.where] = reference.path
+        teachers = enumerate(reference.teachers)
+        folders |= {f"spec.reference.teachers[{n}].path": one.path for n, one in teachers}
+    if (critic := spec.critic) is not None and spec.algorithm.estimator.critic == "process_reward":
+        own = {"path": critic.path, "referencePath": critic.reference_path}
+        others = {name: path for name, path in own.items() if path != spec.model.path}
+        folders |= {f"spec.critic.{name}": path for name, path in others.items()}
     for where, path in folders.items():
+        if path is None:
+            continue
         folder, kind = Path(path), replace(REFERENCE, where=where)
         report = _check_reader(spec, folder, kind, found)
-        found.add(check_rows(where, report.vocabulary, policy.vocabulary, is_cut=is_cut))
+        is_cut_alike = is_cut and where.startswith("spec.reference.")
+        rows = (report.vocabulary, policy.vocabulary)
+        found.add(check_rows(where, *rows, is_cut=is_cut_alike))
         try:
             found.add(check_same_tokens(vocabulary or {}, folder))
         except ConfigError as problem:

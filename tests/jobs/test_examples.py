@@ -145,6 +145,12 @@ def test_addition_ppo(any_home: Path, tmp_path: Path):
     assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
 
 
+def test_addition_prime(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    _, step = run_short(any_home, tmp_path / "run", "addition-prime", *engine)
+    for name in ("dpo_loss", "reward", "dpo_acc", "dpo_acc_abs", "grad_norm"):
+        assert f"reward_model/{name}" in step
+
+
 def test_custom_reward(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     first, _ = run_short(any_home, tmp_path / "run", "custom-reward", *engine)
     assert "val-core/ppojob/addition/acc/mean@1" in first

@@ -41,9 +41,10 @@ from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Aggregation
+from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.router_losses import RouterCoefficients
-from ppojob_trainer.engine.train_engine import HeadOf, TrainEngine
+from ppojob_trainer.engine.train_engine import HeadOf, Objective, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.families import FAMILIES as TABLE
@@ -87,6 +88,7 @@ class Case:
     routers: RouterCoefficients | None = None  # of the losses that these have of their own
     full_kl: bool = False
     teacher: Divergence | None = None  # the loss, instead of that of the policy
+    outcomes: bool = False  # the loss is that of a process reward model
     teachers: tuple[int, ...] = ()  # which of two models each group has; none for one
     optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
@@ -145,6 +147,7 @@ CASES = {
     "teachers": Case(
         (0, 1, 1, 1, 0), budget=30, teacher=Divergence("forward_kl"), teachers=(0, 1, 1, 1, 0)
     ),
+    "outcomes": Case((0, 1, 0, 1, 1), budget=40, model="untied", outcomes=True),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
     "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
@@ -338,6 +341,8 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     form = PictureForm.read(folder / case.model) if case.seeing else None
     everything = rows_of_step(broken=case.broken, long=case.long, form=form)
     everything.teachers = list(case.teachers)
+    everything.critic_ref_logprobs = torch.full((everything.num_tokens,), -4.0)
+    everything.outcomes = everything.token_rows % 3 / 2
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
     results = {"logprobs": engine.predict(rows, records=case.replayed)[0]}
     if rows.experts is not None and rows.prompt_experts is not None:
@@ -345,7 +350,9 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         rows.experts = (rows.experts + 1) % MIXTURE["num_experts"]
         rows.prompt_experts = (rows.prompt_experts + 1) % MIXTURE["num_experts"]
     heads = [head_with_kl(engine, folder, world, "tied")] if case.full_kl else []
-    goal: PolicyObjective | DistillationObjective = objective(full_kl=case.full_kl)
+    goal: Objective = objective(full_kl=case.full_kl)
+    if case.outcomes:
+        goal = OutcomeObjective(beta=0.5)
     if case.teacher is not None:
         names = ("untied", "tied") if case.teachers else ("untied",)
         heads = [head_with_kl(engine, folder, world, name, case.teacher) for name in names]

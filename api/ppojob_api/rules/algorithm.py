@@ -171,10 +171,26 @@ ALGORITHM_RULES = rules(
     must: !self.rewardWeights.all(one, one == 0.0)
 
     spec.algorithm | kl.in | Conflict
-        gdpo reads the rewards themselves, without the KL that is taken off the score; loss, or
-        none
-    when: self.type == 'gdpo'
+        type ${self.type} reads the rewards themselves, without the KL that is taken off the score;
+        loss, or none
+    when: self.type in ['gdpo', 'prime']
     must: self.kl.__in__ != 'reward'
+
+    spec | critic.valueClip | NoEffect | here
+        a process reward model (algorithm.type: prime) has no values; remove it
+    when: self.algorithm.type == 'prime' && has(self.critic)
+    must: $UNSET
+
+    spec | critic.referencePath | NoEffect | here
+        values are compared with none; remove it, or algorithm.type: prime
+    when: self.algorithm.type != 'prime' && has(self.critic)
+    must: $UNSET
+
+    spec.algorithm | resampling | NotInThisVersion | here
+        a process reward model learns all responses: drawing them with type: prime is not in this
+        version; remove it
+    when: self.type == 'prime'
+    must: $UNSET
 
     spec | algorithm.overlongPenalty.bufferTokens | OutOfRange
         it is longer than a response; at most data.maxResponseTokens

@@ -24,6 +24,7 @@ _SINGLE = (
     "model.lora.path",
     "reference.path",
     "critic.path",
+    "critic.referencePath",
     "critic.lora.path",
     *(f"rewardModel.{name}" for name in ("path", "tokenizerPath")),
     "rollout.replay",

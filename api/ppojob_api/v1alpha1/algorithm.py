@@ -17,6 +17,7 @@ from ppojob_api.v1alpha1.estimators import (
     GrpoPasskSpec,
     GrpoSpec,
     PpoSpec,
+    PrimeSpec,
     ReinforcePlusPlusSpec,
     TrainingType,
 )
@@ -147,6 +148,10 @@ class DynamicSamplingSpec(Section):
     mean_below: GroupMean | None = None
     """Likewise those with no lower mean, too easy ones. OpenRLHF: the second."""
 
+    whole_responses: bool = False
+    """Replace prompts as well of which a response ran into the limit of its length.
+    verl: data.filter_truncate."""
+
     @property
     def means(self) -> tuple[float, float]:
         """What the mean of a group has to lie between."""
@@ -214,6 +219,9 @@ class AlgorithmSpec(Section):
 
     reinforce_plus_plus: ReinforcePlusPlusSpec | None = None
     """Settings of type reinforce_plus_plus."""
+
+    prime: PrimeSpec | None = None
+    """Settings of type prime; those of its process reward model are in spec.critic."""
 
     dynamic_sampling: DynamicSamplingSpec | None = None
     """Train on prompts alone whose responses differ in their score; absent: on all prompts.

@@ -24,6 +24,7 @@ AlgorithmType = Literal[
     "gdpo",
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
+    "prime",
     "distillation",
     "online_dpo",
     "custom",
@@ -86,6 +87,28 @@ class ReinforcePlusPlusSpec(Section):
     """Discount per token. verl: algorithm.gamma, 1."""
 
 
+class PrimeSpec(Section):
+    """Settings of `type: prime` (Cui et al. 2025, arXiv:2502.01456); its model is `spec.critic`."""
+
+    beta: Annotated[float, Field(gt=0, le=1_000_000)] = 0.05
+    """What a token earns for each nat by which the process reward model finds it likelier than its
+    reference does; its loss has the same. verl: reward_model.model.beta_train, 0.05."""
+
+    process_weight: Annotated[float, Field(gt=0, le=1_000_000)] = 5.0
+    """Weight of the rewards of tokens. verl: algorithm.reward_dpo_coef, 5."""
+
+    outcome_weight: Annotated[float, Field(ge=0, le=1_000_000)] = 5.0
+    """Weight of the score of a response. verl: algorithm.reward_gt_coef, 5."""
+
+    normalize: bool = True
+    """Divide the rewards of tokens by the largest of the step's sums of those still to come.
+    verl: reward_model.prime_norm, batch_norm."""
+
+    update: Literal["before", "after"] = "before"
+    """When the process reward model learns the scores of a step: before it rewards the tokens, or
+    after. verl: reward_model.model.update, before."""
+
+
 class DistillationSpec(Section):
     """Settings of `type: distillation`: what spec.reference says (GKD: arXiv:2306.13649)."""
 
@@ -114,7 +137,8 @@ class Estimator:
     Attributes:
         options: the section of its settings, a field of `AlgorithmSpec` of the estimator's name.
         compares_group: it compares the responses of one prompt, so it needs two of them.
-        has_critic: it reads the values of a critic.
+        critic: what the critic is that is trained beside the policy: a value model, whose values it
+            reads, or a process reward model, whose rewards of tokens it reads; None: there is none.
         has_greedy: it reads the score of a greedy response to each prompt.
         has_reward_keys: it reads several rewards of a row, those that its options name.
         has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
@@ -125,16 +149,21 @@ class Estimator:
 
     options: type[Section] | None = None
     compares_group: bool = False
-    has_critic: bool = False
+    critic: Literal["value", "process_reward"] | None = None
     has_greedy: bool = False
     has_reward_keys: bool = False
     has_sum_pi_squared: bool = False
     has_teacher: bool = False
     has_pairs: bool = False
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether a model is trained beside the policy."""
+        return self.critic is not None
+
 
 ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
-    "ppo": Estimator(PpoSpec, has_critic=True),
+    "ppo": Estimator(PpoSpec, critic="value"),
     "grpo": Estimator(GrpoSpec, compares_group=True),
     "grpo_passk": Estimator(GrpoPasskSpec, compares_group=True),
     "rloo": Estimator(compares_group=True),
@@ -147,6 +176,7 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
     "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
     "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
+    "prime": Estimator(PrimeSpec, compares_group=True, critic="process_reward"),
     "distillation": Estimator(DistillationSpec, has_teacher=True),
     "online_dpo": Estimator(DpoSpec, compares_group=True, has_pairs=True),
     "custom": Estimator(CustomSpec),

@@ -85,7 +85,8 @@ class PPOJobSpec(Section):
     absent: the policy as it was before training."""
 
     critic: CriticSpec | None = None
-    """The value model, type ppo only; absent: the defaults when the algorithm has one."""
+    """The model trained beside the policy: the value model of type ppo, the process reward model of
+    type prime; absent: the defaults when the algorithm has one."""
 
     rewards: Annotated[Items[RewardSpec], Field(max_length=32)] = ()
     """Reward functions; empty: the reward model alone where one is given, else each row's data
@@ -182,6 +183,14 @@ class PPOJobSpec(Section):
     def reference_paths(self) -> tuple[str, ...]:
         """Folders of the models of the reference, by their numbers."""
         return (self.model.path,) if self.reference is None else self.reference.paths
+
+    @property
+    def critic_paths(self) -> tuple[str, ...]:
+        """Folders of the critic and, if another, of what it is compared with."""
+        if self.critic is None:
+            return ()
+        path = self.critic.path or self.model.path
+        return tuple(dict.fromkeys((path, self.critic.reference_path or path)))
 
     @property
     def compared_sources(self) -> frozenset[str] | None:

@@ -94,7 +94,7 @@ class FrozenRole(ColocatableRole):
 
 
 class CriticRole(ColocatableRole, TrainedPods):
-    """The value model's role."""
+    """The role of the model of spec.critic."""
 
 
 class CodePods(Section):
@@ -131,7 +131,7 @@ class RolesSpec(Section):
     """The frozen model of the KL; absent: colocated with actorRollout when the KL needs one."""
 
     critic: CriticRole | None = None
-    """The value model; absent: colocated with actorRollout when the algorithm has one."""
+    """The model of spec.critic; absent: colocated with actorRollout when the algorithm has one."""
 
     reward_model: FrozenRole | None = None
     """The model of spec.rewardModel; absent: colocated with actorRollout when there is one."""

@@ -387,22 +387,31 @@ class CriticOptimizerSpec(OptimizerSpec):
 
 
 class CriticSpec(Section):
-    """The value model of `type: ppo`: a model with one output a token."""
+    """The model that is trained beside the policy.
+
+    Of `type: ppo` the value model, with one output a token; of `type: prime` the process reward
+    model, a language model with the policy's tokens.
+    """
 
     path: Path | None = None
-    """Folder in Hugging Face form; absent: the policy's, with a new value head.
-    verl: critic.model.path."""
+    """Folder in Hugging Face form; absent: the policy's, of a value model with a new head.
+    verl: critic.model.path; of prime reward_model.model.path."""
+
+    reference_path: Path | None = None
+    """With prime, folder of a model with the policy's tokens that the process reward model is
+    compared with: what it was made of, where it has learnt before. Absent: itself as the job
+    begins. verl: reward_model.model.ref_path."""
 
     lora: LoraSpec | None = None
-    """Train adapters beside frozen weights, and the value head whole; absent: all weights are
+    """Train adapters beside frozen weights, and a value head whole; absent: all weights are
     trained."""
 
     optimizer: CriticOptimizerSpec = CriticOptimizerSpec()
     """How it is optimised."""
 
     value_clip: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
-    """A value that the update moved further than this from the one before it is pulled no further
-    (PPO2 of OpenAI Baselines). verl: critic.cliprange_value, 0.5."""
+    """With ppo, a value that the update moved further than this from the one before it is pulled no
+    further (PPO2 of OpenAI Baselines). verl: critic.cliprange_value, 0.5."""
 
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """First training steps, in which only the critic trains.

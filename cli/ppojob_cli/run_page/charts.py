@@ -30,6 +30,8 @@ HEADLINES: Final = (
     ("Reward of chosen or good answers", "train/rewards/chosen"),
     ("Reward of rejected or bad answers", "train/rewards/rejected"),
     ("KL that answers are compared with", "train/kl"),
+    ("Loss of the process reward model", "reward_model/dpo_loss"),
+    ("Process rewards of the right sign", "reward_model/dpo_acc_abs"),
     ("Divergence from the teacher", "distillation/loss"),
     ("KL in the loss", "actor/kl_loss"),
     ("KL off the reward", "actor/reward_kl_penalty"),

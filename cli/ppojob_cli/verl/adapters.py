@@ -28,8 +28,7 @@ _FUSED: Final = {"linear_qkv": "q, k and v", "linear_fc1": "gate and up"}
 
 def lora(verl: Verl, job: Draft) -> None:
     """Adapters of the policy and of a critic; a rank of 0 is none."""
-    has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
-    for model in (_MODEL, "critic.model") if has_critic else (_MODEL,):
+    for model in (_MODEL, "critic.model") if verl.has_critic else (_MODEL,):
         if verl[f"{model}.lora_rank"]:
             job.copy(f"{model}.lora_rank")
             job.copy(f"{model}.lora_alpha")

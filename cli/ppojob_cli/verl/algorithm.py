@@ -6,7 +6,7 @@ from pydantic.alias_generators import to_camel
 
 from ppojob_cli.verl.asynchronous import step_prompts
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, SFT, TINY_ZERO
+from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, PRIME, SFT, TINY_ZERO
 
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
@@ -60,6 +60,11 @@ def estimator(verl: Verl, job: Draft) -> None:
         return
     if verl.trainer is SFT:
         job.set("spec.algorithm.type", "sft")
+        return
+    if verl.trainer is PRIME:
+        job.set("spec.algorithm.type", "prime", "algorithm.adv_estimator")
+        if verl["algorithm.adv_estimator"] != "rloo":
+            job.leave_out("the recipe knows rloo alone", "algorithm.adv_estimator")
         return
     job.copy("algorithm.adv_estimator")
     _single_responses(verl, job)
@@ -292,6 +297,7 @@ def places_of_kl(verl: Verl) -> tuple[bool, bool]:
     in_loss = verl[f"{_ACTOR}.use_kl_loss"] and verl[f"{_ACTOR}.kl_loss_coef"] != 0
     if verl.trainer in FORKS:
         in_reward = in_reward and not verl[f"{_ACTOR}.use_kl_loss"]
+    in_reward = in_reward and verl.trainer is not PRIME
     return bool(in_reward), bool(in_loss)
 
 
@@ -301,7 +307,11 @@ def kl(verl: Verl, job: Draft) -> None:
         return
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
     in_reward, in_loss = places_of_kl(verl)
-    if (
+    if verl.trainer is PRIME:
+        keys = ("algorithm.use_kl_in_reward", "algorithm.kl_penalty", f"{at}.kl_coef", f"{at}.type")
+        why = "the recipe reads a KL in the reward nowhere"
+        job.leave_out(why, *keys, changes_numbers=False)
+    elif (
         verl.trainer not in FORKS
         and verl.is_given(f"{at}.kl_coef")
         and verl[f"{at}.kl_coef"]
@@ -436,11 +446,11 @@ def same_as_policy(verl: Verl, job: Draft) -> None:
 
 
 def critic(verl: Verl, job: Draft) -> None:
-    """The value model of PPO."""
+    """The value model of PPO, the process reward model of PRIME."""
     if not verl.is_on("critic.enable"):
         return
     section = "spec.critic"
-    if verl["algorithm.adv_estimator"] != "gae":
+    if not verl.has_critic:
         job.leave_out("only ppo reads values", "critic.enable", changes_numbers=False)
         return
     path = "critic.model.path"
@@ -448,6 +458,8 @@ def critic(verl: Verl, job: Draft) -> None:
     job.set(f"{section}.path", verl[path] if is_other else None, path)
     for name in ("lr", "weight_decay", "betas", "min_lr_ratio", "num_cycles"):
         job.copy(f"critic.optim.{name}")
+    if verl.trainer is PRIME:
+        return
     job.copy("critic.cliprange_value")
     warmup_key = "trainer.critic_warmup"
     job.set(f"{section}.warmupSteps", max(0, verl[warmup_key] - 1), warmup_key)

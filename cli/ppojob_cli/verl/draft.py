@@ -1,6 +1,7 @@
 """A job in the making: fields with the keys that they come from, and what became of each key."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +17,14 @@ from ppojob_cli.verl import keys as table
 from ppojob_cli.verl import unread
 from ppojob_cli.verl.keys import Key
 from ppojob_cli.verl.settings import Given
-from ppojob_cli.verl.trainers import MAIN_PPO, Trainer, engine_of, optimizer_defaults
+from ppojob_cli.verl.trainers import (
+    MAIN_PPO,
+    PRIME,
+    SFT,
+    Trainer,
+    engine_of,
+    optimizer_defaults,
+)
 
 OFF: Final[tuple[object, ...]] = (None, False, 0, "", "disabled", "sync", [], "register")
 """Values that switch a key off."""
@@ -66,6 +74,8 @@ class Verl:
         """The value; what was not read is as the script has it, or verl's default."""
         row = table.find(key)
         default = self._defaults.get(key, None if row is None else row.default)
+        if isinstance(default, str) and (other := re.fullmatch(r"\$\{(.+)\}", default)):
+            default = self[other[1]]
         value = self._given[key].value if key in self._given else None
         if value is None or self.is_unlike(key):
             return _at_home(default)
@@ -108,9 +118,19 @@ class Verl:
             return bool(self["algorithm.adv_estimator"] == "gae")
         return self[key] not in OFF
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether a model is trained beside the policy: of PPO, or of PRIME."""
+        has_one = self.trainer is PRIME or self["algorithm.adv_estimator"] == "gae"
+        return has_one and self.trainer is not SFT and self.is_on("critic.enable")
+
     def same(self, key: str) -> list[str]:
         """The keys as they were typed that stand for one."""
         return [one for one in self.typed if self.main_name(one) == key and not self.is_hidden(one)]
+
+    def as_called(self, key: str) -> str:
+        """The name that this trainer has for a key."""
+        return next((name for name, one in self.trainer.names.items() if one == key), key)
 
     def is_hidden(self, key: str) -> bool:
         """Whether this trainer was given another key that it reads in the place of one."""
@@ -262,7 +282,7 @@ class Draft:
         written = self.fields.get(path)
         if written is not None:
             yield from written.keys
-            yield from (f"{key} by default" for key in written.of_default)
+            yield from (f"{self.verl.as_called(key)} by default" for key in written.of_default)
 
 
 def _member(path: str) -> shape.Member:

@@ -26,11 +26,10 @@ def checkpointing(verl: Verl, job: Draft) -> None:
 
 def offload(verl: Verl, job: Draft) -> None:
     """Weights, moments and activations of the policy, the critic and the reference."""
-    has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
     compares = any(places_of_kl(verl))
     for role, is_there, trainers, model in (
         ("actorRollout", True, (f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"), _MODEL),
-        ("critic", has_critic, ("critic.fsdp", "critic.megatron"), "critic.model"),
+        ("critic", verl.has_critic, ("critic.fsdp", "critic.megatron"), "critic.model"),
         ("reference", compares, (f"{_REFERENCE}.fsdp_config", f"{_REFERENCE}.megatron"), None),
     ):
         if not is_there:

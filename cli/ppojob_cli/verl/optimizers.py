@@ -4,8 +4,9 @@ from typing import Final
 
 from ppojob_cli.verl.asynchronous import fetched_prompts
 from ppojob_cli.verl.draft import Draft, Verl, is_count
+from ppojob_cli.verl.prime import mini_batch_prompts
 from ppojob_cli.verl.settings import value_of
-from ppojob_cli.verl.trainers import FORKS, SFT
+from ppojob_cli.verl.trainers import FORKS, PRIME
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MOMENTUM: Final = "optim.override_optimizer_config.momentum"
@@ -82,6 +83,9 @@ def _stable(verl: Verl, job: Draft, at: str, section: str) -> None:
 
 def _updates(verl: Verl, model: str) -> int:
     """Optimizer steps of one training step."""
+    if verl.trainer is PRIME and model == "critic":
+        part = mini_batch_prompts(verl) or verl[f"{_ACTOR}.ppo_mini_batch_size"]
+        return int(-(-verl["data.train_batch_size"] // part))
     epochs, part = (
         verl[f"{model}.{name}"] if is_count(verl[f"{model}.{name}"]) else verl[f"{_ACTOR}.{name}"]
         for name in ("ppo_epochs", "ppo_mini_batch_size")
@@ -91,9 +95,7 @@ def _updates(verl: Verl, model: str) -> int:
 
 def _models(verl: Verl) -> list[tuple[str, str]]:
     """Each model that is trained, with the section of its optimizer."""
-    has_critic = verl.is_on("critic.enable") and verl["algorithm.adv_estimator"] == "gae"
-    has_critic = has_critic and verl.trainer is not SFT
-    critic = [("critic", "spec.critic.optimizer")] if has_critic else []
+    critic = [("critic", "spec.critic.optimizer")] if verl.has_critic else []
     return [(_ACTOR, "spec.optimizer"), *critic]
 
 

@@ -16,6 +16,7 @@ from ppojob_cli.verl.trainers import (
     FULLY_ASYNC,
     GENERATION,
     ONE_STEP_OFF,
+    PRIME,
     TINY_ZERO,
 )
 from ppojob_cli.verl_tools import read_verl_agent
@@ -358,19 +359,17 @@ def length(verl: Verl, job: Draft) -> None:
         job.set("spec.steps.generateOnly", value=True)
         return
     total, epochs = "trainer.total_training_steps", "trainer.total_epochs"
-    drawn = drawn_steps(verl)
+    drawn, ends_early = drawn_steps(verl), verl.trainer in (*FORKS, PRIME)
     if drawn is not None:
         job.set("spec.steps.total", drawn, DRAWN)
-    elif (
-        verl.is_given(total) and verl.trainer in FORKS and is_count(verl[total]) and verl[total] > 1
-    ):
+    elif verl.is_given(total) and ends_early and is_count(verl[total]) and verl[total] > 1:
         job.set("spec.steps.total", verl[total] - 1, total)
         job.note("it ends before the last of them, and so does this job", total)
     elif verl.is_given(total):
         job.copy(total)
     else:
         job.copy(epochs)
-        if verl.trainer in FORKS:
+        if ends_early:
             job.note("the last step of the last pass is left out there, and done here", epochs)
         return
     if verl.is_given(epochs):

@@ -20,7 +20,8 @@ class Trainer:
 
     Attributes:
         modules: Its names, as they stand in scripts; empty where those are main_ppo's.
-        defaults: Of its configuration, where they are not those of main_ppo.
+        defaults: Of its configuration, where they are not those of main_ppo; `${KEY}` is what
+            another key says.
         names: Keys that say to it what others say to main_ppo.
     """
 
@@ -38,6 +39,43 @@ ENTROPY: Final = Trainer(r"(?:.*[./])?main_entropy(?:\.py)?", _DAPO)
 """Of the recipe of Clip-Cov and KL-Cov: an older DAPO's, with a grader of its own."""
 ONE_STEP_OFF: Final = Trainer(r"(?:.*[./])?one_step_off_policy[./]main_ppo(?:\.py)?", _PODS)
 FULLY_ASYNC: Final = Trainer(r"(?:.*[./])?fully_async_main(?:\.py)?", _PODS)
+_OF_MODEL: Final = ("lr", "weight_decay", "lr_warmup_steps", "lr_warmup_steps_ratio")
+PRIME: Final = Trainer(
+    r"(?:.*[./])?main_prime(?:\.py)?",
+    {
+        "actor_rollout_ref.actor.entropy_coeff": 0.001,
+        "actor_rollout_ref.rollout.n": 4,
+        "algorithm.adv_estimator": "rloo",
+        "algorithm.kl_ctrl.kl_coef": 0.0,
+        "critic.enable": True,
+        "critic.fsdp.optimizer_offload": "${actor_rollout_ref.actor.fsdp_config.optimizer_offload}",
+        "critic.fsdp.param_offload": "${actor_rollout_ref.actor.fsdp_config.param_offload}",
+        "critic.model.path": "~/models/deepseek-llm-7b-chat",
+        "critic.optim.clip_grad": 10.0,
+        "critic.optim.lr": 1e-6,
+        "critic.optim.weight_decay": 0.0,
+        "data.filter_accuracy": True,
+        "data.filter_truncate": True,
+        "data.oversample_factor": 4.0,
+        "data.truncation": "right",
+        "reward.reward_manager.name": "prime",
+        "reward_model.mini_batch_size": "${actor_rollout_ref.actor.ppo_mini_batch_size}",
+        "trainer.experiment_name": "examples",
+        "trainer.project_name": "prime",
+        "trainer.val_before_train": False,
+    },
+    {
+        "reward_model.enable": "critic.enable",
+        "reward_model.model.path": "critic.model.path",
+        "reward_model.model.optim.grad_clip": "critic.optim.clip_grad",
+        **{f"reward_model.model.optim.{name}": f"critic.optim.{name}" for name in _OF_MODEL},
+        **{
+            f"reward_model.model.fsdp_config.{name}": f"critic.fsdp.{name}"
+            for name in ("param_offload", "optimizer_offload")
+        },
+    },
+)
+"""Of the recipe, whose process reward model is the critic here."""
 SFT: Final = Trainer(
     r"(?:.*[./])?(?:fsdp_)?sft_trainer(?:_ray)?(?:\.py)?",
     {
@@ -102,6 +140,7 @@ _TRAINERS: Final = (
     ENTROPY,
     ONE_STEP_OFF,
     FULLY_ASYNC,
+    PRIME,
     SFT,
     GENERATION,
     SEARCH_R1_FORMAT,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import literal_algorithms as literal
+import literal_process_rewards as literal_prime
 import torch
 from ragged_batches import Batch
 from torch import Tensor
@@ -142,6 +143,54 @@ def compare_token_baselines(module: ModuleType, batch: Batch, dtype: torch.dtype
             assert_close(result.advantages, flatten(expected), 1e-5)
             returns = literal.discounted_returns(batch.rewards, batch.mask, 1.0)
             assert_close(result.returns, flatten(returns))
+
+
+def compare_process_rewards(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    rewards = batch.flat_poisoned("rewards", dtype)
+    process = batch.flat_poisoned("values", dtype)
+    columns = (batch.flat_mask, batch.lengths, batch.row_groups)
+    left = torch.tensor(flatten(batch.kept), dtype=torch.bool)
+    for weights in ((5.0, 5.0), (2.0, 0.0)):
+        for normalize in (True, False):
+            for kept, own in ((None, {}), (batch.kept, {"kept": left})):
+                result = module.PROCESS_ADVANTAGES["prime"](
+                    rewards,
+                    process,
+                    *columns,
+                    process_weight=weights[0],
+                    outcome_weight=weights[1],
+                    normalize=normalize,
+                    **own,
+                )
+                advantages, returns = literal_prime.prime(
+                    *(batch.rewards, batch.values, batch.mask, batch.groups),
+                    *(*weights, normalize, kept),
+                )
+                assert_close(result.returns, flatten(returns), 1e-5)
+                # Where all are next to equal, whitening makes digits of rounding.
+                assert_close(result.advantages, flatten(advantages), 1e-4)
+
+
+def compare_outcomes(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    outcomes = [(number % 5) / 4 for number in range(len(batch.mask))]
+    totals = [sum(row) for row in batch.values]
+    given = torch.tensor(totals, dtype=dtype), torch.tensor(outcomes, dtype=dtype)
+    loss = list(map(literal_prime.outcome_loss, totals, outcomes))
+    assert_close(module.outcome_loss(*given), loss, 1e-5)
+    columns = (batch.flat_mask, batch.lengths, batch.row_groups)
+    for normalize in (True, False):
+        found = module.implicit_reward_metrics(
+            batch.flat_poisoned("values", dtype),
+            torch.tensor(outcomes, dtype=torch.float64),
+            *columns,
+            beta=0.5,
+            normalize=normalize,
+        )
+        expected = literal_prime.metrics(
+            batch.values, outcomes, batch.mask, batch.groups, 0.5, normalize
+        )
+        assert found.keys() == expected.keys()
+        assert_close(torch.tensor(list(found.values())), list(expected.values()), 1e-5)
 
 
 def compare_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:

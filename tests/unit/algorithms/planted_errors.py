@@ -62,6 +62,22 @@ MISTAKES = {
          "baseline[_is_past_all_others(mask, lengths, groups, places)[mask]] = 0.0",
          ""),
     ),
+    ("implicit_rewards", "process_rewards"): (
+        ("prime: the last token has a reward", "rewards[ends] = rewards[ends] * 0.0", ""),
+        ("prime: mean over all tokens", "row_count(mask, lengths).clamp(min=1)",
+         "lengths.clamp(min=1)"),
+        ("prime: a group's tokens as they are", "sizes / others, 1.0", "1.0, 1.0"),
+        ("prime: the score on all tokens", "outcome_weight * scores.to_tokens(rloo(scores))[ends]",
+         "outcome_weight * scores.base[0]"),
+        ("prime: sums to come are not absolute", "lengths).abs()", "lengths)"),
+        ("prime: whitening of what is rejected", "whiten(returns, kept)", "whiten(returns, mask)"),
+    ),
+    ("implicit_rewards", "outcomes"): (
+        ("prime: pairs of equal weight", "weight = wanted.abs()",
+         "weight = (wanted != 0).double()"),
+        ("prime: no pair is half right", "return 0.5", "return 0.0"),
+        ("prime: right is above 0", "2.0 * wanted - 1.0", "wanted"),
+    ),
     ("value_loss", "value_loss"): (
         ("value: mask dropped", "zero_outside(x, mask) for x", "x for x"),
         ("value: flag of ties", ", clipped > plain", ", clipped >= plain"),

@@ -8,6 +8,7 @@ from ragged_batches import DTYPES
 from ppojob_trainer.algorithms import advantages
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
+from ppojob_trainer.algorithms.implicit_rewards import PROCESS_ADVANTAGES
 from ppojob_trainer.algorithms.masked import row_sum
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
@@ -18,7 +19,7 @@ ALL = torch.ones(6, dtype=torch.bool)
 ONE_GROUP = torch.tensor([7, 7, 7])
 
 
-ESTIMATORS = {**ADVANTAGES, **TOKEN_BASELINES, **CRITIC_ADVANTAGES}
+ESTIMATORS = {**ADVANTAGES, **TOKEN_BASELINES, **CRITIC_ADVANTAGES, **PROCESS_ADVANTAGES}
 
 
 def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
@@ -27,6 +28,9 @@ def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
     own = {}
     if name in CRITIC_ADVANTAGES:
         return CRITIC_ADVANTAGES[name](rewards, torch.ones_like(rewards), mask, lengths)
+    if name in PROCESS_ADVANTAGES:
+        weights = {"process_weight": 5.0, "outcome_weight": 5.0}
+        return PROCESS_ADVANTAGES[name](rewards, torch.ones_like(rewards), *columns[1:], **weights)
     if name in TOKEN_BASELINES:
         half = torch.full_like(rewards, 0.5)
         own = {"old_logprobs": half.log(), "sum_pi_squared": half}
@@ -48,6 +52,16 @@ def test_a_group_of_equal_scores_has_no_signal_at_all(name: str):
         rewards = torch.full((7,), score, dtype=dtype)
         result = ADVANTAGES[name](rewards, rewards == rewards, lengths, torch.zeros(7).long())
         assert not result.advantages.any(), (score, dtype)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_equal_scores_and_no_process_rewards_have_no_signal_at_all(normalize: bool):
+    """So it is in the first step of a model that rewards before it learns."""
+    lengths, groups = torch.tensor([1, 2, 3, 1]), torch.tensor([0, 0, 0, 1])
+    rewards = torch.tensor([0.1, 0.0, 0.1, 0.0, 0.0, 0.1, 0.0])
+    columns = (rewards, torch.zeros(7), rewards == rewards, lengths, groups)
+    weights = {"process_weight": 5.0, "outcome_weight": 5.0, "normalize": normalize}
+    assert not PROCESS_ADVANTAGES["prime"](*columns, **weights).advantages.any()
 
 
 def test_sums_of_turns_that_are_equal_make_no_pair():

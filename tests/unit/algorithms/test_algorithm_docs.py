@@ -17,6 +17,7 @@ from ppojob_trainer import algorithms
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
+from ppojob_trainer.algorithms.implicit_rewards import PROCESS_ADVANTAGES
 from ppojob_trainer.algorithms.kl import KL
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
@@ -43,11 +44,12 @@ def section_model(annotation: object) -> type[BaseModel] | None:
 
 def test_every_name_has_a_section_with_the_formula_and_the_paper_that_the_code_has():
     sections = re.findall(r"^### `(.+)`$", TEXT, re.MULTILINE)
-    estimators = [*ADVANTAGES, *CRITIC_ADVANTAGES, *TOKEN_BASELINES, "distillation"]
+    own = {*ADVANTAGES, *CRITIC_ADVANTAGES, *PROCESS_ADVANTAGES, "distillation"}
+    estimators = own | TOKEN_BASELINES.keys()
     assert {*estimators, *POLICY_LOSSES, *AGGREGATIONS, *KL, FULL_KL} <= {*sections}
     for section in re.split(r"^##+ ", TEXT, flags=re.MULTILINE):
         name = section.partition("\n")[0].strip("`")
-        if name in {*ADVANTAGES, *CRITIC_ADVANTAGES, "distillation", *POLICY_LOSSES}:
+        if name in {*own, *POLICY_LOSSES}:
             assert re.search(r"^    \S", section, re.MULTILINE), name
             assert "](http" in section, name
             papers = re.findall(r"arXiv:[0-9.]+[0-9]", section)
@@ -62,7 +64,7 @@ def test_the_tables_hold_what_the_manifest_allows():
     assert choices(AlgorithmSpec, "loss_aggregation") == set(AGGREGATIONS)
     assert choices(AlgorithmSpec, "type") == ESTIMATORS.keys() | GIVEN.keys()
     with_critic = {name for name, estimator in ESTIMATORS.items() if estimator.has_critic}
-    assert with_critic == CRITIC_ADVANTAGES.keys()
+    assert with_critic == CRITIC_ADVANTAGES.keys() | PROCESS_ADVANTAGES.keys()
     of_probabilities = {name for name, one in ESTIMATORS.items() if one.has_sum_pi_squared}
     assert of_probabilities == TOKEN_BASELINES.keys()
     of_teacher = {name for name, one in ESTIMATORS.items() if one.has_teacher}

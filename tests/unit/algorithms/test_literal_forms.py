@@ -31,7 +31,9 @@ from literal_comparison import (
     compare_kl,
     compare_kl_gradient,
     compare_logprobs,
+    compare_outcomes,
     compare_penalized_gae,
+    compare_process_rewards,
     compare_token_baselines,
     compare_value_gradient,
     compare_value_loss,
@@ -48,6 +50,8 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
     "gae": ("gae", compare_gae),
     "penalized_gae": ("gae", compare_penalized_gae),
     "token_baselines": ("token_baseline", compare_token_baselines),
+    "process_rewards": ("implicit_rewards", compare_process_rewards),
+    "outcomes": ("implicit_rewards", compare_outcomes),
     "value_loss": ("value_loss", compare_value_loss),
     "value_gradient": ("value_loss", compare_value_gradient),
     "aggregate": ("aggregate", compare_aggregate),
@@ -66,7 +70,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
 
 # In the order in which they import each other, so that each finds the changed ones before it.
 ALGORITHMS = (
-    "masked", "advantages", "gae", "token_baseline", "value_loss", "aggregate",
+    "masked", "advantages", "gae", "token_baseline", "implicit_rewards", "value_loss", "aggregate",
     "kl",
 )  # fmt: skip
 POLICY_LOSSES = (

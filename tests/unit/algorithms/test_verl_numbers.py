@@ -1,8 +1,9 @@
 """Numbers that verl's own functions gave, stored in verl_numbers.json, agree with ours.
 
-A loss that verl has not is TRL's, in trl_numbers.json, or prime-rl's, in prime_rl_numbers.json. All
-were made outside of this tree by running the commit that the file names. Rewards lie on trained
-tokens and every row has one, so that what departs from verl on purpose plays no part.
+A loss that verl has not is TRL's, in trl_numbers.json, or prime-rl's, in prime_rl_numbers.json.
+Those of verl's recipe PRIME are in prime_numbers.json, with rows of its own. All were made outside
+of this tree by running the commit that the file names. Rewards lie on trained tokens and every row
+has one, so that what departs from verl on purpose plays no part.
 """
 
 from typing import Any
@@ -11,12 +12,18 @@ import pytest
 import torch
 from literal_comparison import assert_close
 from ragged_batches import DTYPES
-from verl_batches import PRIME_RL, TRL, VERL, advantages_of_trl, stored_batches
+from verl_batches import PRIME_RL, TRL, VERL, advantages_of_trl, stored_batches, table
 
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
+from ppojob_trainer.algorithms.implicit_rewards import (
+    PROCESS_ADVANTAGES,
+    implicit_reward_metrics,
+    outcome_loss,
+)
 from ppojob_trainer.algorithms.kl import KL, kl_estimate
+from ppojob_trainer.algorithms.masked import row_ends, row_sum
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
@@ -119,6 +126,27 @@ def test_estimators(case: dict[str, Any], dtype: torch.dtype):
             ours = ADVANTAGES[case["type"]](*columns, **case["options"], **given)
         assert_close(ours.advantages, theirs["advantages"])
         assert_close(ours.returns, theirs["returns"])
+
+
+@pytest.mark.parametrize("case", table("prime_numbers")["cases"], ids=lambda case: case["samples"])
+def test_process_rewards(case: dict[str, Any]):
+    process, outcomes = (
+        torch.tensor(case[name], dtype=torch.float64) for name in ("process_rewards", "outcomes")
+    )
+    lengths, mask = torch.tensor(case["lengths"]), torch.ones(len(process), dtype=torch.bool)
+    groups = torch.arange(len(lengths)) // case["samples"]
+    rewards = torch.zeros_like(process)
+    rewards[row_ends(mask, lengths)] = outcomes
+    weights = {name: case[name] for name in ("process_weight", "outcome_weight")}
+    ours = PROCESS_ADVANTAGES["prime"](rewards, process, mask, lengths, groups, **weights)
+    assert_close(ours.advantages, case["advantages"])
+    assert_close(ours.returns, case["returns"])
+    loss = outcome_loss(row_sum(process, mask, lengths), outcomes).mean()
+    assert_close(loss, [case["loss"]])
+    told = implicit_reward_metrics(
+        process, outcomes, mask, lengths, groups, beta=case["beta"], normalize=True
+    )
+    assert told == pytest.approx(case["metrics"], rel=1e-6)
 
 
 @pytest.mark.parametrize("case", results("kl"))

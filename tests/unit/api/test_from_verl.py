@@ -63,7 +63,6 @@ OURS = {
     "spec.algorithm.entropyControl",
     *("spec.algorithm.highEntropyShare", "spec.algorithm.offPolicyThreshold"),
     *("spec.algorithm.maskTruncated", "spec.algorithm.onlineDpo"),
-    *(f"spec.algorithm.dynamicSampling.{name}" for name in ("meanAbove", "meanBelow")),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("vespo", "primeRl", "ipo")),
     "spec.algorithm.distillation.beta",  # of a divergence that verl has not
     # It stands at that of a KL in the loss alone.

@@ -85,8 +85,9 @@ def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "full" / "thesis.tex").exists()
 
 
-def test_a_run_without_adapters_has_none_to_be_written(run: Path, tmp_path: Path) -> None:
-    assert refused(run, tmp_path / "x", "--adapters").startswith("--adapters: got ")
+def test_what_a_run_has_not_trained_cannot_be_written(run: Path, tmp_path: Path) -> None:
+    for option in ("--adapters", "--critic"):
+        assert refused(run, tmp_path / "x", option).startswith(f"{option}: got ")
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(run: Path, tmp_path: Path) -> None:

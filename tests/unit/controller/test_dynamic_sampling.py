@@ -98,6 +98,11 @@ def test_groups_are_replaced_whose_mean_is_out_of_bounds(
     assert has_signal(numbers, 2, [], means) == signals
 
 
+def test_groups_are_replaced_of_which_a_response_was_cut_off() -> None:
+    cut = [False, False, False, True, True, False]
+    assert has_signal([0.0, 1.0] * 3, 2, cut=cut) == [True, False, False]
+
+
 def test_dynamic_sampling_hands_its_bounds_on() -> None:
     """Of two rounds of a prompt each, the first is too easy."""
     settings = DynamicSamplingSpec(prompts_per_round=1, max_rounds=2, mean_below=0.75)

@@ -1,10 +1,12 @@
 """What became of a step's rows: which were dropped, and what the run folder says of each."""
 
+import math
+
 import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from ppojob_trainer.controller.batch import Batch, Origin, dropped_rows
+from ppojob_trainer.controller.batch import Batch, Origin, dropped_rows, outcomes_of
 from ppojob_trainer.controller.records import Records, step_rows
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -57,6 +59,14 @@ def test_rows_are_dropped_where_they_or_their_greedy_response_have_no_score() ->
     assert dropped_rows(batch(3, 2, set()), batch(3, 1, set()), 1) == []
     with pytest.raises(RewardFailed, match="drop for all 6 responses of step 7"):
         dropped_rows(batch(3, 2, {0, 1, 2, 3}), batch(3, 1, {2}), 7)
+
+
+def test_a_process_reward_model_learns_shares_of_right_of_rows_that_are_not_dropped() -> None:
+    made = batch(2, 2, set())
+    made.scores = [0.0, 1.0, 7.0, 0.25]
+    assert outcomes_of(made, [2], 1) == pytest.approx([0.0, 1.0, math.nan, 0.25], nan_ok=True)
+    with pytest.raises(RewardFailed, match="got 7 for row 2 of step 3"):
+        outcomes_of(made, [], 3)
 
 
 def test_of_a_dropped_row_failures_count_alone() -> None:

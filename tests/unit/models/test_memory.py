@@ -51,6 +51,23 @@ def test_copies_for_checkpoints_are_of_weights_and_moments_and_on_no_gpu(tmp_pat
     assert [list(there) for there in turns.values()] == [["policy"], ["policy", "rollout engine"]]
 
 
+@pytest.mark.parametrize(
+    ("critic", "weights"),
+    [
+        ({}, 4 * POLICY),
+        ({"path": "/critic"}, 4 * CRITIC),
+        ({"path": "/critic", "referencePath": "/reward"}, 4 * REWARD),
+        ({"lora": {"rank": 2}, "referencePath": "/reward"}, 4 * REWARD),
+        ({"lora": {"rank": 2}}, None),
+    ],
+)
+def test_a_process_reward_model_has_a_reference_beside_it(tmp_path, critic, weights):
+    algorithm = {"type": "prime", "promptsPerStep": 4, "samplesPerPrompt": 2}
+    roles = {"critic": {"colocateWith": "none"}}
+    config = config_of(tmp_path, algorithm=algorithm, critic=critic, roles=roles)
+    assert held(config, "critic").get("critic's reference") == weights
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_layers_that_are_not_given_back_are_whole_while_a_model_works(tmp_path, shards):
     training = {"autocast": "none", "reshardAfterForward": False}

@@ -38,6 +38,7 @@ from torch import Tensor
 from ppojob_trainer.algorithms.masked import (
     discounted_sum,
     row_count,
+    row_ends,
     row_sum,
     segment_sum,
     whiten,
@@ -271,9 +272,7 @@ def gdpo(
     but the dtype is read: a KL penalty plays no part.
     """
     kept = mask if kept is None else kept
-    counts = row_count(mask, lengths)
-    has_some = counts > 0
-    ends = mask.nonzero()[:, 0][counts.cumsum(0)[has_some] - 1]
+    has_some, ends = row_count(mask, lengths).bool(), row_ends(mask, lengths)
     total = torch.zeros(mask.shape, dtype=torch.float64)
     for key, weight in zip(rewards.to(torch.float64), weights.to(torch.float64), strict=True):
         placed = torch.zeros_like(total)

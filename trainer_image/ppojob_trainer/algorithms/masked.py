@@ -50,6 +50,12 @@ def rows_with_any(mask: Tensor, lengths: Tensor) -> Tensor:
     return row_count(mask, lengths).nonzero()[:, 0]
 
 
+def row_ends(mask: Tensor, lengths: Tensor) -> Tensor:
+    """(n,) int64: the last trained token of each row that holds one."""
+    counts = row_count(mask, lengths)
+    return mask.nonzero()[:, 0][counts.cumsum(0)[counts > 0] - 1]
+
+
 def row_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     """Average the trained tokens of each row: (rows,); a row without any gives 0."""
     counts = row_count(mask, lengths).clamp(min=1)

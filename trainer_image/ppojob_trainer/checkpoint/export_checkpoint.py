@@ -1,13 +1,15 @@
-"""The policy of a checkpoint as a Hugging Face folder, without a job that runs."""
+"""A model of a checkpoint as a Hugging Face folder, without a job that runs."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
 
 from ppojob_api.problem import shown
-from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.v1alpha1.estimators import ESTIMATORS
+from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_trainer import remote_files
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
@@ -25,8 +27,22 @@ from ppojob_trainer.models.lora import Adapter, adapters_in, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
 
-def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = False) -> int:
-    """Put the policy's weights together, however many ranks wrote them, and write them.
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is written."""
+
+    role: str  # whose files of the checkpoint
+    where: str  # field of the folder that training began from
+    model: ModelSpec  # that folder, its adapters, and the tokenizer of the policy
+    overrides: Mapping[str, Json]
+
+
+def export_checkpoint(
+    checkpoint: Path, target: Path, *, only_adapters: bool = False, critic: bool = False
+) -> int:
+    """Put a model's weights together, however many ranks wrote them, and write them.
+
+    It is the policy, or the critic where that is a process reward model.
 
     The checkpoint's own configuration names the model that training began from: adapters are merged
     into its weights, and its config, tokenizer and template go along. Or the adapters alone are
@@ -40,18 +56,18 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         DamagedCheckpoint: a file is absent or not what the manifest says.
         StorageError: the disk refused.
         ConfigError: the model's folder, its tokenizer or its template is gone; there are no
-            adapters.
+            adapters, or there is no such critic.
         CannotResume: the model's weights are not those that the checkpoint's adapters were trained
         on.
     """
     found = manifest.read(checkpoint)
     settings = identity.settings_of(found, checkpoint)
-    model = _located(_model(settings, checkpoint), checkpoint)
+    source = (_critic if critic else _policy)(settings, checkpoint)
+    model = source.model
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
-    entries = files_of_all_ranks(found.files, "actorRollout", MODEL_FILE, checkpoint.name)
+    entries = files_of_all_ranks(found.files, source.role, MODEL_FILE, checkpoint.name)
     tensors = read_parts(checkpoint, entries, None, rank=0)
     adapters, is_scorer = dict[str, Adapter](), _is_scorer(settings)
-    overrides = config_changes(model.path, model)
     if model.lora is not None:
         adapters = adapters_in(tensors, model.lora)
     beside = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
@@ -59,16 +75,16 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         if not adapters:
             raise ConfigError(
                 f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
-                "spec.model.lora, or the model without --adapters"
+                f"{source.where.removesuffix('path')}lora, or the model without --adapters"
             )
         export_adapters(target, adapters, model.path, beside)
         return found.progress.step
     if adapters:
         base = base_of(model.path)
-        bases = {} if base is None else {"spec.model.path": base}
+        bases = {} if base is None else {source.where: base}
         identity.check_bases(settings, bases, checkpoint)
         kind = SCORER if is_scorer else POLICY
-        whole = load_model(model.path, dtype, kind=kind, overrides=overrides)
+        whole = load_model(model.path, dtype, kind=kind, overrides=source.overrides)
         tensors = dict(hf_named_tensors(whole)) | beside
     export_model(
         target,
@@ -79,9 +95,30 @@ def export_checkpoint(checkpoint: Path, target: Path, *, only_adapters: bool = F
         chat_template=template_text(model.chat_template) if model.chat_template else None,
         adapters=adapters,
         is_scorer=is_scorer,
-        overrides=overrides,
+        overrides=source.overrides,
     )
     return found.progress.step
+
+
+def _policy(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
+    model = _located(_model(settings, checkpoint), checkpoint)
+    return _Source("actorRollout", "spec.model.path", model, config_changes(model.path, model))
+
+
+def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
+    spec = settings.get("spec")
+    assert isinstance(spec, dict), "an identity has been read"
+    algorithm, policy = spec.get("algorithm"), _policy(settings, checkpoint).model
+    kind = algorithm.get("type") if isinstance(algorithm, dict) else None
+    if kind not in [name for name, one in ESTIMATORS.items() if one.critic == "process_reward"]:
+        raise ConfigError(
+            f"--critic: got {checkpoint}: its job has trained no process reward model; that of a "
+            "job of type: prime, or the policy without --critic"
+        )
+    critic = CriticSpec.model_validate(spec.get("critic"))
+    own = policy.model_copy(update={"path": critic.path, "lora": critic.lora})
+    own = _located(own, checkpoint)
+    return _Source("critic", "spec.critic.path", own, config_changes(own.path, policy))
 
 
 def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:

@@ -5,7 +5,8 @@ Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the 
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -269,6 +270,25 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
             "on; functions that score some of them",
         )
     return dropped
+
+
+def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float]:
+    """(rows,) what a process reward model learns: the scores, NaN of rows that are dropped.
+
+    Raises:
+        RewardFailed: a score is no share of right.
+    """
+    outcomes = list(batch.scores)
+    for row in dropped:
+        outcomes[row] = math.nan
+    for row, outcome in enumerate(outcomes):
+        if not (0.0 <= outcome <= 1.0) and row not in dropped:
+            raise RewardFailed(
+                "spec.rewards",
+                f"got {outcome:g} for row {row} of step {step}: the process reward model of type: "
+                "prime learns how right a response is; scores from 0 to 1",
+            )
+    return outcomes
 
 
 def values_of_failure(values: Mapping[str, float | str]) -> dict[str, float | str]:

@@ -244,7 +244,9 @@ class DynamicSampling:
             batch, dropped = self._round(number, step, draw, timer)
             rounds.append(batch)
             numbers = batch.numbers(self.settings.metric, step, METRIC)
-            signals.append(has_signal(numbers, batch.samples, dropped, self.settings.means))
+            cut = batch.truncated if self.settings.whole_responses else ()
+            means = self.settings.means
+            signals.append(has_signal(numbers, batch.samples, dropped, means, cut))
             lost |= {(number, position) for position in _lost(batch, dropped)}
             if sum(map(sum, signals)) >= size:
                 break
@@ -319,18 +321,24 @@ def has_signal(
     samples: int,
     dropped: Sequence[int] = (),
     means: tuple[float, float] = (-math.inf, math.inf),
+    cut: Sequence[bool] = (),
 ) -> list[bool]:
     """(prompts,) whether the responses of each prompt have different numbers, their mean in bounds.
 
     `numbers` are those of all rows, `samples` a prompt; `dropped` rows do not count. A mean lies
-    between the two `means`, on neither of them.
+    between the two `means`, on neither of them. No row of a prompt is `cut`, (rows,) where that
+    counts.
     """
     left, (low, high) = set(range(len(numbers))) - set(dropped), means
     firsts = range(0, len(numbers), samples)
     groups = [
         [numbers[row] for row in range(first, first + samples) if row in left] for first in firsts
     ]
-    return [len(set(group)) > 1 and low < fmean(group) < high for group in groups]
+    is_whole = [not any(cut[first : first + samples]) for first in firsts]
+    return [
+        whole and len(set(group)) > 1 and low < fmean(group) < high
+        for whole, group in zip(is_whole, groups, strict=True)
+    ]
 
 
 def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:

@@ -1,10 +1,11 @@
 """One step of the loop, in the order of the paper.
 
 generate -> score, beside (old, reference log-probabilities, values) -> keep the rows -> advantages
--> update critic -> update policy -> sync weights. A source of rows does the first, and one that
-chooses among them scores and keeps them too, before the passes. What a job does not need (a
-reference without KL, a critic without PPO, old log-probabilities when the step is one update) is
-decided when the step is built, never inside it.
+-> update critic -> update policy -> sync weights. A process reward model, the critic of PRIME,
+learns the scores in front of the advantages, before or behind its pass. A source of rows does the
+first, and one that chooses among them scores and keeps them too, before the passes. What a job does
+not need (a reference without KL, a critic without PPO, old log-probabilities when the step is one
+update) is decided when the step is built, never inside it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
-from ppojob_trainer.controller.batch import Batch, dropped_rows
+from ppojob_trainer.controller.batch import Batch, dropped_rows, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource, Draw
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.role_channels import RoleChannels
@@ -36,15 +37,17 @@ REWARD_KEYS = "spec.algorithm.gdpo.rewardKeys"
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A pass over the rows before the updates.
+    """A pass over the rows before the updates of the policy.
 
-    `column` is what it fills in; `timer` is its name among the timer's stages.
+    `column` is what it tells the owners of the rows, if it does; `timer` is its name among the
+    timer's stages; `knows_outcomes`: the model learns the outcomes of the rows first.
     """
 
     model: str
     host: RoleGroup
-    column: str
+    column: str | None
     timer: str
+    knows_outcomes: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Updates:
         mini_batch_prompts: prompts of one optimizer step.
         first_step: the first step that trains it.
         columns: what it needs besides what its own forward pass knows.
+        of_outcomes: it learns the scores themselves, in front of the advantages.
     """
 
     model: str
@@ -69,6 +73,7 @@ class Updates:
     epochs: int
     first_step: int = 1
     columns: tuple[str, ...] = ()
+    of_outcomes: bool = False
 
     def mini_batches(self, order: Callable[[int], list[int]]) -> list[list[int]]:
         """Positions of the prompts of each optimizer step.
@@ -199,26 +204,28 @@ class TrainingStep:
                     self.stages.score(greedy, step)
                 if not rows.is_kept:
                     finish_scoring = stack.enter_context(self.stages.scoring_of(batch, step))
-            for forward in self.passes:
-                with timer(forward.timer):
-                    before |= self._forward(forward, batch, step)
+            before |= self._forwards(batch, step, timer)
             if finish_scoring is not None:
                 with timer("reward"):
                     finish_scoring()
         dropped = dropped_rows(batch, greedy, step) if self.spec.drops_responses else []
+        has_outcomes = self.spec.algorithm.estimator.critic == "process_reward"
+        outcomes = outcomes_of(batch, dropped, step) if has_outcomes else []
         with timer("write_rows"):
             if greedy is not None:
                 self.stages.keep(greedy, step)
             if not rows.is_kept:
                 self.stages.keep(batch, step)
+        statistics = self._learn_outcomes(batch, step, outcomes, timer)
         advantaged = None
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
-                advantaged = self._advantages(batch, greedy, step, coefficients.kl, dropped)
+                advantaged = self._advantages(
+                    batch, greedy, step, coefficients.kl, dropped, outcomes
+                )
         coefficients = self._with_bonus(coefficients, before)
-        statistics: dict[str, float] = {}
         for updates in self.updates:
-            if step >= updates.first_step:
+            if step >= updates.first_step and not updates.of_outcomes:
                 with timer(updates.timer):
                     statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
@@ -239,11 +246,34 @@ class TrainingStep:
         before["actor/entropy_coeff"] = bonus
         return replace(coefficients, entropy=bonus)
 
+    def _learn_outcomes(
+        self, batch: Batch, step: int, outcomes: list[float], timer: StepTimer
+    ) -> dict[str, float]:
+        """Train what learns the scores, and let it say of the rows what it knows then."""
+        statistics: dict[str, float] = {}
+        for updates in self.updates:
+            if updates.of_outcomes:
+                with timer(updates.timer):
+                    statistics |= self._update(updates, batch, step, Coefficients(), outcomes)
+        return statistics | self._forwards(batch, step, timer, know_outcomes=True)
+
+    def _forwards(
+        self, batch: Batch, step: int, timer: StepTimer, *, know_outcomes: bool = False
+    ) -> dict[str, float]:
+        """The passes of models that learn the outcomes first, or of the others."""
+        measured: dict[str, float] = {}
+        for forward in self.passes:
+            if forward.knows_outcomes == know_outcomes:
+                with timer(forward.timer):
+                    measured |= self._forward(forward, batch, step)
+        return measured
+
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
         self.channels.move_rows(forward.host, batch, step)
         id_ = RequestId(0, step, f"forward/{forward.model}")
         measured = self.stages.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)[0]
-        self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
+        if forward.column is not None:
+            self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
         return step_statistics([measured])
 
     def _advantages(
@@ -253,6 +283,7 @@ class TrainingStep:
         step: int,
         kl_coefficient: float,
         dropped: Sequence[int],
+        outcomes: list[float],
     ) -> Advantaged:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
         gdpo = self.spec.algorithm.gdpo
@@ -266,6 +297,7 @@ class TrainingStep:
             dropped=list(dropped),
             masked=[row for row, is_cut in enumerate(batch.truncated) if masks and is_cut],
             step=step,
+            outcomes=outcomes,
         )
         id_ = RequestId(0, step, "advantages")
         return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
@@ -288,13 +320,19 @@ class TrainingStep:
         )
 
     def _update(
-        self, updates: Updates, batch: Batch, step: int, coefficients: Coefficients
+        self,
+        updates: Updates,
+        batch: Batch,
+        step: int,
+        coefficients: Coefficients,
+        outcomes: Sequence[float] = (),
     ) -> dict[str, float]:
         self.channels.move_columns(updates.host, batch, step, updates.columns)
         measured = []
         order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
         for index, positions in enumerate(order):
-            request = Update(updates.model, positions, coefficients.kl, coefficients.entropy)
+            weights = (coefficients.kl, coefficients.entropy)
+            request = Update(updates.model, positions, *weights, list(outcomes))
             id_ = RequestId(0, step, f"update/{updates.model}", index)
             measured.append(self.stages.roles.ask_all(updates.host, UPDATE, request, id_)[0])
         return step_statistics(measured)

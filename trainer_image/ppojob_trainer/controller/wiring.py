@@ -273,8 +273,12 @@ def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Forw
         passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
     if spec.algorithm.reads_reference:
         passes.append(ForwardPass("reference", hosts["reference"], "ref_logprobs", "ref"))
-    if spec.critic is not None:
+    if spec.algorithm.estimator.critic == "value":
         passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))
+    if (prime := spec.algorithm.prime) is not None:
+        critic, is_first = hosts["critic"], prime.update == "before"
+        passes.append(ForwardPass("critic_reference", critic, None, "critic_ref"))
+        passes.append(ForwardPass("critic", critic, "process_rewards", "critic_rewards", is_first))
     return tuple(passes)
 
 
@@ -293,14 +297,8 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
     )
     if critic is None:
         return (policy,)
-    correction = algorithm.rollout_correction
-    rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
-    columns = ["returns"]
-    if rejects or spec.drops_responses or algorithm.mask_truncated:
-        columns.append("update_mask")
-    if algorithm.resampling is not None:
-        columns.append("copies")
-    value = Updates(
+    of_outcomes = algorithm.estimator.critic == "process_reward"
+    own = Updates(
         model="critic",
         role="critic",
         host=hosts["critic"],
@@ -308,9 +306,22 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         prompts_per_step=size,
         mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
         epochs=critic.epochs or algorithm.epochs,
-        columns=tuple(columns),
+        columns=() if of_outcomes else _columns_of_values(spec),
+        of_outcomes=of_outcomes,
     )
-    return (value, policy)
+    return (own, policy)
+
+
+def _columns_of_values(spec: PPOJobSpec) -> tuple[str, ...]:
+    """What a value model is trained on."""
+    algorithm, correction = spec.algorithm, spec.algorithm.rollout_correction
+    rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
+    columns = ["returns"]
+    if rejects or spec.drops_responses or algorithm.mask_truncated:
+        columns.append("update_mask")
+    if algorithm.resampling is not None:
+        columns.append("copies")
+    return tuple(columns)
 
 
 def _roles(

@@ -210,12 +210,11 @@ def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
     form = PictureForm.read(Path(spec.model.path))
     forms = [PictureForm.read(Path(path)) for path in spec.reference_paths]
 
-    critic = None if spec.critic is None else spec.critic.path or spec.model.path
-    is_blind = critic is not None and PictureForm.read(Path(critic)) != form
+    blind = next((one for one in spec.critic_paths if PictureForm.read(Path(one)) != form), None)
 
     def why(data_source: str) -> str:
-        if is_blind:
-            return f"{critic} of spec.critic takes none, or not as the policy"
+        if blind is not None:
+            return f"{blind} of spec.critic takes none, or not as the policy"
         number = 0 if spec.reference is None else spec.reference.number_for(data_source)
         if number is None or forms[number] == form:
             return ""
@@ -227,8 +226,7 @@ def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
 def seen_by_all(spec: PPOJobSpec) -> bool:
     """Whether the policy sees pictures, and all who read its tokens take them as it does."""
     form = PictureForm.read(Path(spec.model.path))
-    critics = [] if spec.critic is None else [spec.critic.path or spec.model.path]
-    readers = [*critics, *spec.reference_paths]
+    readers = [*spec.critic_paths, *spec.reference_paths]
     return form is not None and all(PictureForm.read(Path(path)) == form for path in readers)
 
 

@@ -26,6 +26,7 @@ from ppojob_trainer.engine.optimizer import (
     optimizer_tensors,
     step_by_weight,
 )
+from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.router_losses import RouterCoefficients, RouterLosses
@@ -44,7 +45,9 @@ from ppojob_trainer.rows.experience import Experience
 GivenObjective = SftObjective | PairObjective | KtoObjective
 """Those of answers that are given."""
 
-Objective = PolicyObjective | DistillationObjective | ValueObjective | GivenObjective
+Objective = (
+    PolicyObjective | DistillationObjective | ValueObjective | OutcomeObjective | GivenObjective
+)
 
 HeadOf = Callable[[Experience], Head]
 """Makes the head of a micro-batch, from what another model computes of it."""

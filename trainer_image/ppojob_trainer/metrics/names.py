@@ -249,6 +249,18 @@ critic/skipped | share | the critic's updates left out, their gradient not finit
 critic/grad_norm | 1 | norm of the critic's gradient before clipping
 critic/lr | 1 | learning rate of the critic's last update
 critic/loss_scale | 1 | what its loss was multiplied by, with autocast float16
+reward_model/dpo_loss | nats | with type prime, cross entropy of the scores and what the process
+    reward model's rewards say of them
+reward_model/reward | reward | mean over responses of the sum of the rewards of tokens, as they are
+    compared
+reward_model/raw_reward | nats | mean over responses of the log ratio to the model as it began
+reward_model/dpo_acc | share | pairs of responses whose rewards are ordered as their scores, weighed
+    by the difference; 1/2 of prompts without any
+reward_model/dpo_acc_abs | share | responses that are right, with rewards above 0, or neither
+reward_model/skipped | share | its updates left out, their gradient not finite
+reward_model/grad_norm | 1 | norm of its gradient before clipping
+reward_model/lr | 1 | learning rate of its last update
+reward_model/loss_scale | 1 | what its loss was multiplied by, with autocast float16
 response_length/* | tokens | response lengths, the end token included
 response_length/clip_ratio | share | responses that a length limit ended
 response_length_non_aborted/* | tokens | lengths of responses that were not aborted

@@ -323,7 +323,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     folders: list[tuple[RoleName, str | None]] = [
         ("actorRollout", spec.model.path),
         *(("reference", folder) for folder in references),
-        ("critic", spec.critic.path if spec.critic else None),
+        *(("critic", folder) for folder in spec.critic_paths),
         ("rewardModel", spec.reward_model.path if spec.reward_model else None),
     ]
     # A role without pods of its own lives in those of the policy.

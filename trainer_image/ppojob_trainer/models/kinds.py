@@ -105,6 +105,8 @@ SCORER: Final = ModelKind(
 """The model that is trained to be a reward model."""
 
 REFERENCE: Final = replace(POLICY, where="spec.reference.path")
+PROCESS_REWARD: Final = replace(POLICY, where=CRITIC.where)
+"""The critic where it is a language model that gives rewards of tokens."""
 
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",

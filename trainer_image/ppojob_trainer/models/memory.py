@@ -45,8 +45,8 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     that nobody trains is not counted.
     """
     spec = config.spec
-    others = {model.path for model in (spec.critic, spec.reward_model) if model and model.path}
-    folders = {spec.model.path, *spec.reference_paths, *others}
+    others = {spec.reward_model.path} if spec.reward_model else set()
+    folders = {spec.model.path, *spec.reference_paths, *spec.critic_paths, *others}
     found = {folder: _count_of(folder) for folder in folders}
     if not spec.model.freeze_vision_tower:
         tensors = read_weights(Path(spec.model.path)).tensors.items()
@@ -197,6 +197,10 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         count, moments = parameters.get(path, 0), critic.optimizer.moments
         whole = moments if critic.lora is None else None
         found["critic"] = part(spec.model.dtype, count, offload, whole)
+        compares = spec.algorithm.estimator.critic == "process_reward"
+        if compares and (critic.lora is None or len(spec.critic_paths) > 1):
+            other = parameters.get(spec.critic_paths[-1], 0)
+            found["critic's reference"] = part(spec.model.dtype, other, offload)
         found["critic's adapters"] = part(*_adapters(critic.lora, path, offload), moments)
     model, judge = spec.reward_model, spec.roles.reward_model
     if "rewardModel" in living and model is not None and judge is not None:

@@ -44,6 +44,12 @@ class Experience:
     # (tokens,) float32, by which policy losses are multiplied; None for 1
     loss_weights: Tensor | None = None
     values: Tensor | None = None  # (tokens,) float32, V(s_t) of the critic before the update
+    # (tokens,) float32, of a process reward model: what its reference says of the tokens, and the
+    # rewards that it gives them
+    critic_ref_logprobs: Tensor | None = None
+    process_rewards: Tensor | None = None
+    # (tokens,) float32, at every token what such a model learns of its row; NaN for nothing
+    outcomes: Tensor | None = None
     # (tokens,) float32, rewards of turns; None where rows have a single one. Of given answers with
     # labels: 1 of a good one, -1 of a bad one, none of one that belongs to another prompt.
     turn_rewards: Tensor | None = None

@@ -191,7 +191,7 @@ def _folders(environment: PodEnvironment) -> set[str]:
     if "reference" in here:
         found |= {*spec.reference_paths}
     if "critic" in here and spec.critic is not None:
-        found |= {spec.critic.path, spec.critic.lora.path if spec.critic.lora else None}
+        found |= {*spec.critic_paths, spec.critic.lora.path if spec.critic.lora else None}
     if "rewardModel" in here and spec.reward_model is not None:
         found |= {spec.reward_model.path, spec.reward_model.tokenizer_path}
     # What was fetched is the same for all pods, on the volume of the run.

@@ -15,8 +15,12 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES, Advantages
 from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS, teacher_advantages
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
+from ppojob_trainer.algorithms.implicit_rewards import (
+    PROCESS_ADVANTAGES,
+    implicit_reward_metrics,
+)
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
-from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
+from ppojob_trainer.algorithms.masked import row_count, row_ends, row_mean, row_sum
 from ppojob_trainer.algorithms.resampling import drawn, resampling_weights
 from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, correct
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
@@ -81,6 +85,10 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     rows.keep("returns", estimated.returns)
     if spec.algorithm.estimator.has_teacher:
         told[DISTILLATION_LOSS] = -float(estimated.advantages[kept].mean())
+    if (prime := spec.algorithm.prime) is not None:
+        outcomes = torch.tensor(given.outcomes, dtype=torch.float64)
+        columns = (batch["process_rewards"], outcomes, mask, lengths, batch.groups)
+        told |= implicit_reward_metrics(*columns, beta=prime.beta, normalize=prime.normalize)
     told |= _choose_tokens(spec, rows, batch, trained, weights)
     told |= _choose_rows(spec, rows, trained, lengths, scores, given.step)
     answer = Advantaged(
@@ -94,7 +102,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         kl=kl,
         row_advantages=row_mean(estimated.advantages, kept, lengths).tolist(),
     )
-    if spec.critic is None:
+    if spec.algorithm.estimator.critic != "value":
         return answer
     return msgspec.structs.replace(
         answer,
@@ -125,12 +133,9 @@ def _place_rewards(
     write, such as the answer of a tool, would lose it, for masked tokens give no reward. A row
     without trained tokens has none, as it has no gradient.
     """
-    trained = mask.nonzero()[:, 0]
-    counts = row_count(mask, lengths)
-    has_some = counts > 0
+    has_some = row_count(mask, lengths) > 0
     rewards = torch.zeros(mask.shape) if turn_rewards is None else turn_rewards.clone()
-    ends = trained[counts.cumsum(0)[has_some] - 1]
-    rewards[ends] += torch.tensor(scores, dtype=torch.float32)[has_some]
+    rewards[row_ends(mask, lengths)] += torch.tensor(scores, dtype=torch.float32)[has_some]
     return rewards
 
 
@@ -145,7 +150,8 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         "old_logprobs": in_reward or squares or corrected or of_teacher,
         "ref_logprobs": in_reward or of_teacher,
         "sum_pi_squared": squares,
-        "values": spec.critic is not None,
+        "values": algorithm.estimator.critic == "value",
+        "process_rewards": algorithm.estimator.critic == "process_reward",
         "turn_rewards": rows.mine.turn_rewards is not None,
         "entropies": algorithm.high_entropy_share < 1.0,
         "rollout_logprobs": corrected,
@@ -249,7 +255,13 @@ def _estimate(
         own["weights"] = torch.tensor(own.pop("reward_weights") or [1.0] * len(keys))
         own["rewards"] = torch.tensor(given.rewards)
     mask, lengths = batch["mask"], batch.lengths
-    if algorithm.estimator.has_critic:
+    if algorithm.prime is not None:
+        weighed = {"process_weight", "outcome_weight", "normalize"}
+        own = algorithm.prime.model_dump(by_alias=False, include=weighed)
+        return PROCESS_ADVANTAGES[algorithm.type](
+            rewards, batch["process_rewards"], mask, lengths, batch.groups, **own, kept=kept
+        )
+    if algorithm.estimator.critic == "value":
         return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], kept, lengths, **own)
     if algorithm.estimator.has_sum_pi_squared:
         probabilities = {name: batch[name] for name in ("old_logprobs", "sum_pi_squared")}

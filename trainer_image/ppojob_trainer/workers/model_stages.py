@@ -22,11 +22,20 @@ from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_turns import DeviceTurns
+from ppojob_trainer.workers.process_reward_model import (
+    CRITIC_REFERENCE,
+    CriticReference,
+    ProcessRewardModel,
+    open_process_reward_model,
+)
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
 from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference, Teachers
 from ppojob_trainer.workers.row_channels import RowChannels, batch_index
 from ppojob_trainer.workers.state_writer import StateWriter, writes_of
 from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
+
+Frozen = Reference | Teachers | CriticReference
+Trained = Policy | Critic | ProcessRewardModel
 
 
 @dataclass
@@ -36,8 +45,8 @@ class ModelStages:
     run_folder: Path  # what paths in requests are relative to
     channels: RowChannels  # to other roles
     # models by the names that requests use
-    frozen: dict[str, Reference | Teachers] = field(default_factory=dict)
-    trained: dict[str, Policy | Critic] = field(default_factory=dict)  # likewise
+    frozen: dict[str, Frozen] = field(default_factory=dict)
+    trained: dict[str, Trained] = field(default_factory=dict)  # likewise
     # the reference, where it takes over weights of the policy; one of the frozen ones
     following: FollowingReference | None = None
     # between these models, and the rollout engine where one is here
@@ -132,8 +141,8 @@ def open_stages(
 ) -> ModelStages:
     """Load the reference and the critic where they live here, beside the policy or without it."""
     spec = environment.config.spec
-    trained: dict[str, Policy | Critic] = {} if policy is None else {"policy": policy}
-    frozen: dict[str, Reference | Teachers] = {}
+    trained: dict[str, Trained] = {} if policy is None else {"policy": policy}
+    frozen: dict[str, Frozen] = {}
     living = environment.config.topology.living_in(environment.role)
     following: FollowingReference | None = None
     if "reference" in living:
@@ -152,7 +161,9 @@ def open_stages(
         compares = spec.algorithm.compares_vocabularies or spec.algorithm.compares_answers
         if compares and policy is not None:
             policy.reference = reference
-    if "critic" in living:
+    if "critic" in living and spec.algorithm.estimator.critic == "process_reward":
+        trained["critic"], frozen[CRITIC_REFERENCE] = open_process_reward_model(spec, world)
+    elif "critic" in living:
         trained["critic"] = open_critic(spec, world)
     return ModelStages(
         environment.run_folder,

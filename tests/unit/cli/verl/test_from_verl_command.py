@@ -40,7 +40,7 @@ def test_a_script_is_told_word_for_word(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "pictures.sh"),
+        *("grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "pictures.sh", "prime.sh"),
         *("async.sh", "one_step.sh", "sft.sh", "search_r1.sh", "generation.sh"),
     ],
 )

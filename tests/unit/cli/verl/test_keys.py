@@ -15,6 +15,7 @@ from ppojob_cli.verl.draft import Draft, Fate
 from ppojob_cli.verl.settings import of_overrides
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from-verl.md"
+DYNAMIC_SAMPLING = "spec.algorithm.dynamicSampling.promptsPerRound"
 PLAIN = {"", "given", "speed", "given speed", "positive", "nothing"}
 COPIED = PLAIN - {"nothing"}
 
@@ -641,6 +642,58 @@ def test_main_dapo_trains_on_what_it_fetches_unless_it_filters(
     assert (rewards and rewards.value) == (
         [{"function": "math_verify"}] if trainer.endswith("entropy") else None
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "lost", "fields"),
+    [
+        # Of 5 responses a mean of a fifth lies on the bound, and 64 of them are no whole prompts.
+        (
+            "actor_rollout_ref.rollout.n=5",
+            "reward_model.mini_batch_size",
+            {
+                "spec.critic.miniBatchPrompts": None,
+                "spec.algorithm.dynamicSampling.meanAbove": 0.1,
+                "spec.algorithm.dynamicSampling.meanBelow": 0.9,
+            },
+        ),
+        (
+            "data.filter_accuracy=false",
+            "data.filter_accuracy data.oversample_factor",
+            {DYNAMIC_SAMPLING: None},
+        ),
+        ("data.filter_accuracy=false data.filter_truncate=false", "", {DYNAMIC_SAMPLING: None}),
+        ("reward_model.model.update=none", "reward_model.model.update", {}),
+        ("reward_model.model.loss_type=dpo", "reward_model.model.loss_type", {}),
+        ("reward_model.prime_granularity=whole", "reward_model.prime_granularity", {}),
+        ("reward_model.lambda=0.5", "reward_model.lambda", {}),
+        ("reward_model.enable=false", "reward_model.enable", {"spec.algorithm.type": "prime"}),
+        (
+            "reward_model.prime_norm=none actor_rollout_ref.actor.ppo_epochs=2",
+            "",
+            {
+                "spec.algorithm.prime.normalize": False,
+                "spec.critic.epochs": 1,
+                "spec.critic.miniBatchPrompts": 16,
+                "spec.critic.optimizer.learningRate": 1e-6,
+                "spec.critic.optimizer.weightDecay": 0.0,
+                "spec.critic.optimizer.gradientClip": 10.0,
+            },
+        ),
+    ],
+)
+def test_what_of_the_recipe_prime_is_lost(given: str, lost: str, fields: dict[str, Any]) -> None:
+    factor = 1 if "filter_truncate" in given else 2
+    sizes = ["algorithm.adv_estimator=rloo", f"{ROLLOUT}.n=4", f"data.oversample_factor={factor}"]
+    sizes += ["reward_model.mini_batch_size=64", "reward_model.model.path=models/small"]
+    settings = of_overrides((text, "") for text in [*BASE, *sizes, *given.split()])
+    settings.trainer = trainers.of_module("recipe.prime.main_prime")
+    job = convert(settings)
+    told = [key for key, outcome in job.outcomes.items() if outcome.fate == Fate.LOST]
+    assert told == lost.split()
+    assert {
+        path: job.fields[path].value if path in job.fields else None for path in fields
+    } == fields
 
 
 FATES = [

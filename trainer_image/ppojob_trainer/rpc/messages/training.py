@@ -9,7 +9,8 @@ class Forward(msgspec.Struct, frozen=True):
     """Run a model over the train rows and keep the column that it gives.
 
     Attributes:
-        model: `policy` (old log-probabilities), `reference` or `critic` (values).
+        model: `policy` (old log-probabilities), `reference`, `critic` (values, or rewards of
+            tokens) or `critic_reference` (of a process reward model).
     """
 
     model: str
@@ -24,6 +25,7 @@ class Advantages(msgspec.Struct, frozen=True):
         dropped: rows that are not trained on, and do not count among those of their prompt.
         masked: rows that are not trained on, but count.
         step: whose rows they are, for what is drawn.
+        outcomes: (rows,) what a process reward model learns; empty where there is none.
     """
 
     scores: list[float]
@@ -33,6 +35,7 @@ class Advantages(msgspec.Struct, frozen=True):
     dropped: list[int] = []
     masked: list[int] = []
     step: int = 0
+    outcomes: list[float] = []
 
 
 class Advantaged(msgspec.Struct, frozen=True):
@@ -71,9 +74,12 @@ class Update(msgspec.Struct, frozen=True):
 
     Attributes:
         model: `policy` or `critic`.
+        outcomes: (rows of the batch,) what a process reward model learns of each, NaN for nothing;
+            empty for others.
     """
 
     model: str
     prompts: list[int]
     kl_coefficient: float = 0.0
     entropy_coefficient: float = 0.0
+    outcomes: list[float] = []

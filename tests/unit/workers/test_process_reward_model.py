@@ -1,0 +1,41 @@
+"""What a rank's process reward model learns, and what it says of tokens then."""
+
+import math
+
+import pytest
+from lone_role import rows_alone
+from training_cases import GROUPS, SAMPLES, rows_of_step
+
+from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rpc.messages.training import Update
+from ppojob_trainer.workers.batch_rows import BatchRows
+from ppojob_trainer.workers.process_reward_model import CriticReference, ProcessRewardModel
+
+
+@pytest.fixture
+def rows() -> BatchRows:
+    mine = rows_of_step()
+    lengths = (tuple(one.tolist()) for one in (mine.prompt_lengths, mine.lengths))
+    return rows_alone(BatchIndex(*lengths, samples=SAMPLES, owners=(0,) * GROUPS), mine)
+
+
+def test_rows_without_an_outcome_teach_nothing(make_learner, rows: BatchRows, copies, is_equal):
+    """It ends as one that has never seen them, and still rewards their tokens."""
+    outcomes = [float(row % 2) for row in range(GROUPS * SAMPLES)]
+    found = []
+    for is_hidden in (False, True):
+        learner = make_learner()
+        learner.restore(None, [], 10)
+        model = ProcessRewardModel(learner, beta=0.5)
+        CriticReference(learner.engine, learner.resident).forward(rows)
+        model.forward(rows)
+        assert not rows.mine.process_rewards.any(), "nothing has been learnt"
+        if is_hidden:
+            rows.mine.mask[rows.mine.token_rows == 1] = False
+        left = outcomes if is_hidden else [outcomes[0], math.nan, *outcomes[2:]]
+        model.update(rows, Update("critic", [0, 2, 1], outcomes=left))
+        model.forward(rows)
+        found.append(copies(learner.model.named_parameters()))
+        is_rewarded = rows.mine.process_rewards != 0
+        assert is_rewarded[rows.mine.mask].float().mean() > 0.9
+    assert is_equal(*found)

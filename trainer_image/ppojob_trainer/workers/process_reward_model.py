@@ -1,0 +1,122 @@
+"""The process reward model of PRIME: a language model that learns the outcomes of responses.
+
+What it says of a token beyond what its reference says tells whether the token leads there. The
+reference is what it began as, or another model, of which it had been made before.
+"""
+
+from typing import Final
+
+import torch
+from transformers import PreTrainedModel
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead, TokenOutputs
+from ppojob_trainer.engine.outcome_objective import OutcomeObjective
+from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.kinds import PROCESS_REWARD
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.parallel.offload import Resident
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rollout.protocol import DTYPES
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rpc.messages.training import Update
+from ppojob_trainer.workers.batch_rows import BatchRows
+from ppojob_trainer.workers.learner import Learner, resident_weights
+from ppojob_trainer.workers.reference import BaseEngine
+
+CRITIC_REFERENCE: Final = "critic_reference"
+"""By which requests name what it is compared with."""
+
+
+class CriticReference:
+    """What the model is compared with, which stays as it is."""
+
+    def __init__(self, engine: ForwardEngine, resident: Resident) -> None:
+        self._engine = engine
+        self.resident = resident
+
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in `critic_ref_logprobs`."""
+        rows.fill("critic_ref_logprobs", self._engine.predict)
+        return PassStatistics()
+
+
+class ProcessRewardModel:
+    """The model in training."""
+
+    def __init__(self, learner: Learner, beta: float) -> None:
+        self.learner = learner
+        self._objective = OutcomeObjective(beta)
+
+    @property
+    def at_update(self) -> tuple[Resident, ...]:
+        """The models whose weights an update computes with."""
+        return (self.learner.resident,)
+
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in `process_rewards`."""
+        rows.fill("process_rewards", self._rewards, read=("critic_ref_logprobs",))
+        return PassStatistics()
+
+    def update(self, rows: BatchRows, request: Update) -> PassStatistics:
+        """One optimizer step; rows without an outcome have no part in it."""
+        lengths = torch.tensor(rows.index.lengths, dtype=torch.int64)
+        rows.keep("outcomes", torch.tensor(request.outcomes).repeat_interleave(lengths))
+        staged = rows.staged(request.prompts, ("critic_ref_logprobs", "outcomes"))
+        assert staged.outcomes is not None, "they were kept"
+        staged.mask = staged.mask & ~staged.outcomes.isnan()
+        return self.learner.engine.update(staged, self._objective)
+
+    def _rewards(self, rows: Experience) -> TokenOutputs:
+        assert rows.critic_ref_logprobs is not None, "the reference comes first"
+        logprobs = self.learner.engine.predict(rows)[0]
+        return (self._objective.beta * (logprobs - rows.critic_ref_logprobs),)
+
+
+def open_process_reward_model(
+    spec: PPOJobSpec, world: World
+) -> tuple[ProcessRewardModel, CriticReference]:
+    """Load it and its reference; beside adapters that may be its weights without them."""
+    critic, role, prime = spec.critic, spec.roles.critic, spec.algorithm.prime
+    assert critic is not None, "no other algorithm has one"
+    assert critic.path is not None, "a resolved configuration says which model"
+    assert role is not None, "a resolved configuration says where it lives"
+    assert prime is not None, "no other algorithm has one"
+    path, offload, training = critic.path, role.offload, spec.training
+    # Of all tokens, whatever the temperature of the engines.
+    head = PolicyHead(LogprobSettings(chunk_tokens=training.logprob_chunk_tokens))
+
+    def load(folder: str, lora: LoraSpec | None = None) -> PreTrainedModel:
+        return load_model(
+            folder,
+            DTYPES[spec.model.dtype],
+            kind=PROCESS_REWARD,
+            world=world,
+            lora=lora,
+            seed=spec.seed,
+            overrides=config_changes(folder, spec.model),
+        )
+
+    def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
+        return TrainEngine(model, head, training, critic.optimizer, total_updates, world, offload)
+
+    learner = Learner(
+        role="critic",
+        world=world,
+        seed=spec.seed,
+        load=lambda: load(path, critic.lora),
+        train=train,
+        offload=offload,
+    )
+    trained, reference = ProcessRewardModel(learner, prime.beta), spec.critic_paths[-1]
+    if critic.lora is not None and reference == path:
+        base = BaseEngine(learner.model, head, training, world)
+        return trained, CriticReference(base, learner.resident)
+    engine = ForwardEngine(load(reference), head, training, world)
+    resident = resident_weights(engine.model, leaves="weights" in offload)
+    return trained, CriticReference(engine, resident)
