@@ -77,7 +77,9 @@ def metrics(
     own = [i for i, trained in enumerate(mask) if any(trained)]
     if not own:
         return {}
-    totals = [sum(row) for row in process_rewards(process, mask, normalize)]
+    normed = [math.fsum(row) for row in process_rewards(process, mask, normalize)]
+    # What is divided orders rows as before, but for what rounding makes of equal sums.
+    totals = [math.fsum(row) for row in process_rewards(process, mask, False)]
     raw = [sum(process[i][t] for t in trained_of(mask[i])) / beta for i in own]
     shares = []
     for group in {groups[i] for i in own}:
@@ -92,7 +94,7 @@ def metrics(
         return (value > 0) - (value < 0)
 
     return {
-        "reward_model/reward": mean(totals[i] for i in own),
+        "reward_model/reward": mean(normed[i] for i in own),
         "reward_model/raw_reward": mean(raw),
         "reward_model/dpo_acc": mean(shares),
         "reward_model/dpo_acc_abs": mean(sign(totals[i]) == sign(2 * outcomes[i] - 1) for i in own),
