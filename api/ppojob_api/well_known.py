@@ -60,6 +60,9 @@ JOB_NAME_LIMIT: Final = STATEFUL_SET_NAME_LIMIT - max(len(slug) + 1 for slug in 
 JOB_NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAMESPACE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
+WEIGHTS_AGAIN: Final = "consolidated"
+"""How files of a model's repository begin that hold its weights again, in Mistral's own form."""
+
 # Client-side apply keeps the whole object in an annotation, and annotations end at 256 KiB.
 MANIFEST_BYTES_LIMIT: Final = 256 * 1024
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from ppojob_api.problem import printable, shown
+from ppojob_api.well_known import WEIGHTS_AGAIN
 from ppojob_cli.input_error import InputError, told
 
 DEMO: Final = "smollm2"
@@ -105,7 +106,8 @@ def _fetch(hub_id: str, output: Path) -> None:
     """Fetch from the hub; what came before an interruption is kept beside and used again."""
     aside = _aside(output)
     remedy = f"or `ppojob model {DEMO}`"
-    download(hub_id, remedy, local_dir=aside, allow_patterns=list(HUB_FILES))
+    patterns = {"allow_patterns": list(HUB_FILES), "ignore_patterns": [f"{WEIGHTS_AGAIN}*"]}
+    download(hub_id, remedy, local_dir=aside, **patterns)
     _refuse_incomplete(aside, hub_id)
     shutil.rmtree(aside / ".cache", ignore_errors=True)
     try:

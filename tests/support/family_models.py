@@ -102,7 +102,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2_moe": (Qwen2MoeForCausalLM, {**MIXTURE, "shared_expert_intermediate_size": 24}),
     "mixtral": (MixtralForCausalLM, {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "olmoe": (OlmoeForCausalLM, {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0}),
-    "deepseek_v2": (DeepseekV2ForCausalLM, {**CORRECTED, **LATENT, "topk_method": "greedy"}),
+    "deepseek_v2": (DeepseekV2ForCausalLM, {**CORRECTED, **LATENT, "n_group": None}),
     "deepseek_v3": (DeepseekV3ForCausalLM, {**CORRECTED, **LATENT}),
     "glm4_moe_lite": (
         Glm4MoeLiteForCausalLM,

@@ -24,6 +24,7 @@ from ppojob_api.problem import Problem, ReasonCode, printable, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, FETCHED_FILE, JOURNAL_FILE
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.well_known import WEIGHTS_AGAIN
 from ppojob_trainer import durable
 from ppojob_trainer.errors import CannotResume, ConfigError, JobFailed, PPOJobError, StorageError
 
@@ -291,8 +292,10 @@ def _details(
     read = [
         name for name in names if not posixpath.basename(name).startswith(".") and name != inside
     ]
-    kept = read if is_data else [name for name in read if name.endswith(_OF_MODELS)]
-    return [system.info(name) for name in kept], ""
+    if not is_data:
+        read = [name for name in read if name.endswith(_OF_MODELS)]
+        read = [name for name in read if not posixpath.basename(name).startswith(WEIGHTS_AGAIN)]
+    return [system.info(name) for name in read], ""
 
 
 def _refusal(where: str, url: str, why: str, allowed: str) -> ConfigError:

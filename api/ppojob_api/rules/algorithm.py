@@ -55,6 +55,11 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type != 'kto'
     must: $UNSET
 
+    spec | data.maxPicturePixels data.minPicturePixels | NoEffect | here
+        a reward model is shown no pictures; remove it
+    when: self.algorithm.type == 'reward_model'
+    must: !has(self.$FIELD)
+
     spec | data.toolsKey | NoEffect | here
         it has no effect with another algorithm.type than sft, dpo and kto; remove it
     when: !(self.algorithm.type in ['sft', 'dpo', 'kto'])

@@ -131,6 +131,10 @@ def test_what_is_transparent_is_seen_on_white() -> None:
         ({"images": [7]}, "images: got int: it is no picture"),
         ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),
         (
+            {"images": [{"bytes": RED, "resized_width": 4001, "resized_height": 20}]},
+            "images: got 4001 by 20 pixels: no model takes it",
+        ),
+        (
             {"images": [{"bytes": RED, "max_pixels": 50, "min_pixels": 60}]},
             "images: got min_pixels 60: it is more than max_pixels 50",
         ),

@@ -6,18 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 from refused_jobs import edit
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from whole_models import WHOLES, save_whole
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.data.pictures import PictureForm
 from ppojob_trainer.models import families
+from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, SCORER
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.weight_stream import stored_weights
 
 
@@ -45,6 +47,42 @@ def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) 
     torch.testing.assert_close(said, expected, rtol=0, atol=0)
     streamed = dict(stored_weights(tmp_path, torch.float32, torch.device("cpu")))
     assert list(streamed) == list(named)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("name", WHOLES)
+def test_a_head_that_is_there_is_used_where_a_whole_and_its_part_differ(
+    tmp_path: Path, name: str, is_tied: bool
+) -> None:
+    """transformers writes its default of the whole, tied, beside that of the part."""
+    save_whole(tmp_path, name, tie_word_embeddings=is_tied)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"tie_word_embeddings": True}
+    config["text_config"] |= {"tie_word_embeddings": False}
+    path.write_text(json.dumps(config))
+    sizes = sizes_of(str(tmp_path))
+    assert sizes is not None
+    assert sizes.is_tied == language_config(tmp_path).tie_word_embeddings == is_tied
+    report = check_model_folder(tmp_path)
+    assert (report.errors, report.warnings) == ([], [])
+
+
+def test_newer_names_of_weights_are_known_and_kept(tmp_path: Path) -> None:
+    """Those that the modules of transformers 5 have, which other tools write."""
+    folder = tmp_path / "model"
+    before = save_whole(folder, "mistral3")
+    weights = {name: weight.contiguous() for name, weight in before.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    report = check_model_folder(folder)
+    assert (report.errors, report.warnings) == ([], [])
+    model = load_model(folder)
+    export_model(
+        tmp_path / "export", hf_named_tensors(model), model_folder=folder, dtype=torch.float32
+    )
+    exported = load_file(tmp_path / "export" / "model.safetensors")
+    assert exported.keys() == weights.keys()
+    assert all(torch.equal(exported[name], weights[name]) for name in weights)
 
 
 @pytest.mark.parametrize("has_adapters", [True, False])

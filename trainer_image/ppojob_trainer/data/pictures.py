@@ -343,8 +343,15 @@ def _wanted(cell: object, all_want: Wanted) -> Wanted:
     if least is not None and most is not None and least > most:
         why = f"it is more than max_pixels {most}"
         raise BadPicture(f"min_pixels {least}", why, "as many or fewer")
-    sides = (width, height) if width and height else None
-    return Wanted(least or all_want.least, most or all_want.most, sides)
+    if not width or not height:
+        # What a picture says of itself counts before what is said of all.
+        least, most = least or all_want.least, most or all_want.most
+        if least and most and least > most:
+            least, most = (least, None) if cell.get("min_pixels") else (None, most)
+        return Wanted(least, most)
+    if max(width, height) > _LONGEST_SIDES * min(width, height):
+        raise _too_long(width, height)
+    return Wanted(all_want.least, all_want.most, (width, height))
 
 
 def _read(cell: object) -> bytes:
@@ -369,11 +376,13 @@ def _read(cell: object) -> bytes:
             why = "no picture of a known format"
         raise BadPicture(named, why, "a whole PNG, JPEG or the like") from None
     if max(sides) > _LONGEST_SIDES * min(sides):
-        got, why = f"{sides[0]} by {sides[1]} pixels", "no model takes it"
-        raise BadPicture(
-            got, why, f"sides of which one is at most {_LONGEST_SIDES} times the other"
-        )
+        raise _too_long(*sides)
     return content
+
+
+def _too_long(width: int, height: int) -> BadPicture:
+    allowed = f"sides of which one is at most {_LONGEST_SIDES} times the other"
+    return BadPicture(f"{width} by {height} pixels", "no model takes it", allowed)
 
 
 def _object(path: Path) -> dict[str, Any]:

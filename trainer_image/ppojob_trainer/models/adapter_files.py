@@ -111,6 +111,16 @@ def _tensors(
     lora: LoraSpec, found: Mapping[str, Shape], needed: Mapping[str, Shape], where: str
 ) -> Iterator[Problem]:
     """Layers that the job adapts and the folder does not, and the other way round."""
+    of_experts = [any(".experts." in name for name in names) for names in (found, needed)]
+    if of_experts[0] != of_experts[1]:
+        has = "adapters" if of_experts[0] else "no adapters"
+        allowed = "experts: true" if of_experts[0] else "remove it"
+        why = f"{lora.path} has {has} of experts"
+        got = shown(lora.experts)
+        yield Problem(
+            f"{where}.experts", got, why, f"{allowed}, or other adapters", ReasonCode.CONFLICT
+        )
+        return
     ours, theirs = _modules(needed), _modules(found)
     if ours != theirs:
         got = shown(list(lora.target_modules)) if lora.target_modules else ABSENT

@@ -420,17 +420,23 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
-    """A tower that is to learn, of a model that has none, or is never shown a picture."""
+    """What is said of a tower and of pictures, of a model that is never shown one."""
     folder, sizes = spec.model.path, sizes_of(spec.model.path)
-    if spec.model.freeze_vision_tower or sizes is None:
+    said = {
+        "spec.model.freezeVisionTower": None if spec.model.freeze_vision_tower else False,
+        "spec.data.maxPicturePixels": spec.data.max_picture_pixels,
+        "spec.data.minPicturePixels": spec.data.min_picture_pixels,
+    }
+    if sizes is None:
         return
     why = f"a model of {sizes.model_type} sees no pictures"
     if FAMILIES[sizes.model_type].sees_pictures:
         if PictureForm.read(Path(folder)) is not None:
             return
         why = f"{folder} has no processor of pictures, so it is shown none"
-    where = "spec.model.freezeVisionTower"
-    yield Problem(where, shown(False), why, "remove it", ReasonCode.NO_EFFECT)
+    for where, value in said.items():
+        if value is not None:
+            yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:

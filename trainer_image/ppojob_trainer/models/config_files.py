@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from safetensors import SafetensorError, safe_open
+
 from ppojob_api.problem import Problem
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.families import FAMILIES, WHOLES
@@ -12,12 +14,15 @@ from ppojob_trainer.models.problems import ModelReason, read_object
 TEXT_SECTION: Final = "text_config"
 """Of a model with a vision tower: its language model. Older folders have it among the rest."""
 TOWER_SECTION: Final = "vision_config"
+_TIED: Final = "tie_word_embeddings"
 TOWER: Final = "visual."
 """What the names of the weights of a vision tower begin with."""
+_PARTS: Final = ("vision_tower", "multi_modal_projector")
 WHOLE_NAMES: Final = {
     "model.language_model.": "model.",
     "model.visual.": TOWER,
-    **{f"{part}.": f"{TOWER}{part}." for part in ("vision_tower", "multi_modal_projector")},
+    **{f"{part}.": f"{TOWER}{part}." for part in _PARTS},
+    **{f"model.{part}.": f"{TOWER}{part}." for part in _PARTS},
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
@@ -29,7 +34,7 @@ TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWE
 def read_config(path: Path) -> dict[str, Json] | Problem:
     """Read what a config.json says of the language model, or what is wrong with the file."""
     config = read_object(path, ModelReason.BAD_CONFIG)
-    return config if isinstance(config, Problem) else _of_language_model(config)
+    return config if isinstance(config, Problem) else _of_language_model(config, path.parent)
 
 
 def has_tower(config: Mapping[str, Json]) -> bool:
@@ -47,16 +52,29 @@ def folder_has_tower(folder: Path | str) -> bool:
     return not isinstance(config, Problem) and has_tower(config)
 
 
-def _of_language_model(config: dict[str, Json]) -> dict[str, Json]:
+def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]:
     text = config.get(TEXT_SECTION)
     kind = config.get("model_type")
-    family = FAMILIES.get(str(kind))
-    if not isinstance(text, dict) or not (kind in WHOLES or (family and family.sees_pictures)):
+    whole, family = WHOLES.get(str(kind)), FAMILIES.get(str(kind))
+    if not isinstance(text, dict) or not (whole or (family and family.sees_pictures)):
         return config
-    if kind in WHOLES:
-        kind = text.get("model_type")
-    named = {"model_type": kind}
-    ties = [one["tie_word_embeddings"] for one in (config, text) if "tie_word_embeddings" in one]
+    if whole:
+        kind = text.get("model_type", whole.text)
+    ties = {one[_TIED] is True for one in (config, text) if one.get(_TIED) is not None}
+    # transformers' defaults for a whole and its part differ, and it writes both: files decide.
+    is_tied = ties == {True} or (len(ties) > 1 and (not whole or not _has_head(folder)))
     rest = {name: value for name, value in config.items() if name != TEXT_SECTION}
-    tied = {"tie_word_embeddings": any(ties)} if ties else {}
-    return {**rest, **text, **named, **tied}
+    return {**rest, **text, "model_type": kind, **({_TIED: is_tied} if ties else {})}
+
+
+def _has_head(folder: Path) -> bool:
+    """Whether the files of a folder hold an output layer beside the embedding."""
+    index = read_object(folder / "model.safetensors.index.json", ModelReason.BAD_INDEX)
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    try:
+        if not isinstance(names, dict):
+            with safe_open(folder / "model.safetensors", framework="np") as file:
+                names = dict.fromkeys(file.keys())
+    except (SafetensorError, OSError):
+        return False  # which the checks of files tell of
+    return any(name.endswith("lm_head.weight") for name in names)

@@ -144,6 +144,19 @@ class Family:
     classifiers: tuple[str, ...] = CLASSIFIERS
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A model of which the language model is a part.
+
+    Attributes:
+        models: such models, for people.
+        text: type of the language model where config.json does not say it.
+    """
+
+    models: str
+    text: str
+
+
 _QWEN3_VL: Final = Family(
     "Qwen3-VL",
     defaults={"head_dim": 128, "num_key_value_heads": 32},
@@ -311,11 +324,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
-            "topk_method": ("greedy", None),
+            "mlp_bias": (False,),
+            "topk_method": ("greedy",),
+            "n_group": (None, 1),
             "scoring_func": (None, "softmax"),
             "norm_topk_prob": (False,),
         },
-        told_vllm={"topk_method": "greedy", "scoring_func": "softmax"},
+        told_vllm={
+            **{"topk_method": "greedy", "scoring_func": "softmax"},
+            **{"n_group": 1, "topk_group": 1},
+        },
         mixture=replace(_CORRECTED, has_correction=False),
         classifiers=(TEXTS,),
     ),
@@ -476,10 +494,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 """By `model_type` of config.json."""
 
-WHOLES: Final[Mapping[str, str]] = {
-    "gemma3": "Gemma 3 of 4B, 12B and 27B",
-    "mistral3": "Mistral Small 3.1 and on, Ministral 3",
-    "internvl": "InternVL 3 and 3.5 as transformers has them (`-hf`)",
+WHOLES: Final[Mapping[str, Whole]] = {
+    "gemma3": Whole("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
+    "mistral3": Whole("Mistral Small 3.1 and on, Ministral 3", "mistral"),
+    "internvl": Whole("InternVL 3.5 as transformers has it (`-HF`)", "qwen2"),
 }
 """Models whose language model, in a section of config.json, is of one of `FAMILIES`.
 

@@ -4,6 +4,7 @@ transformers has such a model as a part of a larger one, under other names. Here
 language model like any other, so that loading, ranks, checkpoints and engines know of nothing else.
 """
 
+import copy
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -250,13 +251,13 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def _part_of_whole(config: PreTrainedConfig) -> PreTrainedConfig:
     """The language model's section, as a model of its own.
 
-    Whether it has an output layer of its own is read from the file: of a key that is not there
-    transformers' defaults for the whole differ from those for the part.
+    Whether it has an output layer of its own is what `read_config` has found.
     """
-    part: PreTrainedConfig = getattr(config, TEXT_SECTION)
+    part: PreTrainedConfig = copy.deepcopy(getattr(config, TEXT_SECTION))
     part.name_or_path = config.name_or_path
     sizes = sizes_of(config.name_or_path)
-    part.tie_word_embeddings = sizes is not None and sizes.is_tied
+    assert sizes is not None, "who asks has judged the folder"
+    part.tie_word_embeddings = sizes.is_tied
     part.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[part.model_type]]
     return part
 

@@ -183,10 +183,10 @@ def model_config(
     config: PreTrainedConfig, changes: Mapping[str, Json], sees: bool
 ) -> PreTrainedConfig:
     """What vLLM makes its model of, in place of what it has read from the folder."""
-    told: Mapping[str, Json] = {}
-    if not sees and config.model_type in FAMILIES:
-        told = FAMILIES[config.model_type].told_vllm
-    changed = change(language_part(config) if sees else text_config(config), {**told, **changes})
+    part = language_part(config) if sees else text_config(config)
+    family = FAMILIES.get(part.model_type)
+    told: Mapping[str, Json] = {} if sees or family is None else family.told_vllm
+    changed = change(part, {**told, **changes})
     ropes = getattr(changed, "rope_parameters", None) or {}
     if beta := ropes.get("llama_4_scaling_beta"):  # which vLLM reads elsewhere
         positions = ropes["original_max_position_embeddings"]
