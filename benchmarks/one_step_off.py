@@ -13,7 +13,9 @@ first and the last:
 - `engine_steps_one_ahead`, `engine_steps_far_ahead`: of two more jobs, in which nothing sleeps and
   rows are of very different lengths: steps that the engine makes for a step of the job, one step
   ahead and `--ahead`. They are counted, so no clock has a part in them;
-- `far_over_one`: the second over the first.
+- `far_over_one`: the second over the first;
+- `beside_over_synchronous`: the same steps of engines in the ranks that train, over those of the
+  job without `maxStaleness`: with 1, 2 and so on up to `--ahead`.
 """
 
 import argparse
@@ -92,9 +94,12 @@ def measured(folder: Path, staleness: int, steps: int) -> list[dict[str, float]]
     return run_folders.metrics(tiny_jobs.run_alone(job))[1:-1]
 
 
-def engine_steps(folder: Path, ahead: int, steps: int) -> list[int]:
-    """Steps of the engine in each phase whose weights no other phase has; the last are left out."""
-    place = folder / f"ahead-{ahead}"
+def engine_steps(folder: Path, ahead: int, steps: int, *, beside: bool = False) -> list[int]:
+    """Steps of the engine in each phase whose weights no other phase has; the last are left out.
+
+    Engines are in pods of their own, or in the ranks that train (`beside`).
+    """
+    place = folder / f"{'beside' if beside else 'ahead'}-{ahead}"
     place.mkdir()
     spec = tiny_jobs.make_manifest(folder)["spec"]
     stops = [tiny_models.NAMES.index(sign) for sign in ".,"]
@@ -105,8 +110,8 @@ def engine_steps(folder: Path, ahead: int, steps: int) -> list[int]:
         data={"train": spec["data"]["train"], **LONG_TAILED},
         optimizer={"learningRate": 1e-30},  # lengths stay as they are
         rollout={**spec["rollout"], "stopTokenIds": stops, "maxStaleness": ahead},
-        roles={"rollout": {}},
-        steps={"total": steps + 2 * ahead},
+        roles={} if beside else {"rollout": {}},
+        steps={"total": steps + 2 * ahead + 1},
         checkpoint={"every": None, "export": False},
     )
     drawn = Counter[int]()
@@ -132,6 +137,10 @@ def main() -> None:
             statistics.fmean(engine_steps(place, one, arguments.steps))
             for one in (1, arguments.ahead)
         )
+        synchronous, *beside = (
+            statistics.fmean(engine_steps(place, one, arguments.steps, beside=True))
+            for one in range(arguments.ahead + 1)
+        )
     step = statistics.median(line["timing_s/step"] for line in ahead)
     drawing = statistics.median(line["timing_s/gen"] for line in by_turns)
     whole = statistics.median(line["timing_s/step"] for line in by_turns)
@@ -146,7 +155,9 @@ def main() -> None:
         "engine_steps_far_ahead": far_ahead,
         "far_over_one": far_ahead / one_ahead,
     }
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    told = {name: round(value, 3) for name, value in figures.items()}
+    shares = {ahead: round(one / synchronous, 3) for ahead, one in enumerate(beside, start=1)}
+    print(json.dumps({**told, "beside_over_synchronous": shares}))
 
 
 if __name__ == "__main__":
