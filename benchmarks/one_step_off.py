@@ -14,8 +14,9 @@ first and the last:
   rows are of very different lengths: steps that the engine makes for a step of the job, one step
   ahead and `--ahead`. They are counted, so no clock has a part in them;
 - `far_over_one`: the second over the first;
-- `beside_over_synchronous`: the same steps of engines in the ranks that train, over those of the
-  job without `maxStaleness`: with 1, 2 and so on up to `--ahead`.
+- `beside_over_synchronous`: the same of engines in the ranks that train, which draw the rows of
+  `--ahead` steps beside those of one, over those that draw one step alone;
+- `one_beside_over_synchronous`: likewise with 1.
 """
 
 import argparse
@@ -137,9 +138,9 @@ def main() -> None:
             statistics.fmean(engine_steps(place, one, arguments.steps))
             for one in (1, arguments.ahead)
         )
-        synchronous, *beside = (
+        synchronous, one_beside, beside = (
             statistics.fmean(engine_steps(place, one, arguments.steps, beside=True))
-            for one in range(arguments.ahead + 1)
+            for one in (0, 1, arguments.ahead)
         )
     step = statistics.median(line["timing_s/step"] for line in ahead)
     drawing = statistics.median(line["timing_s/gen"] for line in by_turns)
@@ -154,10 +155,10 @@ def main() -> None:
         "engine_steps_one_ahead": one_ahead,
         "engine_steps_far_ahead": far_ahead,
         "far_over_one": far_ahead / one_ahead,
+        "one_beside_over_synchronous": one_beside / synchronous,
+        "beside_over_synchronous": beside / synchronous,
     }
-    told = {name: round(value, 3) for name, value in figures.items()}
-    shares = {ahead: round(one / synchronous, 3) for ahead, one in enumerate(beside, start=1)}
-    print(json.dumps({**told, "beside_over_synchronous": shares}))
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 
 
 if __name__ == "__main__":
