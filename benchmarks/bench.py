@@ -174,6 +174,12 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
                     0.4,
                     "x",
                 ),
+                Claim(
+                    "the same of engines that train by turns, four steps beside one over one alone",
+                    "beside_over_synchronous",
+                    0.4,
+                    "x",
+                ),
             ),
         ),
         long_tail(),

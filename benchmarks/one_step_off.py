@@ -13,7 +13,10 @@ first and the last:
 - `engine_steps_one_ahead`, `engine_steps_far_ahead`: of two more jobs, in which nothing sleeps and
   rows are of very different lengths: steps that the engine makes for a step of the job, one step
   ahead and `--ahead`. They are counted, so no clock has a part in them;
-- `far_over_one`: the second over the first.
+- `far_over_one`: the second over the first;
+- `beside_over_synchronous`: the same of engines in the ranks that train, which draw the rows of
+  `--ahead` steps beside those of one, over those that draw one step alone;
+- `one_beside_over_synchronous`: likewise with 1.
 """
 
 import argparse
@@ -92,9 +95,12 @@ def measured(folder: Path, staleness: int, steps: int) -> list[dict[str, float]]
     return run_folders.metrics(tiny_jobs.run_alone(job))[1:-1]
 
 
-def engine_steps(folder: Path, ahead: int, steps: int) -> list[int]:
-    """Steps of the engine in each phase whose weights no other phase has; the last are left out."""
-    place = folder / f"ahead-{ahead}"
+def engine_steps(folder: Path, ahead: int, steps: int, *, beside: bool = False) -> list[int]:
+    """Steps of the engine in each phase whose weights no other phase has; the last are left out.
+
+    Engines are in pods of their own, or in the ranks that train (`beside`).
+    """
+    place = folder / f"{'beside' if beside else 'ahead'}-{ahead}"
     place.mkdir()
     spec = tiny_jobs.make_manifest(folder)["spec"]
     stops = [tiny_models.NAMES.index(sign) for sign in ".,"]
@@ -105,8 +111,8 @@ def engine_steps(folder: Path, ahead: int, steps: int) -> list[int]:
         data={"train": spec["data"]["train"], **LONG_TAILED},
         optimizer={"learningRate": 1e-30},  # lengths stay as they are
         rollout={**spec["rollout"], "stopTokenIds": stops, "maxStaleness": ahead},
-        roles={"rollout": {}},
-        steps={"total": steps + 2 * ahead},
+        roles={} if beside else {"rollout": {}},
+        steps={"total": steps + 2 * ahead + 1},
         checkpoint={"every": None, "export": False},
     )
     drawn = Counter[int]()
@@ -132,6 +138,10 @@ def main() -> None:
             statistics.fmean(engine_steps(place, one, arguments.steps))
             for one in (1, arguments.ahead)
         )
+        synchronous, one_beside, beside = (
+            statistics.fmean(engine_steps(place, one, arguments.steps, beside=True))
+            for one in (0, 1, arguments.ahead)
+        )
     step = statistics.median(line["timing_s/step"] for line in ahead)
     drawing = statistics.median(line["timing_s/gen"] for line in by_turns)
     whole = statistics.median(line["timing_s/step"] for line in by_turns)
@@ -145,6 +155,8 @@ def main() -> None:
         "engine_steps_one_ahead": one_ahead,
         "engine_steps_far_ahead": far_ahead,
         "far_over_one": far_ahead / one_ahead,
+        "one_beside_over_synchronous": one_beside / synchronous,
+        "beside_over_synchronous": beside / synchronous,
     }
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 

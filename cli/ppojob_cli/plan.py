@@ -61,7 +61,8 @@ def role_lines(config: RunConfig) -> Iterator[str]:
             for word in ("pipeline", "tensor", "sequence", "expert")
             if layout.get(word, 1) > 1
         ]
-        if role.role == "rollout" and config.spec.rollout.max_staleness:
+        is_generating = role == config.topology.generating and config.spec.rollout.replay is None
+        if is_generating and config.spec.rollout.max_staleness:
             told.append(f"at most {counted(config.spec.rollout.max_staleness, 'step')} ahead")
         yield _role_line(role, told)
     if config.topology.total_gpus:

@@ -51,6 +51,9 @@ FAR = {
 }
 """Three steps ahead, with rows of one token to eight, some of them by weights of three versions."""
 
+BESIDE = {**FAR, "rollout": {**FAR["rollout"], "maxStaleness": 2}, "roles": {}}
+"""With engines in the ranks that train, which draw the rows of two steps beside those of one."""
+
 OF_A_STEP, VALIDATION = 12, 8
 """Calls of the reward function."""
 FAILING = tiny_jobs.REWARD.replace(
@@ -188,24 +191,28 @@ def test_ctrl_c_keeps_what_is_drawn(start, tiny_job, output: Path, whole: Path, 
     assert run_folders.result(output) == run_folders.result(whole)
 
 
-def test_a_mended_reward_scores_the_rows_that_were_drawn(start, tiny_job, tmp_path, output, whole):
+@pytest.mark.parametrize(("run", "job"), [("whole", JOB), ("far", FAR), ("beside", BESIDE)])
+def test_a_mended_reward_scores_the_rows_that_were_drawn(
+    run, job, request, start, tiny_job, tmp_path, output
+):
     """In a step, and in a validation, whose failure leaves a checkpoint; killed in its making."""
+    undisturbed = run_folders.result(request.getfixturevalue(run))
     path = tmp_path / "letters.py"
     rewards = tiny_jobs.reward_at(path, tiny_jobs.REWARD)
-    job = tiny_job(**{**JOB, "rewards": rewards, "checkpoint": {"every": None}})
+    job = tiny_job(**{**job, "rewards": rewards, "checkpoint": {"every": None}})
     at_step_3 = VALIDATION + 2 * OF_A_STEP + VALIDATION
     for calls, saved in ((at_step_3, 2), (at_step_3 + 2 * OF_A_STEP, 4)):
         folder = output / str(saved)
         path.write_text(FAILING.format(calls=str(tmp_path / f"calls-{saved}"), after=calls))
         once = tmp_path / f"once-{saved}"
         armed = job_points.armed(once, "checkpoint.seal.rename.before@1=kill")
-        run = start(job, folder, **armed)
-        assert run.wait() == 3, run.logs()
-        assert any(f"step {saved} is saved" in line for line in run.lines), run.lines
+        failed = start(job, folder, **armed)
+        assert failed.wait() == 3, failed.logs()
+        assert any(f"step {saved} is saved" in line for line in failed.lines), failed.lines
         assert job_points.fired(once)
         path.write_text(tiny_jobs.REWARD)
         start(job, folder).succeed()
-        assert run_folders.result(folder) == run_folders.result(whole)
+        assert run_folders.result(folder) == undisturbed
 
 
 def test_another_number_of_ranks_goes_on_with_the_same_rows(start, tiny_job, output, once, whole):
@@ -224,47 +231,66 @@ def far(alone: Callable[..., Path]) -> Path:
     return alone(**FAR)
 
 
+@pytest.fixture(scope="module")
+def beside(alone: Callable[..., Path]) -> Path:
+    """The run folder of the job whose engines draw beside a step, which nobody disturbs."""
+    return alone(**BESIDE)
+
+
 def spans(output: Path, step: int, purpose: str = "rollouts") -> list[list[tuple[int, int]]]:
     """(rows,) versions of the weights that drew each row, and how many tokens each."""
     segments = [row["segments"] for row in rows(output, step, purpose)]
     return [[(one["version"], one["tokens"]) for one in of_row] for of_row in segments]
 
 
-def test_rows_far_ahead_go_on_with_newer_weights(far: Path):
-    lines = run_folders.metrics(far)[1:]
+@pytest.mark.parametrize(("run", "oldest", "newest"), [("far", 4, 2), ("beside", 3, 1)])
+def test_long_rows_go_on_with_newer_weights(run, oldest, newest, request):
+    """The versions of a step's rows are those from `oldest` to `newest` before it."""
+    output = request.getfixturevalue(run)
+    lines = run_folders.metrics(output)[1:]
     assert not run_folders.unnamed(lines)
     for step, line in enumerate(lines, start=1):
-        of_rows = spans(far, step)
-        for row in of_rows + spans(far, step, "greedy"):
+        of_rows = spans(output, step)
+        for row in of_rows + spans(output, step, "greedy"):
             versions = list(dict.fromkeys(version for version, _ in row))
-            assert versions == list(range(max(0, step - 4), versions[-1] + 1))
-            assert versions[-1] <= max(0, step - 2)
+            assert versions == list(range(max(0, step - oldest), versions[-1] + 1))
+            assert versions[-1] <= max(0, step - newest)
         drawn_by = [version for row in of_rows for version, tokens in row for _ in range(tokens)]
         ages = [step - 1 - version for version in drawn_by]
-        assert line["async/staleness_max"] == max(ages) <= 3
+        assert line["async/staleness_max"] == max(ages) <= oldest - 1
         assert line["async/staleness_mean"] == pytest.approx(sum(ages) / len(ages))
         several = sum(len({version for version, _ in row}) > 1 for row in of_rows)
         assert line["async/partial_rows"] == several / len(of_rows)
     assert any(line["async/partial_rows"] > 0 for line in lines)
 
 
-@pytest.mark.parametrize(("run", "job"), [("whole", JOB), ("far", FAR)])
+@pytest.mark.parametrize(("run", "job"), [("whole", JOB), ("far", FAR), ("beside", BESIDE)])
 def test_the_rows_are_trained_on_as_any(run, job, request, replay, tiny_job):
     """The synchronous job, given these rows, ends with these weights and says the same."""
     rollout = {**job["rollout"], "maxStaleness": 0}
     replay(tiny_job(**{**job, "rollout": rollout, "roles": {}}), request.getfixturevalue(run))
 
 
-@pytest.mark.parametrize("version", [2, 4])
-def test_each_token_was_drawn_by_the_weights_that_are_named(far, tiny_folder, tmp_path, version):
+@pytest.mark.parametrize(("run", "version"), [("far", 2), ("far", 4), ("beside", 4)])
+def test_each_token_was_drawn_by_the_weights_that_are_named(
+    run, request, tiny_folder, tmp_path, version
+):
     """The log-probabilities of a segment are those of its version, behind all tokens before it."""
-    command = ["export", far, "--checkpoint", f"step-{version:06d}", "--output", tmp_path / "model"]
+    output = request.getfixturevalue(run)
+    command = [
+        "export",
+        output,
+        "--checkpoint",
+        f"step-{version:06d}",
+        "--output",
+        tmp_path / "model",
+    ]
     subprocess.run([sys.executable, "-m", "ppojob_cli", *command], check=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder / "model")
     continued = 0
-    for step in range(version + 2, 8):
-        for row in rows(far, step):
+    for step in range(version + 1, 8):
+        for row in rows(output, step):
             prompt = tokenizer.encode(row["prompt"], add_special_tokens=False)
             assert len(prompt) == row["prompt_tokens"]
             ids = torch.tensor([prompt + row["response_ids"]])
@@ -310,6 +336,34 @@ def test_killed_anywhere_with_rows_under_way(run_through, tiny_job, output, far,
     assert run_folders.result(output) == run_folders.result(far)
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        (
+            "rpc.generate.answer.before@2=kill",
+            "rpc.generate.answer.after@5=kill",
+            "rpc.sync_weights.answer.after@2=kill",
+            "rpc.update.answer.before@9=kill",
+            "rpc.load_rows.answer.after@1=kill",
+            "rpc.restore.answer.before@1=kill",
+            "rows.under_way.rename.before@1=kill",
+        ),
+        (
+            "controller.step.begin@3=kill",
+            "controller.step.computed@2=kill",
+            "rpc.score.answer.before@5=kill",
+            "checkpoint.seal.rename.before@1=kill",
+            "rpc.save_shards.answer.after@2=kill",
+            "rows.under_way.rename.after@2=kill",
+        ),
+    ],
+    ids=["the ranks that draw and train", "the others"],
+)
+def test_killed_anywhere_with_rows_beside_a_step(run_through, tiny_job, output, beside, points):
+    run_through(tiny_job(**BESIDE), output, *points, seconds=1_500)
+    assert run_folders.result(output) == run_folders.result(beside)
+
+
 def test_killed_while_rows_under_way_are_written_beside_the_steps(
     run_through, tiny_job, output, far
 ):
@@ -337,7 +391,10 @@ def test_adapters_alone_reach_engines_far_ahead(run_twice, tiny_job, tiny_folder
     run_twice(tiny_job(**job), *points)
 
 
-def test_everything_killed_with_rows_under_way(run_through_lives, tiny_job, output, far):
+@pytest.mark.parametrize(("run", "job"), [("far", FAR), ("beside", BESIDE)])
+def test_everything_killed_with_rows_under_way(
+    run, job, request, run_through_lives, tiny_job, output
+):
     """What was drawn beside the rows ahead of the checkpoint is in it; the rest is drawn again."""
     points = (
         "controller.step.computed@2",  # before there is a checkpoint
@@ -345,29 +402,38 @@ def test_everything_killed_with_rows_under_way(run_through_lives, tiny_job, outp
         "controller.step.begin@3",  # in step 5, right behind one
         "controller.step.journaled@3",  # behind the last step
     )
-    run_through_lives(tiny_job(**FAR), output, *points)
-    assert run_folders.result(output) == run_folders.result(far)
+    run_through_lives(tiny_job(**job), output, *points)
+    assert run_folders.result(output) == run_folders.result(request.getfixturevalue(run))
 
 
-def test_other_engines_go_on_with_the_rows_under_way(start, tiny_job, output, once, far):
+@pytest.mark.parametrize(
+    ("run", "job", "engines", "under_way"),
+    [("far", FAR, {"rollout": {"replicas": 2}}, (6, 7)), ("beside", BESIDE, {}, (5, 6))],
+)
+def test_other_engines_go_on_with_the_rows_under_way(
+    run, job, engines, under_way, request, start, tiny_job, output, once
+):
+    whole = request.getfixturevalue(run)
     armed = job_points.armed(once, "controller.step.begin@5=kill_group")
-    assert start(tiny_job(**FAR), output, **armed).wait() == 3
-    changes = {**FAR, "roles": {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}}}
+    assert start(tiny_job(**job), output, **armed).wait() == 3
+    changes = {**job, "roles": {"actorRollout": {"ranksPerReplica": 2}, **engines}}
     start(tiny_job(**changes), output).succeed()
-    assert drawn(output, 5) == drawn(far, 5), "those of the checkpoint"
-    for step in (6, 7):
+    if engines:
+        assert drawn(output, 5) == drawn(whole, 5), "those of the checkpoint"
+    for step in under_way:
         ours, theirs = (
-            [row["response_ids"][: row["segments"][0]["tokens"]] for row in rows(run, step)]
-            for run in (output, far)
+            [row["response_ids"][: row["segments"][0]["tokens"]] for row in rows(one, step)]
+            for one in (output, whole)
         )
         assert ours == theirs, "what was under way"
 
 
 @pytest.mark.vllm
-def test_vllm_goes_on_with_rows_under_way(run_through, tiny_job, output, alone):
+@pytest.mark.parametrize("job", [FAR, BESIDE], ids=["far", "beside"])
+def test_vllm_goes_on_with_rows_under_way(job, run_through, tiny_job, output, alone):
     """Its own engine, in which a phase is ended by aborts; killed behind a checkpoint."""
-    rollout = {**FAR["rollout"], "engine": "vllm", "kvCacheGib": 0.1}
-    changes = {**FAR, "rollout": rollout, "steps": {"total": 5, "validateFirst": False}}
+    rollout = {**job["rollout"], "engine": "vllm", "kvCacheGib": 0.1}
+    changes = {**job, "rollout": rollout, "steps": {"total": 5, "validateFirst": False}}
     whole = alone(**changes)
     assert any(line["async/partial_rows"] > 0 for line in run_folders.metrics(whole))
     run_through(tiny_job(**changes), output, "rpc.generate.answer.before@4=kill", seconds=900)

@@ -197,12 +197,6 @@ ROLE_RULES = (
         when: self.colocateWith != 'none'
         must: $UNSET($POD_FIELDS)
 
-        spec | rollout.maxStaleness | Conflict
-            engines in the ranks that train take turns with the training; 0, or roles.rollout for
-            engines in pods of their own
-        when: self.rollout.maxStaleness > 0
-        must: has(self.roles.rollout)
-
         spec | roles.rewardModel | NoEffect
             it has no effect without rewardModel; remove it, or give rewardModel
         when: has(self.roles.rewardModel)

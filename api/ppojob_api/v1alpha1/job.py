@@ -180,6 +180,15 @@ class PPOJobSpec(Section):
         return self.model.lora if is_beside else None
 
     @property
+    def phases_of_rows(self) -> int:
+        """Phases of generation that a row has to end in; with one it is drawn at once."""
+        ahead = self.rollout.max_staleness if self.steps.trains else 0
+        if self.rollout.replay is not None or ahead == 0:
+            return 1
+        # Engines in pods of their own begin with rows when the step before them trains.
+        return ahead if self.roles.rollout is not None else ahead + 1
+
+    @property
     def reference_paths(self) -> tuple[str, ...]:
         """Folders of the models of the reference, by their numbers."""
         return (self.model.path,) if self.reference is None else self.reference.paths

@@ -1,22 +1,26 @@
-"""Conversions of verl's trainers that draw while they train."""
+"""Conversions of verl's trainers that draw later steps before one has trained."""
 
 import math
 from typing import Final
 
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import DAPO, ENTROPY, FULLY_ASYNC, ONE_STEP_OFF
+from ppojob_cli.verl.trainers import DAPO, ENTROPY, FULLY_ASYNC, ONE_STEP_OFF, PARTIAL
 
 _TRAINING: Final = "async_training"
 _PROMPTS: Final = "data.train_batch_size"
 _FETCHED: Final = "data.gen_batch_size"
 _PART: Final = "actor_rollout_ref.actor.ppo_mini_batch_size"
 DRAWN: Final = "rollout.total_rollout_steps"
+_IN_ORDER: Final = (
+    "rows are trained on in the order of their prompts here, at most a version old; there as they "
+    "end, however old"
+)
 
 
 def _fetch(verl: Verl) -> str:
-    """The key of the prompts of a step: main_dapo trains on all it fetches, unless it filters."""
+    """The key of the prompts of a step: some train on all they fetch; main_dapo may filter."""
     is_dapo = verl.trainer in (DAPO, ENTROPY)
-    is_all = is_dapo and not verl["algorithm.filter_groups.enable"]
+    is_all = (is_dapo and not verl["algorithm.filter_groups.enable"]) or verl.trainer is PARTIAL
     return _FETCHED if is_all and verl.is_given(_FETCHED) else _PROMPTS
 
 
@@ -44,10 +48,17 @@ def prompts(verl: Verl, job: Draft) -> None:
 
 
 def staleness(verl: Verl, job: Draft) -> None:
-    """How many versions old rows may be, which fully_async_main counts in shares of a step."""
+    """How many versions old rows may be, which fully_async_main counts in shares of a step.
+
+    The recipe partial_rollout has the prompts of two steps under way, and no such bound.
+    """
     field, share = "spec.rollout.maxStaleness", f"{_TRAINING}.staleness_threshold"
+    partial = f"{_TRAINING}.partial_rollout"
     if verl.trainer is ONE_STEP_OFF:
         job.set(field, 1)
+    if verl.trainer is PARTIAL:
+        job.set(field, 1, partial)
+        job.note(_IN_ORDER, partial)
     if verl.trainer is not FULLY_ASYNC:
         return
     asked = math.ceil(verl[share])
@@ -57,7 +68,6 @@ def staleness(verl: Verl, job: Draft) -> None:
         job.note("1: with filter_groups the first round of one step is drawn ahead", share)
     elif versions > verl[share]:
         job.note("a share of a step there; all rows may be a whole version older here", share)
-    partial = f"{_TRAINING}.partial_rollout"
     if versions and verl[partial] != (versions > 1):
         why = "long rows go on with newer weights where spec.rollout.maxStaleness is above 1"
         job.note(why, partial)

@@ -38,6 +38,8 @@ DAPO: Final = Trainer(r"(?:.*[./])?main_dapo(?:\.py)?", _DAPO)
 ENTROPY: Final = Trainer(r"(?:.*[./])?main_entropy(?:\.py)?", _DAPO)
 """Of the recipe of Clip-Cov and KL-Cov: an older DAPO's, with a grader of its own."""
 ONE_STEP_OFF: Final = Trainer(r"(?:.*[./])?one_step_off_policy[./]main_ppo(?:\.py)?", _PODS)
+PARTIAL: Final = Trainer(r"(?:.*[./])?partial_rollout[./]main_ppo(?:\.py)?")
+"""Of the recipe whose long rows go on in the next step; it generates where it trains."""
 FULLY_ASYNC: Final = Trainer(r"(?:.*[./])?fully_async_main(?:\.py)?", _PODS)
 _OF_MODEL: Final = ("lr", "weight_decay", "lr_warmup_steps", "lr_warmup_steps_ratio")
 PRIME: Final = Trainer(
@@ -139,6 +141,7 @@ _TRAINERS: Final = (
     DAPO,
     ENTROPY,
     ONE_STEP_OFF,
+    PARTIAL,
     FULLY_ASYNC,
     PRIME,
     SFT,

@@ -72,6 +72,8 @@ def test_how_ranks_share_a_model_and_how_far_engines_are_ahead() -> None:
     )
     assert " a rank, CPU, pipeline 2, tensor 2, sequence 2: sum-actor" in lines[2]
     assert " a rank, CPU, at most 1 step ahead: sum-rollout" in lines[3]
+    beside = planned(rollout={"maxStaleness": 2}, roles={"actorRollout": {"ranksPerReplica": 2}})
+    assert any(", at most 2 steps ahead: sum-actor" in line for line in beside)
 
 
 @pytest.mark.parametrize(("tokens", "waits"), [(64 * 1024, True), (64 * 1024 - 1, False)])

@@ -20,7 +20,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rpc.messages.saving import SavedFile
+from ppojob_trainer.rpc.messages.saving import SavedFile, SaveShards
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import BaseReference
 from ppojob_trainer.workers.state_writer import writes_of
@@ -29,7 +29,7 @@ LORA = LoraSpec(rank=4, alpha=8.0)
 
 
 def saved(learner: Learner, folder: Path) -> list[SavedFile]:
-    return writes_of(learner.state_files)(False)(folder)
+    return writes_of(learner.state_files)(SaveShards("", 1))(folder)
 
 
 def restored(learner: Learner) -> Learner:

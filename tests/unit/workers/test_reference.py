@@ -8,6 +8,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rpc.messages.saving import SaveShards
 from ppojob_trainer.workers.reference import FollowingReference, Reference, Teachers
 from ppojob_trainer.workers.state_writer import writes_of
 
@@ -72,7 +73,7 @@ def test_a_checkpoint_brings_the_reference_back_and_none_the_beginning(
     kept = weights(reference)
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    files = writes_of(lambda: [reference.state_file()])(False)(checkpoint)
+    files = writes_of(lambda: [reference.state_file()])(SaveShards("", 1))(checkpoint)
     assert [file.path for file in files] == ["reference/rank-00000/model.safetensors"]
 
     learner.engine.update(rows_of_step(), objective())

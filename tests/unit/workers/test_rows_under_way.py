@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from ppojob_trainer.controller.batch import shares
 from ppojob_trainer.rollout.protocol import Finished, Request
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens
+from ppojob_trainer.rpc.messages.saving import SavedFile
 from ppojob_trainer.workers.generation import Drawing, Generation
 from ppojob_trainer.workers.rows_under_way import RowsUnderWay
 
@@ -77,36 +79,49 @@ def request_of(step: int, ahead: int, total: int, run: tuple[int, int]) -> Gener
 
 @dataclass(frozen=True)
 class Case:
-    """A job: how far it draws ahead, how long the rows are, and how many an engine has room for."""
+    """A job: how far it draws ahead, how long the rows are, and how many an engine has room for.
+
+    Its engines are in the ranks that train, where they draw `beside` a step those behind it, or in
+    pods of their own, where they draw while the step before trains.
+    """
 
     ahead: int
     lengths: list[list[int]]  # (steps, rows)
     room: int
+    beside: bool = False
 
-    def drawn(self, restarts: list[int], folder: Path) -> list[list[Trajectory]]:
+    def drawn(
+        self, restarts: list[int], folder: Path, *, fails: bool = False
+    ) -> list[list[Trajectory]]:
         """(steps, rows) of the job.
 
         Before each step engines are lost and so many others begin where those left off; 0: they
-        live.
+        live. If it `fails`, each step is saved and begun again behind its phase.
         """
         living, found = self._engines(restarts[0] or 1), []
-        total = len(self.lengths)
-        for step in range(1, total + 1):
+        for step in range(1, len(self.lengths) + 1):
             if restarts[step - 1]:
-                living = self._engines(restarts[step - 1])
+                living = self._engines(restarts[step - 1], folder / str(step - 1))
+            found.append(self._phase(step, living))
+            if fails:
                 for one in living:
-                    one.restore(folder.glob(f"{step - 1}/rollout/*/*"))
-            found.append([])
-            for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
-                one.generation.engine.policy_version = max(0, step - 2)
-                (made,) = one.draw(request_of(step, self.ahead, total, run))
-                assert one.generation.drawing == Drawing(), "the phase is over"
-                found[-1] += made.trajectories
-            for rank, one in enumerate(living):
-                one.state(rank)(folder / str(step))
+                    one.state(step - 1)(folder / f"failed-{step}")
+                living = self._engines(len(living), folder / f"failed-{step}")
+                assert self._phase(step, living) == found[-1]
+            for one in living:
+                one.state(step)(folder / str(step))
         return found
 
-    def _engines(self, number: int) -> list[RowsUnderWay]:
+    def _phase(self, step: int, living: list[RowsUnderWay]) -> list[Trajectory]:
+        rows, steps = [], self.ahead + self.beside
+        for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
+            one.generation.engine.policy_version = max(0, step - 2 + self.beside)
+            (made,) = one.draw(request_of(step, steps, len(self.lengths), run))
+            assert one.generation.drawing == Drawing(), "the phase is over"
+            rows += made.trajectories
+        return rows
+
+    def _engines(self, number: int, folder: Path | None = None) -> list[RowsUnderWay]:
         def length(prompt: int, request_id: str) -> int:
             row = prompt % PROMPTS * SAMPLES + int(request_id.rpartition("/")[2]) % SAMPLES
             return self.lengths[prompt // PROMPTS - 1][row]
@@ -115,18 +130,27 @@ class Case:
             seed=1,
             rollout=RolloutSpec(max_staleness=self.ahead),
             data=SimpleNamespace(max_response_tokens=LIMIT),
+            phases_of_rows=self.ahead + self.beside,
         )
         chat = SimpleNamespace(eos_token_ids=())
-        made = [
-            Generation(spec, CountingEngine(length, self.room), chat, None, None)
-            for _ in range(number)
-        ]
-        return [RowsUnderWay(one) for one in made]
+        made = []
+        for rank in range(number):
+            engine, world = CountingEngine(length, self.room), SimpleNamespace(rank=rank)
+            made.append(RowsUnderWay(Generation(spec, engine, chat, None, world)))
+        if folder is not None:
+            names = [str(path.relative_to(folder)) for path in folder.glob("rollout/*/*")]
+            for one in made:
+                one.restore(folder, [SavedFile(name, 0, "") for name in names])
+        return made
 
 
 ROWS = st.lists(st.integers(1, LIMIT), min_size=PROMPTS * SAMPLES, max_size=PROMPTS * SAMPLES)
 CASES = st.builds(
-    Case, st.integers(2, 5), st.lists(ROWS, min_size=1, max_size=8), st.sampled_from([1, 3, 100])
+    Case,
+    st.integers(2, 5),
+    st.lists(ROWS, min_size=1, max_size=8),
+    st.sampled_from([1, 3, 100]),
+    st.booleans(),
 )
 
 
@@ -159,13 +183,18 @@ def test_engines_that_were_lost_change_nothing(case, data) -> None:
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         undisturbed = case.drawn([number] + [0] * (steps - 1), Path(one))
         restarts = [number if is_lost else 0 for is_lost in lost]
-        assert case.drawn([number, *restarts[1:]], Path(other)) == undisturbed
+        fails = data.draw(st.booleans())
+        again = case.drawn([number, *restarts[1:]], Path(other), fails=fails)
+        assert again == undisturbed
 
 
-def test_a_long_row_costs_a_phase_its_share(tmp_path: Path) -> None:
-    """One row of 24 among rows of 2: three steps ahead a phase draws 8 of it, not 24."""
-    case = Case(3, [[2, 2, 2, 24]] * 8, 100)
+@pytest.mark.parametrize(
+    ("ahead", "beside", "versions"), [(3, False, (4, 5, 6)), (2, True, (5, 6, 7))]
+)
+def test_a_long_row_costs_a_phase_its_share(tmp_path: Path, ahead, beside, versions) -> None:
+    """One row of 24 among rows of 2: over three phases each draws 8 of it, not 24."""
+    case = Case(ahead, [[2, 2, 2, 24]] * 8, 100, beside)
     first, *_, last = case.drawn([1] + [0] * 7, tmp_path)
     assert [len(segment.tokens) for segment in first[-1].segments] == [24]
     spans = [(segment.policy_version, len(segment.tokens)) for segment in last[-1].segments]
-    assert spans == [(4, 8), (5, 8), (6, 8)]
+    assert spans == [(version, 8) for version in versions]

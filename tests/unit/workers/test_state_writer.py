@@ -63,9 +63,9 @@ def test_a_copy_is_of_its_step_whatever_is_trained_meanwhile(learner, writer, tm
 
 
 def test_copies_keep_their_places(learner):
-    state = writes_of(learner.state_files)
+    state, now = writes_of(learner.state_files), SaveShards("copied", 1, in_background=True)
     first, second = (
-        {name: part.data_ptr() for file in state(True).args[0] for name, part in file.parts.items()}
+        {name: part.data_ptr() for file in state(now).args[0] for name, part in file.parts.items()}
         for _ in range(2)
     )
     assert first == second
@@ -93,7 +93,7 @@ def test_a_full_disk_is_left_to_the_step_that_is_under_way(writer, tmp_path: Pat
 def test_the_next_state_waits_until_this_one_is_written_and_a_refusal_is_told(tmp_path: Path):
     may_write, order = threading.Event(), list[str]()
 
-    def state(_in_background: bool):
+    def state(_: SaveShards):
         order.append("state")
 
         def write(folder: Path) -> list[SavedFile]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.batch_source import Draw, Rows
+from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.pictures import packed_later

@@ -19,7 +19,7 @@ from ppojob_trainer.controller.rows_drawn import RowsDrawnQuestion
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
-from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, LoadRows
+from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, Generated, LoadRows
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
@@ -84,19 +84,23 @@ class RolloutStages:
         if not is_begun:
             with timer("update_weights"):
                 self.engines.prepare(step if batch.purpose == "validation" else step - 1)
-        with timer("gen"), self._drawn.asked() as ask_drawn:
-            asked = self.generation(batch, step, greedy, ahead)
-            answers = self.roles.ask(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)
+        with timer("gen"):
+            answers = self.ask(batch, step, greedy, ahead)
             batch.take_lengths(answers)
             if greedy is not None:
                 of_greedy = [answer.greedy for answer in answers]
                 greedy.take_lengths([answer for answer in of_greedy if answer is not None])
             self.engines.deliver(together, step)
 
-    @property
-    def _drawn(self) -> RowsDrawnQuestion:
+    def ask(
+        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[Drawn]
+    ) -> list[Generated]:
+        """Have the engines draw rows, and wait for it."""
         one_of_each = self.engines.group.ranks[:: self.engines.tensor]
-        return RowsDrawnQuestion(self.roles.caller, one_of_each, self.tell_drawn)
+        drawn = RowsDrawnQuestion(self.roles.caller, one_of_each, self.tell_drawn)
+        asked = self.generation(batch, step, greedy, ahead)
+        with drawn.asked() as ask_drawn:
+            return self.roles.ask(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)
 
     def _are_there(self, batches: list[Batch], step: int) -> bool:
         """Whether rows need not be drawn; then they are with their owners, and known here."""

@@ -17,8 +17,9 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch, dropped_rows, outcomes_of
-from ppojob_trainer.controller.batch_source import BatchSource, Draw
+from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations
+from ppojob_trainer.controller.one_round import Draw
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.rollout_stages import RolloutStages

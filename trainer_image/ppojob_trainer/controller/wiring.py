@@ -17,7 +17,7 @@ from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
-from ppojob_trainer.controller.batch_source import BatchSource, OneRound, batch_source
+from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
@@ -31,6 +31,7 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
+from ppojob_trainer.controller.steps_ahead import StepsAhead
 from ppojob_trainer.controller.training_step import (
     ForwardPass,
     TrainingStep,
@@ -102,7 +103,7 @@ def build_loop(
 
     checkpoints = _checkpoints(config, roles, store, journal, records, tell_saved)
     roles.meanwhile = checkpoints.look
-    if not isinstance(source, (OneRound, Demonstrations)) and source.ahead is not None:
+    if isinstance(source, (StepsAhead, DynamicSampling)) and source.ahead is not None:
         checkpoints.write_ahead = source.ahead.save
     return Loop(
         spec=spec,

@@ -79,6 +79,7 @@ from ppojob_trainer.workers.row_store import (
     rows_table,
     trajectories,
 )
+from ppojob_trainer.workers.rows_under_way import RowsUnderWay
 from ppojob_trainer.workers.trained_models import Policy, open_policy
 
 
@@ -128,8 +129,11 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _generate(self, request: Generate) -> Generated:
-        batches = batches_of(request)
-        made = self.generation.run(batches)
+        batches, under_way = batches_of(request), self.stages.under_way
+        if under_way is not None and request.purpose == TRAIN:
+            made = under_way.draw(request)
+        else:
+            made = self.generation.run(batches)
         for batch, rows in zip(batches, made, strict=True):
             own = self._own(batch.purpose, rows, rows.trajectories)
             self._keep(batch.purpose, batch.round, own)
@@ -290,13 +294,16 @@ def open_actor_rollout_worker(
         turns, reward_model = DeviceTurns(generation.engine.sleep), None
         if "rewardModel" in config.topology.living_in(environment.role):
             reward_model = stack.enter_context(open_reward_model(config.spec, world, turns))
+        generates = config.topology.generating.role == OWNER
+        has_several = generates and config.spec.phases_of_rows > 1
+        under_way = RowsUnderWay(generation) if has_several else None
         yield ActorRolloutWorker(
             rank=rank.rank,
             run_folder=environment.run_folder,
             generation=generation,
             policy=policy,
             weights=weights,
-            stages=open_stages(environment, world, policy, turns),
+            stages=open_stages(environment, world, policy, turns, under_way),
             reward_model=reward_model,
         )
 

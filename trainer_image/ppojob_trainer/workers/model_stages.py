@@ -16,7 +16,7 @@ from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rows import BatchName, MoveColumns, MoveRows
-from ppojob_trainer.rpc.messages.saving import Restore
+from ppojob_trainer.rpc.messages.saving import Restore, SaveShards
 from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
@@ -31,7 +31,8 @@ from ppojob_trainer.workers.process_reward_model import (
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
 from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference, Teachers
 from ppojob_trainer.workers.row_channels import RowChannels, batch_index
-from ppojob_trainer.workers.state_writer import StateWriter, writes_of
+from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.state_writer import StateOf, StateWriter, Write, writes_of
 from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
 
 Frozen = Reference | Teachers | CriticReference
@@ -51,13 +52,17 @@ class ModelStages:
     following: FollowingReference | None = None
     # between these models, and the rollout engine where one is here
     turns: DeviceTurns = field(default_factory=DeviceTurns)
+    # rows of later steps, where the engine here draws some of them beside those of a step
+    under_way: RowsUnderWay | None = None
     # writes what checkpoints hold of them
     state: StateWriter = field(init=False)
+    _models: StateOf = field(init=False)
     _rows: BatchRows | None = None
     _batch: BatchName | None = None  # whose rows they are, where others own them
 
     def __post_init__(self) -> None:
-        self.state = StateWriter(self.run_folder, writes_of(self._state_files))
+        self._models = writes_of(self._state_files)
+        self.state = StateWriter(self.run_folder, self._state)
 
     def routes(self) -> list[Route]:
         """The methods of every rank that holds a model."""
@@ -93,6 +98,8 @@ class ModelStages:
         self.state.forget()
         self._rows = self._batch = None
         folder = None if request.folder is None else self.run_folder / request.folder
+        if self.under_way is not None:
+            self.under_way.restore(folder, request.files)
         if self.following is not None:
             self.following.restore(folder, request.files)
         # Behind what else is loaded: a learner restores the random state.
@@ -127,8 +134,15 @@ class ModelStages:
         self.turns.of_models(*model.at_update)
         return model.update(self.rows, request)
 
+    def _state(self, request: SaveShards) -> Write:
+        models = self._models(request)
+        if self.under_way is None:
+            return models
+        rows = self.under_way.state(request.step)
+        return lambda folder: [*models(folder), *rows(folder)]
+
     def _state_files(self) -> list[Shard]:
-        """This rank's files of a checkpoint."""
+        """The files of this rank's models in a checkpoint."""
         files = [file for model in self.trained.values() for file in model.learner.state_files()]
         return files if self.following is None else [*files, self.following.state_file()]
 
@@ -138,6 +152,7 @@ def open_stages(
     world: World,
     policy: Policy | None = None,
     turns: DeviceTurns | None = None,
+    under_way: RowsUnderWay | None = None,
 ) -> ModelStages:
     """Load the reference and the critic where they live here, beside the policy or without it."""
     spec = environment.config.spec
@@ -172,6 +187,7 @@ def open_stages(
         trained=trained,
         following=following,
         turns=turns or DeviceTurns(),
+        under_way=under_way,
     )
 
 

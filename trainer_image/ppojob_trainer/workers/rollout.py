@@ -13,7 +13,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.weight_stream import stored_weights
@@ -23,7 +22,7 @@ from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
-from ppojob_trainer.rpc.messages.saving import Restore, SavedFile
+from ppojob_trainer.rpc.messages.saving import Restore, SaveShards
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.generation import (
@@ -115,22 +114,13 @@ class RolloutWorker:
     def _restore(self, request: Restore) -> Nothing:
         assert self.under_way is not None, "no other job asks engines for it"
         self.state.forget()
-        own = [file.path for file in request.files if file.path.startswith("rollout/")]
-        self.under_way.restore(self.run_folder / (request.folder or "") / path for path in own)
+        folder = None if request.folder is None else self.run_folder / request.folder
+        self.under_way.restore(folder, request.files)
         return Nothing()
 
-    def _state(self, _in_background: bool) -> Write:
-        """Writes the rows that are under way; of ranks that share an engine the first has them."""
-        rank = self.channels.world.rank
-        if self.under_way is None or rank % self.generation.spec.rollout.parallelism.tensor:
-            return lambda _: []
-        write = self.under_way.state(rank)
-
-        def written(folder: Path) -> list[SavedFile]:
-            path = write(folder)
-            return [SavedFile(path, *sha256_of(folder / path))]
-
-        return written
+    def _state(self, request: SaveShards) -> Write:
+        """Writes the rows that are under way; those of the next step are in the folder `ahead`."""
+        return self.under_way.state(request.step + 1) if self.under_way else lambda _: []
 
 
 @contextmanager
@@ -142,10 +132,9 @@ def open_rollout_worker(
         open_role_world(environment, rank) as world,
         open_generation(environment, world, keys) as generation,
     ):
-        is_far_ahead = environment.config.spec.rollout.max_staleness > 1
         yield RolloutWorker(
             environment.run_folder,
             generation,
             open_channels(environment, world),
-            RowsUnderWay(generation) if is_far_ahead else None,
+            RowsUnderWay(generation) if generation.spec.phases_of_rows > 1 else None,
         )

@@ -24,16 +24,16 @@ from ppojob_trainer.rpc.wire import Nothing
 _log = logging.getLogger(__name__)
 Write = Callable[[Path], list[SavedFile]]
 """Writes a state into the folder of a checkpoint; when it returns the files are on the disk."""
-StateOf = Callable[[bool], Write]
-"""What writes the state of now; told whether it must outlive the state (`in_background`)."""
+StateOf = Callable[[SaveShards], Write]
+"""What writes the state of now; in the background it must outlive the state."""
 
 
 def writes_of(files: Callable[[], Sequence[Shard]]) -> StateOf:
     """What writes the files of a rank's models, which change with the next update."""
     copies = HostCopies()
 
-    def state(in_background: bool) -> Write:
-        if not in_background:
+    def state(request: SaveShards) -> Write:
+        if not request.in_background:
             return partial(_write, files())
         return partial(_write_beside, [copies.of(file) for file in files()])
 
@@ -87,7 +87,7 @@ class StateWriter:
         self._wait()
         step, write = self._copied or (None, None)
         if write is None or step != request.step:
-            write = self._state(request.in_background)
+            write = self._state(request)
             self._copied = (request.step, write) if request.in_background else None
         act = partial(write, self._run_folder / request.folder)
         if not request.in_background:
