@@ -19,6 +19,7 @@ from transformers import (
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import check_targets
 from ppojob_trainer.models.kinds import CRITIC, POLICY
 from ppojob_trainer.models.load import load_model
@@ -153,6 +154,17 @@ def test_experts_and_their_gradients_are_those_of_merged_weights(tmp_path):
     begun = lora.model_copy(update={"path": tmp_path / "adapter"})
     again = dict(load_model(tmp_path / "model", lora=begun).named_parameters())
     assert all(torch.equal(again[name], weight) for name, weight in held.items())
+
+
+@pytest.mark.parametrize("has_some", [True, False])
+def test_adapters_that_differ_in_experts_are_told_by_that_field(tmp_path, has_some):
+    save_model(tmp_path / "model", Qwen2MoeForCausalLM)
+    lora = LoraSpec(rank=8, alpha=6.0, experts=has_some)
+    adapters = adapters_of(load_model(tmp_path / "model", lora=lora))
+    export_adapters(tmp_path / "adapter", adapters, str(tmp_path / "model"), {})
+    asked = {"path": tmp_path / "adapter", "experts": not has_some}
+    found = check_adapters(lora.model_copy(update=asked), str(tmp_path / "model"), "lora")
+    assert [one.where for one in found] == ["lora.experts"]
 
 
 @pytest.mark.parametrize(
