@@ -18,6 +18,7 @@ MODEL_FIELDS: Final = (
     "critic.lora.path",
     "rewardModel.path",
     "rewardModel.tokenizerPath",
+    "judge.path",
 )
 """Folders of models, adapters and tokenizers."""
 

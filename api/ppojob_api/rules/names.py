@@ -26,6 +26,7 @@ _SINGLE = (
     "critic.path",
     "critic.lora.path",
     *(f"rewardModel.{name}" for name in ("path", "tokenizerPath")),
+    "judge.path",
     "rollout.replay",
     *(f"algorithm.{name}.source.path" for name in ("custom", "policyLoss.custom")),
     *(f"agent.retriever.{name}" for name in ("index", "encoder")),

@@ -106,6 +106,9 @@ SCORER: Final = ModelKind(
 
 REFERENCE: Final = replace(POLICY, where="spec.reference.path")
 
+JUDGE: Final = replace(POLICY, where="spec.judge.path")
+"""Another engine computes it, which has layers of its own."""
+
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",
     (TEXTS,),
