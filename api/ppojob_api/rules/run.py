@@ -352,7 +352,7 @@ SAMPLING_RULES = rules(
     must: self.weight != 0.0
 
     spec | judge | NoEffect | here
-        no reward function asks it; remove it, or say rewards: a function of its own, or judge
+        no reward function asks it; remove it, or name judge in rewards, or a function of your own
     when: has(self.judge)
     must: !self.rewards.all(one, !has(one.source) && one.function != 'judge')
 

@@ -124,8 +124,7 @@ class JudgePods(Section):
     """Pods."""
 
     gpus_per_replica: Gpus = 0
-    """GPUs of a pod, which share each matrix product of its model; 0: CPU.
-    verl: reward_model.rollout.tensor_model_parallel_size."""
+    """GPUs of a pod, which share each matrix product of its model; 0: CPU."""
 
     cpu: Threads = 1
     """CPU cores of a pod, and on CPU threads of its server."""

@@ -191,19 +191,17 @@ class JudgeSpec(Section):
     """A language model that the job serves; `judge` without a url and own functions ask it."""
 
     path: Path
-    """Folder in Hugging Face form, with a chat template. verl: reward_model.model.path."""
+    """Folder in Hugging Face form, with a chat template."""
 
     dtype: AutoFloatType = "auto"
     """Type of the weights; auto: bfloat16 on GPUs and on processors that multiply it natively,
-    float32 elsewhere. verl: reward_model.rollout.dtype, bfloat16."""
+    float32 elsewhere."""
 
     max_tokens: Tokens | None = None
-    """Longest prompt and answer together; absent: what the model was made for.
-    verl: reward_model.rollout.max_model_len, or prompt_length + response_length."""
+    """Longest prompt and answer together; absent: what the model was made for."""
 
     gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    """Share of a GPU that weights and cache fill.
-    verl: reward_model.rollout.gpu_memory_utilization, 0.5."""
+    """Share of a GPU that weights and cache fill."""
 
     kv_cache_gib: Annotated[float, Field(gt=0, le=4_096)] | None = None
     """Memory of the key-value cache of a GPU, or of a pod on CPU; absent: on GPUs what
