@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
+from pathlib import Path
 from typing import Final, Never
 
 from ppojob_api import contract
@@ -75,7 +76,10 @@ def open_judge_worker(
     assert spec.judge is not None, "the role is there for its model"
     gpus = spec.roles.judge.gpus_per_replica
     command = server_command(spec.judge, address=environment.address, gpus=gpus)
-    with Program(command, {**os.environ, **_QUIET}) as server:
+    with (
+        _short_name(environment.scratch) as sockets,
+        Program(command, {**os.environ, **_QUIET, "VLLM_RPC_BASE_PATH": sockets}) as server,
+    ):
 
         def look(*_: object) -> None:
             if how := server.ended():
@@ -89,6 +93,16 @@ def open_judge_worker(
             yield JudgeWorker()
         finally:
             signal.signal(signal.SIGCHLD, before)
+
+
+@contextmanager
+def _short_name(folder: Path) -> Iterator[str]:
+    """A folder of sockets: the kernel takes 107 bytes of a path, and its own may be longer."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def _leave(how: str) -> Never:
