@@ -382,8 +382,7 @@ def _judge(verl: Verl, job: Draft) -> None:
     if verl[f"{engine}.name"] == "vllm":
         job.keep(f"{engine}.name")
     else:
-        why = "vLLM serves it here, by OpenAI's interface: the function is to ask /v1/..."
-        job.note(why, f"{engine}.name")
+        job.note("vLLM serves it here; SGLang's /generate is answered, too", f"{engine}.name")
     tensor = verl[f"{engine}.tensor_model_parallel_size"]
     job.set("spec.roles.judge.gpusPerReplica", tensor, f"{engine}.tensor_model_parallel_size")
     pool, of_pool = f"{at}.enable_resource_pool", (f"{at}.nnodes", f"{at}.n_gpus_per_node")

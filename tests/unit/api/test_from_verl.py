@@ -40,9 +40,10 @@ OURS = {
     "spec.roles.actorRollout.threadsPerRank",
     "spec.roles.actorRollout.cpu",
     "spec.roles.reward.replicas",
+    "spec.judge.kvCacheGib",
     *(
         f"spec.roles.{role}.{name}"
-        for role in ("tools", "retriever")
+        for role in ("tools", "retriever", "judge")
         for name in ("replicas", "cpu")
     ),
     *("spec.agent.tools.timeLimitSeconds", "spec.agent.turnTokens"),

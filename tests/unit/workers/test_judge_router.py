@@ -28,7 +28,8 @@ def serve() -> Iterator[Callable[..., Service]]:
 
 @contextmanager
 def door(*ports: int, patience: float = 30.0) -> Iterator[str]:
-    router = judge_router([("127.0.0.1", port) for port in ports], patience=patience)
+    servers = [("127.0.0.1", port) for port in ports]
+    router = judge_router(servers, model="/m", patience=patience)
     router.start()
     try:
         yield f"http://127.0.0.1:{router.port}{PATH}"
@@ -79,6 +80,26 @@ def test_a_refusal_is_passed_on_and_a_server_that_never_comes_is_told(serve) -> 
         asked(url, "x")
     assert lost.value.code == 503
     assert b"the judge at 127.0.0.1:1 gives no answer" in lost.value.read()
+
+
+def test_what_asks_sglang_is_answered_in_its_words(serve) -> None:
+    choice = {"text": "yes", "token_ids": [7, 8], "finish_reason": "stop"}
+    used = {"prompt_tokens": 3, "completion_tokens": 2}
+    service = serve((200, {"id": "a", "choices": [choice], "usage": used}))
+    sampling = {"max_new_tokens": 16, "temperature": 0.5}
+    with door(service.server_port) as url:
+        found = asked(
+            url.replace(PATH, "/generate"), {"input_ids": [1, 2, 3], "sampling_params": sampling}
+        )
+        with pytest.raises(HTTPError) as refused:
+            asked(url.replace(PATH, "/generate"), {"text": "x", "sampling_params": {"regex": "a"}})
+    ((path, body, _),) = service.asked
+    assert path == "/v1/completions"
+    told = {"max_tokens": 16, "temperature": 0.5, "return_token_ids": True}
+    assert body == {**told, "model": "/m", "prompt": [1, 2, 3]}
+    meta = {"id": "a", "finish_reason": {"type": "stop"}, **used}
+    assert found == {"text": "yes", "output_ids": [7, 8], "meta_info": meta}
+    assert (refused.value.code, b"regex" in refused.value.read()) == (400, True)
 
 
 def test_a_pod_of_gpus_is_one_server_over_all_of_them() -> None:

@@ -9,13 +9,14 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
 from typing import Final
 
 from ppojob_trainer.metrics.page_server import PageServer
+from ppojob_trainer.workers import sglang_form
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS: Final = 10.0
@@ -41,18 +42,31 @@ class _Answer:
     body: bytes
 
 
-def judge_router(servers: Sequence[tuple[str, int]], *, patience: float) -> PageServer:
+def judge_router(servers: Sequence[tuple[str, int]], *, model: str, patience: float) -> PageServer:
     """A server on a free port of this machine; give it `start` and `close`.
 
     Args:
         servers: host and port of each.
+        model: its name there, which SGLang's `/generate` does not ask for.
         patience: seconds for which a request waits for a server that does not answer.
     """
 
     class Handler(_Handler):
         def passed_on(self, method: str, path: str, body: bytes) -> _Answer:
+            if path == sglang_form.PATH:
+                return self._generated(body)
             which = server_of(path, body, len(servers))
             return _asked(servers[which], method, path, body, patience)
+
+        def _generated(self, body: bytes) -> _Answer:
+            try:
+                asked = sglang_form.as_completion(body, model)
+            except sglang_form.NotThere as problem:
+                return _Answer(HTTPStatus.BAD_REQUEST, "text/plain", str(problem).encode())
+            answer = self.passed_on("POST", sglang_form.COMPLETIONS, asked)
+            if answer.status != HTTPStatus.OK:
+                return answer
+            return replace(answer, body=sglang_form.as_generated(answer.body))
 
     return _Door("127.0.0.1", 0, Handler)
 

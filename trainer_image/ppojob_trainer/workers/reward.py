@@ -106,7 +106,7 @@ def _judge(environment: PodEnvironment) -> Iterator[Judge | None]:
     pods = environment.config.topology.role("judge").pods
     servers = [(environment.host(pod.host), contract.PORT_JUDGE) for pod in pods]
     patience = spec.timeouts.startup_seconds
-    router = judge_router(servers, patience=patience)
+    router = judge_router(servers, model=spec.judge.path, patience=patience)
     router.start()
     try:
         yield Judge(f"http://127.0.0.1:{router.port}/v1", spec.judge.path, patience)
