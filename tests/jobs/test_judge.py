@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -56,16 +57,13 @@ def test_killed_servers_and_reward_processes_change_nothing(
     scores = {row["score"] for step in range(1, 7) for row in run_folders.rows(whole, step)}
     assert len(scores) > 2, "what the judge says counts"
     assert "the judge gave no number" in (whole / "logs" / "tiny-reward-0.log").read_text()
-    armed = {
-        "PPOJOB_FAILPOINTS": "rpc.score.answer.before@2=kill",
-        "PPOJOB_FAILPOINT_ONCE": str(once),
-    }
-    run = start(job, disturbed, **armed)
+    points = job_points.armed(once, "rpc.score.answer.before@2=kill")
+    run = start(job, disturbed, **points)
     run.wait_for_step(3, 400)
     os.kill(server_of(disturbed), signal.SIGKILL)
     run.succeed(600)
     assert "the server of spec.judge ended by signal SIGKILL" in run.logs()
-    assert [marker.name for marker in once.iterdir()] == ["rpc.score.answer.before"]
+    assert job_points.fired(once) == {"rpc.score.answer.before"}
     assert run_folders.rewinds(disturbed) == 1, "only the start counts as one"
     assert run_folders.result(disturbed) == run_folders.result(whole)
     run_folders.wait_until_gone(disturbed)
