@@ -30,6 +30,10 @@ ENV_REWARD_VARIABLES = "PPOJOB_REWARD_VARIABLES"
 """Names, separated by spaces, of the variables of the reward pods that reward functions see."""
 ENV_TOOL_VARIABLES = "PPOJOB_TOOL_VARIABLES"
 """The same of the tools pods, for tools."""
+ENV_JUDGE_URL = "PPOJOB_JUDGE_URL"
+"""For reward functions of a job with `spec.judge`: where its model is asked, up to `/v1`."""
+ENV_JUDGE_MODEL = "PPOJOB_JUDGE_MODEL"
+"""The name of that model there, which is its folder."""
 VARIABLES_OF_CODE = {"reward": ENV_REWARD_VARIABLES, "tools": ENV_TOOL_VARIABLES}
 """By the roles that run users' code."""
 ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
@@ -57,6 +61,8 @@ PORT_HEALTH = 7403
 """Supervisor: probes, state and its ranks' metrics over HTTP; open to all, holds no secret."""
 PORT_METRICS = 7404
 """Controller: the steps' metrics over HTTP, for Prometheus; open to all, holds no secret."""
+PORT_JUDGE = 7405
+"""Judge: its model over HTTP, as OpenAI's interface has it. Only a NetworkPolicy fences it."""
 PORT_FIRST_RANK = 7420
 """A rank serves on this port plus its local rank."""
 

@@ -19,6 +19,7 @@ MODEL_FIELDS: Final = (
     "critic.lora.path",
     "rewardModel.path",
     "rewardModel.tokenizerPath",
+    "judge.path",
 )
 """Folders of models, adapters and tokenizers."""
 

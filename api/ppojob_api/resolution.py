@@ -55,6 +55,7 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
         ("training", "autocast", policy, "none"),
         ("rollout", "dtype", policy, "float32"),
         ("reward_model", "dtype", on_gpus.get("rewardModel", policy), "float32"),
+        ("judge", "dtype", spec.roles.judge.gpus_per_replica > 0, "float32"),
     ):
         if name == "rollout" and spec.algorithm.given:
             continue  # it has no effect

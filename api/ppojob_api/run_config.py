@@ -32,6 +32,7 @@ TRAJECTORY_SECTIONS = (
     "critic",
     "rewards",
     "rewardModel",
+    "judge",
     "roles",
 )
 

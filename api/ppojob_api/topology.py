@@ -13,6 +13,7 @@ from ppojob_api.v1alpha1.roles import (
     CriticRole,
     DevicePods,
     FrozenRole,
+    JudgePods,
     RetrieverPods,
     RolePods,
     RolesSpec,
@@ -23,7 +24,7 @@ from ppojob_api.well_known import SEARCH_TOOL, RoleName, pod_host, pod_name
 Device = Literal["cpu", "cuda"]
 
 _ROLES_WITHOUT_MODEL: Final[frozenset[RoleName]] = frozenset(
-    {"controller", "reward", "tools", "retriever"}
+    {"controller", "reward", "tools", "retriever", "judge"}
 )
 
 
@@ -71,7 +72,7 @@ class RoleTopology(Section):
 
     @property
     def holds_models(self) -> bool:
-        """Whether its ranks compute with a model."""
+        """Whether its ranks compute with a model; that of the judge is another process's."""
         return self.role not in _ROLES_WITHOUT_MODEL
 
     def ranks_of(self, pod_index: int) -> range:
@@ -193,11 +194,13 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
         else:
             update = {"role": name, "colocated_with": role.colocate_with}
             roles.append(actor.model_copy(update=update))
-    others: tuple[tuple[RoleName, CodePods | RetrieverPods, object], ...] = (
-        # A reward model alone leaves functions nothing to do.
-        ("reward", settings.reward, is_scored and (spec.rewards or spec.reward_model is None)),
+    # A reward model alone leaves functions nothing to do.
+    has_functions = is_scored and (spec.rewards or spec.reward_model is None)
+    others: tuple[tuple[RoleName, CodePods | RetrieverPods | JudgePods, object], ...] = (
+        ("reward", settings.reward, has_functions),
         ("tools", settings.tools, calls_tools(spec)),
         ("retriever", settings.retriever, retrieved_tools(spec)),
+        ("judge", settings.judge, has_functions and spec.judge is not None),
     )
     for name, pods, is_needed in others:
         if is_needed and not is_given:
@@ -223,6 +226,12 @@ def _with_model(job_name: str, role: RoleName, pods: DevicePods) -> RoleTopology
     )
 
 
-def _without_model(job_name: str, role: RoleName, pods: CodePods | RetrieverPods) -> RoleTopology:
-    """One rank a pod, with all the pod's cores."""
-    return _with_model(job_name, role, DevicePods(replicas=pods.replicas, cpu=pods.cpu))
+def _without_model(
+    job_name: str, role: RoleName, pods: CodePods | RetrieverPods | JudgePods
+) -> RoleTopology:
+    """One rank a pod, with all the pod's cores and GPUs."""
+    gpus = pods.gpus_per_replica if isinstance(pods, JudgePods) else 0
+    one = DevicePods(
+        replicas=pods.replicas, gpus_per_replica=gpus, ranks_per_replica=1, cpu=pods.cpu
+    )
+    return _with_model(job_name, role, one)

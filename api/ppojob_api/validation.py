@@ -15,7 +15,14 @@ from ppojob_api.rules import RULES, Rule, places
 from ppojob_api.shape import PathKey, dotted, within
 from ppojob_api.v1alpha1.job import PPOJob
 
-_ROLES: Final = ("spec.roles", "spec.algorithm", "spec.rewards", "spec.rewardModel", "spec.agent")
+_ROLES: Final = (
+    "spec.roles",
+    "spec.algorithm",
+    "spec.rewards",
+    "spec.rewardModel",
+    "spec.agent",
+    "spec.judge",
+)
 CHECKS: Final[tuple[tuple[Callable[[PPOJob], Iterator[Problem]], tuple[str, ...]], ...]] = (
     (schedule.best_metric, ("spec.checkpoint.best", "spec.rollout.validation.samples")),
     (schedule.moments_of_sgd, ("spec.optimizer", "spec.critic.optimizer")),

@@ -22,6 +22,7 @@ RoleName = Literal[
     "reward",
     "tools",
     "retriever",
+    "judge",
 ]
 
 # As the role is called in names of pods and services, which know no capitals.

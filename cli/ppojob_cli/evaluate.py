@@ -132,11 +132,12 @@ def _rewards(rows: Path, job: Path | None, function: str | None) -> Rewards:
     from ppojob_cli.validate import load_job
 
     spec = load_job(manifest).spec
-    if spec.reward_model is not None:
-        raise InputError(
-            f"{manifest}: got spec.rewardModel {shown(spec.reward_model.path)}: no model is loaded "
-            "here; --kept for the scores of the run, or --function"
-        )
+    for field, model in (("rewardModel", spec.reward_model), ("judge", spec.judge)):
+        if model is not None:
+            raise InputError(
+                f"{manifest}: got spec.{field} {shown(model.path)}: no model is loaded "
+                "here; --kept for the scores of the run, or --function"
+            )
     scorers = f"spec.rewards of {manifest}" if spec.rewards else Rewards.told
     return Rewards(spec.rewards, spec.sandbox, scorers)
 

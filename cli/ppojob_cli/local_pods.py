@@ -70,6 +70,7 @@ class Addresses:
             contract.PORT_STORE,
             contract.PORT_HEALTH,
             contract.PORT_METRICS,
+            contract.PORT_JUDGE,
             *range(contract.PORT_FIRST_RANK, contract.PORT_FIRST_RANK + ranks_per_pod),
         )
         self._taken: list[socket.socket] = []

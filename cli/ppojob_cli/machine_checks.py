@@ -9,7 +9,7 @@ from typing import Final
 from ppojob_api import contract
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
-from ppojob_api.topology import Device
+from ppojob_api.topology import Device, RoleTopology
 from ppojob_cli import gpus
 from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
 from ppojob_trainer.processor import has_native_bfloat16, instruction_set
@@ -53,15 +53,18 @@ def machine_problems(config: RunConfig) -> Iterator[Problem]:
 def _check_libraries(config: RunConfig) -> Iterator[Problem]:
     """Libraries that are absent; of those that are there the releases are pinned."""
     needed = {"torch": config.facts.torch}
-    if _needs_vllm(config):
+    if _with_vllm(config):
         needed["vllm"] = config.facts.vllm
     for library in (name for name, found in needed.items() if found is None):
         allowed = "make setup installs it"
         yield Problem(library, ABSENT, "the job needs it", allowed, ReasonCode.REQUIRED)
 
 
-def _needs_vllm(config: RunConfig) -> bool:
-    return config.spec.rollout.engine == "vllm" and not config.spec.algorithm.given
+def _with_vllm(config: RunConfig) -> list[RoleTopology]:
+    """The roles whose ranks compute with vLLM, or start its server."""
+    generates = config.spec.rollout.engine == "vllm" and not config.spec.algorithm.given
+    judges = [role for role in config.topology.roles if role.role == "judge"]
+    return [config.topology.generating, *judges] if generates else judges
 
 
 def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Problem]:
@@ -69,20 +72,18 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
 
     `builds` are those of `vllm_builds`; that there is none is said by `_check_libraries`.
     """
-    role = config.topology.generating
-    device = role.device
-    if not _needs_vllm(config) or not builds:
-        return
-    if device not in builds:
-        ((built_for, release),) = builds.items()
-        yield Problem(
-            "vllm",
-            f"{release} for {built_for}",
-            f"spec.roles.{role.role} is on {device}",
-            f"that of requirements/{device}.txt: make setup ACCELERATOR={device}",
-            ReasonCode.CONFLICT,
-        )
-    elif device == "cpu" and not _loads(NUMA):
+    roles = _with_vllm(config) if builds else []
+    for role in roles:
+        if role.device not in builds:
+            ((built_for, release),) = builds.items()
+            yield Problem(
+                "vllm",
+                f"{release} for {built_for}",
+                f"spec.roles.{role.role} is on {role.device}",
+                f"that of requirements/{role.device}.txt: make setup ACCELERATOR={role.device}",
+                ReasonCode.CONFLICT,
+            )
+    if any(role.device == "cpu" for role in roles) and "cpu" in builds and not _loads(NUMA):
         why = "vLLM does not start on the CPU without it"
         yield Problem(NUMA, ABSENT, why, "apt-get install libnuma1", ReasonCode.REQUIRED)
 

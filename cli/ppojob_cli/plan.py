@@ -202,6 +202,8 @@ def _type_lines(config: RunConfig) -> Iterator[str]:
         found.append(("rollout.dtype", ours.rollout.dtype, here.rollout.dtype))
     if ours.reward_model and here.reward_model:
         found.append(("rewardModel.dtype", ours.reward_model.dtype, here.reward_model.dtype))
+    if ours.judge and here.judge:
+        found.append(("judge.dtype", ours.judge.dtype, here.judge.dtype))
     yield from (f"{name}: {new} ({why})" for name, old, new in found if old == "auto")
 
 

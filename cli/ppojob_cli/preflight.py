@@ -14,7 +14,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.topology import calls_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.rollout import RewardModelSpec
+from ppojob_api.v1alpha1.rollout import JudgeSpec, RewardModelSpec
 from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_cli.machine_checks import machine_problems, threads_warning
@@ -37,6 +37,7 @@ from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder, check_use
 from ppojob_trainer.models.kinds import (
     CRITIC,
+    JUDGE,
     POLICY,
     REFERENCE,
     REWARD,
@@ -54,6 +55,7 @@ from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.retrieval.manifest import check_memory, read_manifest
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import checks_of
+from ppojob_trainer.rewards.wire import Judge
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
@@ -118,6 +120,8 @@ def check_inputs(config: RunConfig) -> Preflight:
         _check_references(spec, vocabulary, model, found)
         if spec.reward_model is not None:
             _check_reward_model(spec.reward_model, found)
+        if spec.judge is not None:
+            _check_judge(spec.judge, found)
         found.add([*_rewards(spec), *_custom_functions(spec)])
     found.add([*_tools(spec), *_retriever(spec), *_recording(spec)])
     return found
@@ -286,6 +290,29 @@ def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
         found.add([*unfit, *_template_refusals(chat)])
 
 
+def _check_judge(spec: JudgeSpec, found: Preflight) -> None:
+    """Judge the folder of the judge, and what it is asked by."""
+    report = check_model_folder(Path(spec.path), JUDGE)
+    found.add(report.errors, report.warnings)
+    limit, longest = report.context_tokens, spec.max_tokens
+    if limit is not None and longest is not None and longest > limit:
+        why, allowed = f"the model was made for {limit}", f"at most {limit}"
+        where, code = "spec.judge.maxTokens", ReasonCode.OUT_OF_RANGE
+        found.add([Problem(where, shown(longest), why, allowed, code)])
+    if not Path(spec.path).is_dir():
+        return  # that the folder is missing has been said
+    try:
+        chat = ChatTokenizer(spec.path, spec.path, None, setting="a template of its own")
+    except ConfigError as unusable:
+        found.add(unusable.problems)
+        return
+    with chat:
+        if not chat.has_template:
+            why, allowed = "it has no chat template, and is asked by chat", "a model that has one"
+            where, code = JUDGE.where, ReasonCode.REQUIRED
+            found.add([Problem(where, shown(spec.path), why, allowed, code)])
+
+
 def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:
     """What the template says of the plainest conversation, where there is a template.
 
@@ -319,7 +346,8 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
         return []  # scorers that are built in
     try:
         variables = variables_of_code("reward")
-        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables).close()
+        judge = None if spec.judge is None else Judge("http://127.0.0.1/v1", spec.judge.path, 0.0)
+        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables, judge=judge).close()
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
     return []

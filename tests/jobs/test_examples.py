@@ -157,6 +157,11 @@ def test_custom_reward(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     assert first["val-aux/ppojob/addition/characters/mean@1"] > 0
 
 
+def test_judge(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    _, step = run_short(any_home, tmp_path / "run", "judge", *engine)
+    assert {"rewards/judge/mean", "rewards/addition/mean"} <= step.keys()
+
+
 def test_custom_algorithm(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     run, batch = tmp_path / "run", ("spec.algorithm.miniBatchPrompts=1",)
     _, step = run_short(any_home, run, "custom-algorithm", *batch, *engine)

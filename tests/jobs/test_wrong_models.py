@@ -154,6 +154,18 @@ def judge(spoil: Callable[[Path], object] | None = None, **settings: object) -> 
     return spoil_judge
 
 
+def served(spoil: Callable[[Path], object] | None = None, **settings: object) -> Spoil:
+    """Have the job serve a judge of the policy's weights, whose folder is spoilt."""
+
+    def spoil_served(wrong: RefusedJob) -> None:
+        folder = shutil.copytree(wrong.model, wrong.files / "judge")
+        wrong.set("spec.judge", {"path": str(folder), **settings})
+        if spoil is not None:
+            spoil(folder)
+
+    return spoil_served
+
+
 def judge_template(source: str) -> Spoil:
     return judge(lambda folder: (folder / "chat_template.jinja").write_text(source))
 
@@ -195,6 +207,8 @@ CASES: dict[str, Spoil] = {
     "reward model: no tokenizer": judge(lambda folder: (folder / "tokenizer.json").unlink()),
     "reward model: template is no Jinja": judge_template("{% for m in messages %}\n{{ m.content }"),
     "reward model: template refuses": judge_template("{{ raise_exception('no users') }}"),
+    "judge: no chat template": served(lambda one: (one / "chat_template.jinja").unlink()),
+    "judge: longer than the model": served(maxTokens=257),
     "reward model: longer than the model": judge(maxTokens=257),
     "adapters of no layer": lambda wrong: wrong.set(
         "spec.model.lora", {"rank": 4, "targetModules": ["q_proj", "v_prj", "lm_head"]}

@@ -20,11 +20,11 @@ class Service(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, path: str, answers: tuple[Answers, ...]) -> None:
+    def __init__(self, path: str, answers: tuple[Answers, ...], port: int = 0) -> None:
         self.answers = answers
         self.asked: list[tuple[str, Any, str | None]] = []
         self.is_over = threading.Event()
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}{path}"
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -63,8 +63,8 @@ def services(path: str) -> Iterator[Callable[..., Service]]:
     """Starts services that answer what it is given, and ends them."""
     started: list[Service] = []
 
-    def start(*answers: Answers) -> Service:
-        started.append(Service(path, answers))
+    def start(*answers: Answers, port: int = 0) -> Service:
+        started.append(Service(path, answers, port))
         return started[-1]
 
     yield start

@@ -42,6 +42,7 @@ START: dict[str, Any] = {
             }
         ],
         "rewardModel": {"path": "/data/reward-model"},
+        "judge": {"path": "/data/judge"},
         "agent": {
             "retriever": {"index": "/data/index"},
             "egress": [{"cidr": "10.1.0.0/16"}],

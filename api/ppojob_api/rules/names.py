@@ -27,6 +27,7 @@ _SINGLE = (
     "critic.referencePath",
     "critic.lora.path",
     *(f"rewardModel.{name}" for name in ("path", "tokenizerPath")),
+    "judge.path",
     "rollout.replay",
     *(f"algorithm.{name}.source.path" for name in ("custom", "policyLoss.custom")),
     *(f"agent.retriever.{name}" for name in ("index", "encoder")),

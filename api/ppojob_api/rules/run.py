@@ -357,6 +357,16 @@ SAMPLING_RULES = rules(
         a reward of weight 0 has no effect; another weight, or remove the reward
     must: self.weight != 0.0
 
+    spec | judge | NoEffect | here
+        no reward function asks it; remove it, or name judge in rewards, or a function of your own
+    when: has(self.judge)
+    must: !self.rewards.all(one, !has(one.source) && one.function != 'judge')
+
+    spec | roles.judge | NoEffect | here
+        it has no effect without judge; remove it, or give judge
+    when: !has(self.judge)
+    must: $UNSET
+
     spec | roles.reward | NoEffect | here
         it has no effect beside a reward model alone; remove it, or name functions in rewards
     when: has(self.rewardModel) && self.rewards.size() == 0

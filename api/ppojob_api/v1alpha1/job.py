@@ -10,7 +10,13 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.reference import ReferenceSpec
 from ppojob_api.v1alpha1.roles import RolesSpec
-from ppojob_api.v1alpha1.rollout import RewardModelSpec, RewardSpec, RolloutSpec, SandboxSpec
+from ppojob_api.v1alpha1.rollout import (
+    JudgeSpec,
+    RewardModelSpec,
+    RewardSpec,
+    RolloutSpec,
+    SandboxSpec,
+)
 from ppojob_api.v1alpha1.schedule import (
     CheckpointSpec,
     LifecycleSpec,
@@ -95,6 +101,9 @@ class PPOJobSpec(Section):
 
     reward_model: RewardModelSpec | None = None
     """A model that scores responses; its score is added to those of `rewards`."""
+
+    judge: JudgeSpec | None = None
+    """A model that reward functions ask, and that the job serves."""
 
     sandbox: SandboxSpec = SandboxSpec()
     """Where the code of responses runs, for the scorers that run it."""

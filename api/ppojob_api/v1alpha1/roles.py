@@ -117,6 +117,19 @@ class RetrieverPods(Section):
     """CPU cores of a pod, and threads of its rank."""
 
 
+class JudgePods(Section):
+    """Pods that each serve the whole model of `judge`."""
+
+    replicas: Replicas = 1
+    """Pods."""
+
+    gpus_per_replica: Gpus = 0
+    """GPUs of a pod, which share each matrix product of its model; 0: CPU."""
+
+    cpu: Threads = 1
+    """CPU cores of a pod, and on CPU threads of its server."""
+
+
 class RolesSpec(Section):
     """The roles; the controller has no settings."""
 
@@ -144,3 +157,6 @@ class RolesSpec(Section):
 
     retriever: RetrieverPods = RetrieverPods()
     """Where the corpus of `agent.retriever` is searched."""
+
+    judge: JudgePods = JudgePods()
+    """Where the model of spec.judge is served."""

@@ -189,6 +189,27 @@ class RewardModelSpec(Section):
     """Factor of its score, beside those of `rewards`."""
 
 
+class JudgeSpec(Section):
+    """A language model that the job serves; `judge` without a url and own functions ask it."""
+
+    path: Path
+    """Folder in Hugging Face form, with a chat template."""
+
+    dtype: AutoFloatType = "auto"
+    """Type of the weights; auto: bfloat16 on GPUs and on processors that multiply it natively,
+    float32 elsewhere."""
+
+    max_tokens: Tokens | None = None
+    """Longest prompt and answer together; absent: what the model was made for."""
+
+    gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Share of a GPU that weights and cache fill."""
+
+    kv_cache_gib: Annotated[float, Field(gt=0, le=4_096)] | None = None
+    """Memory of the key-value cache of a GPU, or of a pod on CPU; absent: on GPUs what
+    gpuMemoryShare leaves, on CPU 1."""
+
+
 class SandboxSpec(Section):
     """Where the code of responses runs, for the scorers that run it."""
 

@@ -25,6 +25,8 @@ from ppojob_trainer.rollout.engine_arguments import check_arguments
 _ROLLOUT = "actor_rollout_ref.rollout"
 _OWN_GPUS = f"{_ROLLOUT}.n_gpus_per_node"
 _TURNS = f"{_ROLLOUT}.multi_turn"
+_JUDGE_SECONDS: Final = 1_800.0
+"""Of a call: verl waits without end, and an answer may be long."""
 _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
 
 
@@ -305,6 +307,8 @@ def rewards(verl: Verl, job: Draft) -> None:
         arguments = verl.below(f"{at}.reward_kwargs")
         reward: dict[str, Any] = {"function": function, "source": source}
         names = [f"{at}.{name}" for name in ("path", "name")]
+        if _asks_a_judge(verl):
+            reward["timeLimitSeconds"] = _JUDGE_SECONDS
         if arguments:
             reward["arguments"] = arguments
             names += [f"{at}.reward_kwargs.{name}" for name in arguments]
@@ -334,13 +338,22 @@ def overlong(verl: Verl, job: Draft) -> None:
         job.leave_out("the penalty counts from data.max_response_length here", longest)
 
 
+def _asks_a_judge(verl: Verl) -> bool:
+    """Whether the reward model is one that writes, and that a function asks."""
+    keys = ("reward.custom_reward_function.path", "reward.reward_model.rollout.name")
+    return bool(verl["reward.reward_model.enable"]) and all(map(verl.is_given, keys))
+
+
 def reward_model(verl: Verl, job: Draft) -> None:
     """A classifier that scores; with a function beside it verl asks a model that writes."""
     at, role = "reward.reward_model", "spec.roles.rewardModel"
     if not verl[f"{at}.enable"]:
         return
+    if _asks_a_judge(verl):
+        _judge(verl, job)
+        return
     if verl.is_given("reward.custom_reward_function.path"):
-        why = "a model that the function asks: function: judge, with the url of its server"
+        why = "a model that the function asks: spec.judge, where rollout.name says that it writes"
         job.leave_out(why, f"{at}.enable", f"{at}.model_path")
         return
     job.set("spec.rewardModel", {}, f"{at}.enable")
@@ -351,6 +364,36 @@ def reward_model(verl: Verl, job: Draft) -> None:
         job.set(f"{role}.colocateWith", "none", f"{at}.enable_resource_pool")
         job.set(f"{role}.replicas", verl[f"{at}.nnodes"] or 1, f"{at}.nnodes")
         job.set(f"{role}.gpusPerReplica", verl[f"{at}.n_gpus_per_node"], f"{at}.n_gpus_per_node")
+
+
+def _judge(verl: Verl, job: Draft) -> None:
+    """A model that a function asks, in GPUs of its own."""
+    at = "reward.reward_model"
+    engine = f"{at}.rollout"
+    job.set("spec.judge", {}, f"{at}.enable")
+    job.copy(f"{at}.model_path", "spec.judge.path")
+    job.copy(f"{engine}.gpu_memory_utilization", "spec.judge.gpuMemoryShare")
+    if verl.is_given(f"{engine}.dtype"):
+        job.copy(f"{engine}.dtype", "spec.judge.dtype")
+    lengths = [f"{engine}.{name}" for name in ("prompt_length", "response_length")]
+    if verl[f"{engine}.max_model_len"]:
+        job.copy(f"{engine}.max_model_len", "spec.judge.maxTokens")
+    elif any(map(verl.is_given, lengths)):
+        job.set("spec.judge.maxTokens", sum(verl[key] for key in lengths), *lengths)
+    if verl[f"{engine}.name"] == "vllm":
+        job.keep(f"{engine}.name")
+    else:
+        job.note("vLLM serves it here; SGLang's /generate is answered, too", f"{engine}.name")
+    tensor = verl[f"{engine}.tensor_model_parallel_size"]
+    job.set("spec.roles.judge.gpusPerReplica", tensor, f"{engine}.tensor_model_parallel_size")
+    pool, of_pool = f"{at}.enable_resource_pool", (f"{at}.nnodes", f"{at}.n_gpus_per_node")
+    if verl[pool]:
+        replicas = max(1, (verl[of_pool[0]] or 1) * verl[of_pool[1]] // tensor)
+        job.set("spec.roles.judge.replicas", replicas, *of_pool)
+        job.keep(pool)
+    else:
+        why = "it takes turns with the trainer there; here it has GPUs of its own, spec.roles.judge"
+        job.note(why, f"{at}.enable", pool)
 
 
 def length(verl: Verl, job: Draft) -> None:

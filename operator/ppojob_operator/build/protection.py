@@ -9,7 +9,7 @@ from ppojob_api.well_known import LABEL_ROLE, ROLE_SLUGS, RoleName, workload_nam
 from ppojob_operator.build.metadata import manifest, selector
 from ppojob_operator.state import Job
 
-ANSWERING_ROLES: Final[tuple[RoleName, ...]] = ("tools", "retriever")
+ANSWERING_ROLES: Final[tuple[RoleName, ...]] = ("tools", "retriever", "judge")
 """Roles that are asked, and ask nobody."""
 
 _OPEN_PORTS = (contract.PORT_HEALTH, contract.PORT_METRICS)
@@ -22,13 +22,15 @@ def network_policies(
     """All of a job: who reaches its pods, and whom those reach that only answer."""
     answering = [role for role in ANSWERING_ROLES if role in roles]
     named = {"tools": agent.egress if agent is not None else ()}
+    fenced: list[RoleName] = ["judge"] if "judge" in roles else []
     return [
-        _ingress(job, answering),
+        _ingress(job, answering, fenced),
+        *(_ingress_of_judge(job) for _ in fenced),
         *(_egress(job, role, named.get(role, ())) for role in answering),
     ]
 
 
-def _ingress(job: Job, answering: Sequence[RoleName]) -> dict[str, Any]:
+def _ingress(job: Job, answering: Sequence[RoleName], fenced: Sequence[RoleName]) -> dict[str, Any]:
     """Only pods of the job reach its ports; health and metrics are open, and hold no secret.
 
     torch.distributed authenticates nobody, so this is what fences its ports: from those pods too
@@ -38,19 +40,48 @@ def _ingress(job: Job, answering: Sequence[RoleName]) -> dict[str, Any]:
     if answering:
         slugs = [ROLE_SLUGS[role] for role in answering]
         own["matchExpressions"] = [{"key": LABEL_ROLE, "operator": "NotIn", "values": slugs}]
+    pods: dict[str, Any] = {"matchLabels": selector(job)}
+    if fenced:
+        slugs = [ROLE_SLUGS[role] for role in fenced]
+        pods["matchExpressions"] = [{"key": LABEL_ROLE, "operator": "NotIn", "values": slugs}]
     return manifest(
         "NetworkPolicy",
         job,
         f"{job.name}-pods",
         spec={
-            "podSelector": {"matchLabels": selector(job)},
+            "podSelector": pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": own}]}, {"ports": _tcp(*_OPEN_PORTS)}],
+        },
+    )
+
+
+def _ingress_of_judge(job: Job) -> dict[str, Any]:
+    """Its model answers whoever reaches it: pods of the role reward do, and no others."""
+    by_role = {
+        role: [{"podSelector": {"matchLabels": selector(job, role)}}]
+        for role in ("reward", "controller")
+    }
+    ports = _tcp(contract.PORT_SUPERVISOR, contract.PORT_FIRST_RANK)
+    return manifest(
+        "NetworkPolicy",
+        job,
+        f"{workload_name(job.name, 'judge')}-pods",
+        "judge",
+        spec={
+            "podSelector": {"matchLabels": selector(job, "judge")},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [{"podSelector": own}]},
-                {"ports": [{"port": port, "protocol": "TCP"} for port in _OPEN_PORTS]},
+                {"from": by_role["reward"], "ports": _tcp(contract.PORT_JUDGE)},
+                {"from": by_role["controller"], "ports": ports},
+                {"ports": _tcp(*_OPEN_PORTS)},
             ],
         },
     )
+
+
+def _tcp(*ports: int) -> list[dict[str, Any]]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]
 
 
 def _egress(job: Job, role: RoleName, egress: Sequence[EgressSpec]) -> dict[str, Any]:

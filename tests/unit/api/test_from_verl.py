@@ -40,9 +40,13 @@ OURS = {
     "spec.roles.actorRollout.threadsPerRank",
     "spec.roles.actorRollout.cpu",
     "spec.roles.reward.replicas",
+    # Which key of a reward model is one of a judge's, a function beside it decides.
+    "spec.roles.judge.gpusPerReplica",
+    *(f"spec.judge.{name}" for name in ("path", "dtype", "maxTokens")),
+    *(f"spec.judge.{name}" for name in ("gpuMemoryShare", "kvCacheGib")),
     *(
         f"spec.roles.{role}.{name}"
-        for role in ("tools", "retriever")
+        for role in ("tools", "retriever", "judge")
         for name in ("replicas", "cpu")
     ),
     *("spec.agent.tools.timeLimitSeconds", "spec.agent.turnTokens"),

@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from bad_specs import changed_job
 from prompt_files import PromptFiles
 from ruamel.yaml import YAML
 
-from ppojob_api import shape
+from ppojob_api import shape, validation
+from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_api.v1alpha1.training import DataSpec
@@ -24,9 +26,10 @@ _FOUND: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTAL
 ROWS, _SEEN, ANSWERED, *_ = (text for language, text in _FOUND if language == "json")
 _YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language == "yaml"]
 SETTINGS = [section["data"] for section in _YAML if "data" in section]
-CUSTOM, MOUNTED, JUDGE = (section["rewards"] for section in _YAML if "rewards" in section)
+CUSTOM, MOUNTED, JUDGE, ASKING = (section["rewards"] for section in _YAML if "rewards" in section)
+(SERVED,) = (section for section in _YAML if "judge" in section)
 (KEY,) = (section["pods"] for section in _YAML if "pods" in section)
-PROGRAM, REWARD, BATCH_REWARD = (text for language, text in _FOUND if language == "python")
+PROGRAM, REWARD, BATCH_REWARD, _ASKS = (text for language, text in _FOUND if language == "python")
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
 
 
@@ -111,3 +114,10 @@ def test_fields_that_are_named_exist() -> None:
     fields = {path.replace("[]", "") for path in shape.all_paths()}
     named = re.findall(r"`(spec\.[\w.\[\]]+)`", PAGE)
     assert {name.replace("[]", "") for name in named} <= fields
+
+
+def test_a_judge_that_the_job_serves_is_a_valid_one() -> None:
+    job = changed_job([f"spec.{name}: {json.dumps(section)}" for name, section in SERVED.items()])
+    judged = validation.validate(job)
+    assert isinstance(judged, PPOJob), judged
+    assert judged.spec.rewards == tuple(map(RewardSpec.model_validate, ASKING))

@@ -106,6 +106,22 @@ def test_retriever_pods_connect_to_nothing_and_tools_to_what_the_job_names() -> 
     ]
 
 
+def test_only_pods_that_score_reach_the_model_of_a_judge() -> None:
+    judge = {"path": "/models/judge"}
+    found = policies(judge=judge, rewards=[{"function": "judge"}])
+    uid = {"ppojob.dev/job-uid": UID}
+    of_all = {"key": "ppojob.dev/role", "operator": "NotIn", "values": ["judge"]}
+    assert found["sum-pods"]["podSelector"]["matchExpressions"] == [of_all]
+    reward = {"podSelector": {"matchLabels": {**uid, "ppojob.dev/role": "reward"}}}
+    allowed = [
+        (rule.get("from"), [one["port"] for one in rule["ports"]])
+        for rule in found["sum-judge-pods"]["ingress"]
+    ]
+    assert ([reward], [7405]) == allowed[0]
+    assert not [who for who, ports in allowed[1:] if 7405 in ports]
+    assert found["sum-judge"]["egress"] == []
+
+
 GPU = {"actorRollout": {"replicas": 1, "gpusPerReplica": 1}}
 
 

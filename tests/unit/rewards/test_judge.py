@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from answering_service import STALLS, TRICKLES, Answer, Service, services
 from golden_lines import assert_lines, read_lines
+from tiny_models import save_tokenizer
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.errors import ConfigError, RewardFailed
@@ -16,6 +17,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.judge import http_score, judge
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, Row
+from ppojob_trainer.rewards.wire import Judge
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
 
@@ -219,6 +221,7 @@ def test_a_service_that_hangs_ends_with_the_time_limit(serve) -> None:
     ("case", "given"),
     [
         ("a judge without a model", {"model": None}),
+        ("a judge that nobody serves", {"url": None, "model": None}),
         ("a judge that is no service", {"url": "file:///etc/passwd"}),
         ("a judge without its key", {"key_variable": "NO_KEY"}),
         ("a judge that sees nothing", {"prompt": "Judge!"}),
@@ -240,3 +243,39 @@ def test_wrong_arguments_are_told_at_the_start(case: str, given: dict[str, objec
     with pytest.raises(ConfigError) as wrong:
         ScoringPool([spec(name, **{key: one for key, one in told.items() if one is not None})])
     assert_lines(str(wrong.value).splitlines(), EXPECTED[case])
+
+
+OWN = """
+import json, os, urllib.request
+
+def own(data_source, solution_str, ground_truth, extra_info, reward_router_address,
+        reward_model_tokenizer):
+    tokens = len(reward_model_tokenizer(solution_str)["input_ids"])
+    body = {"model": os.environ["PPOJOB_JUDGE_MODEL"], "tokens": tokens}
+    url = f"http://{reward_router_address}/v1/chat/completions"
+    assert url == os.environ["PPOJOB_JUDGE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    return json.loads(urllib.request.urlopen(request).read())["score"]
+"""
+
+
+def test_the_job_s_own_judge_is_asked_by_the_scorer_and_by_functions_of_verl_s_form(
+    serve, tmp_path: Path
+) -> None:
+    """A function of one's own may also have the names with defaults; then it works without one."""
+    both = json.loads(said("Score: 5")[1]) | {"score": 3}
+    service = serve((200, both))
+    (tmp_path / "own.py").write_text(OWN)
+    tokenizer = tmp_path / "judge"
+    save_tokenizer(tokenizer)
+    rewards = [
+        RewardSpec(function="judge", arguments={"prompt": "{response}"}),
+        RewardSpec(function="own", source={"path": str(tmp_path / "own.py")}),  # type: ignore[arg-type]
+    ]
+    own = Judge(service.url.removesuffix("/chat/completions"), str(tokenizer), 5.0)
+    with ScoringPool(rewards, judge=own) as pool:
+        (result,) = pool.score([RewardItem(0, "mine", "abc", "truth", {})])
+    assert result.score == 0.5 + 3
+    assert {body["model"] for _, body, _ in service.asked} == {str(tokenizer)}
+    with pytest.raises(ConfigError, match="reward_router_address"):
+        ScoringPool(rewards[1:])

@@ -39,7 +39,8 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
     worker = os.fork()
     if worker == 0:
         os.close(end_pipe)
-        _confine(guardian, memory_bytes)
+        _live_with(guardian)
+        _confine(memory_bytes)
         for descriptor in (requests, answers):
             os.set_inheritable(descriptor, False)
         serve(requests, answers)
@@ -49,14 +50,35 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
     return _watch(worker, end_pipe)
 
 
-def _confine(guardian: int, memory_bytes: int) -> None:
-    """Give the worker a session of its own, a memory limit, and death with its guardian."""
+def run_program(arguments: list[str]) -> int:
+    """The same of a program that is trusted, and so has no limits; returns its exit status.
+
+    Args:
+        arguments: descriptor of the end pipe, and the program with its arguments.
+    """
+    end_pipe = int(arguments[0])
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    guardian = os.getpid()
+    program = os.fork()
+    if program == 0:
+        os.close(end_pipe)
+        _live_with(guardian)
+        os.execvp(arguments[1], arguments[1:])
+    return _watch(program, end_pipe)
+
+
+def _live_with(guardian: int) -> None:
+    """Give the worker a session of its own, and death with its guardian."""
     os.setsid()
     # A rank may hold it back; what the user's code starts, it may want to end.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guardian:  # it died before the line above took effect
         os._exit(1)
+
+
+def _confine(memory_bytes: int) -> None:
+    """Give the worker a memory limit, and have the kernel take it first when memory is short."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes:
         # Data, not address space: libraries such as torch map tens of GB they never touch.

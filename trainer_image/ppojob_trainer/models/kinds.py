@@ -108,6 +108,9 @@ REFERENCE: Final = replace(POLICY, where="spec.reference.path")
 PROCESS_REWARD: Final = replace(POLICY, where=CRITIC.where)
 """The critic where it is a language model that gives rewards of tokens."""
 
+JUDGE: Final = replace(POLICY, where="spec.judge.path")
+"""Another engine computes it, which has layers of its own."""
+
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",
     (TEXTS,),

@@ -13,6 +13,7 @@ from typing import Final
 
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
+from ppojob_api.v1alpha1.rollout import JudgeSpec
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import HEAD, count_adapters, sizes_of
@@ -45,7 +46,8 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     that nobody trains is not counted.
     """
     spec = config.spec
-    others = {spec.reward_model.path} if spec.reward_model else set()
+    sections = (spec.reward_model, spec.judge)
+    others = {model.path for model in sections if model and model.path}
     folders = {spec.model.path, *spec.reference_paths, *spec.critic_paths, *others}
     found = {folder: _count_of(folder) for folder in folders}
     if not spec.model.freeze_vision_tower:
@@ -134,8 +136,10 @@ def offloads(config: RunConfig, role: RoleName) -> bool:
 
 def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
     """What a rank of a role holds: its models, and copies of them that are to be written."""
-    held = _models(config, role, parameters)
     spec = config.spec
+    if role == "judge" and spec.judge is not None:
+        return _judge(spec.judge, spec.roles.judge.gpus_per_replica, parameters)
+    held = _models(config, role, parameters)
     copies = sum(one.saved for one in held.values())
     if "reference" in held and spec.algorithm.kl.reference_refresh is not None:
         copies += held["reference"].whole
@@ -207,6 +211,13 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         count = parameters.get(model.path, 0)
         found["reward model"] = part(model.dtype, count, judge.offload)
     return {name: held for name, held in found.items() if held.whole}
+
+
+def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[str, Held]:
+    """Of each of its GPUs, or of its pod."""
+    weights = _WEIGHT_BYTES[judge.dtype] * parameters.get(judge.path, 0) // max(1, gpus)
+    held = weights + int((judge.kv_cache_gib or 0) * GIB)
+    return {"judge": Held(held, held, held)} if held else {}
 
 
 def _model(weights: int, offload: Collection[str], moments: int | None) -> Held:

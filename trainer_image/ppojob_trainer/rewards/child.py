@@ -7,26 +7,36 @@ guardian (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian
 
 import asyncio
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
+from ppojob_api import contract
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import ImportFolder, raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.built_in import load_scorer
-from ppojob_trainer.rewards.custom import BATCHED, SINGULAR, columns_of, load_function
+from ppojob_trainer.rewards.custom import (
+    BATCHED,
+    OF_THE_JUDGE,
+    SINGULAR,
+    columns_of,
+    load_function,
+)
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
     FunctionsLoaded,
+    Judge,
     LoadFunctions,
     Scored,
     ScorerRequest,
@@ -64,6 +74,7 @@ class Functions:
     def __init__(self) -> None:
         self._functions: list[_Function] = []
         self._imports = ImportFolder()
+        self._of_judge: dict[str, Any] = {}
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
 
@@ -71,12 +82,18 @@ class Functions:
         """Load all; say what is wrong with each that cannot be used."""
         sandbox = partial(open_sandbox, SandboxSpec.model_validate_json(request.sandbox))
         problems: list[str] = []
+        if request.judge is not None:
+            os.environ[contract.ENV_JUDGE_URL] = request.judge.url
+            os.environ[contract.ENV_JUDGE_MODEL] = request.judge.model
         for position, one in enumerate(request.rewards):
             spec = RewardSpec.model_validate_json(one)
             try:
                 self._functions.append(self._load(position, spec, sandbox, request.is_routed))
             except ConfigError as wrong:
                 problems += [f"spec.rewards[{position}].{line}" for line in wrong.problems]
+        wanted = frozenset[str]().union(*(function.columns for function in self._functions))
+        if request.judge is not None and (wanted := wanted & {*OF_THE_JUDGE}):
+            self._of_judge = _of_judge(request.judge, wanted)
         batched = [n for n, function in enumerate(self._functions) if function.is_batched]
         return FunctionsLoaded(problems, batched)
 
@@ -88,6 +105,7 @@ class Functions:
             count = len(given[BATCHED])
             if not function.is_batched:
                 given = {SINGULAR[name]: column[0] for name, column in given.items()}
+            given |= self._of_judge
             told = {name: given[name] for name in function.columns}
             self._imports.enter(function.folder)
             value = function.call(**(told | msgspec.json.decode(function.arguments)))
@@ -110,6 +128,19 @@ class Functions:
             self._imports.enter(folder)
             function = load_function(spec.source, name, given, position)
         return _Function(function, msgspec.json.encode(given), folder, columns_of(function))
+
+
+def _of_judge(judge: Judge, wanted: frozenset[str]) -> dict[str, Any]:
+    """What functions of verl's are given to ask the job's own judge."""
+    found: dict[str, Any] = {}
+    address, tokenizer = OF_THE_JUDGE
+    if address in wanted:
+        found[address] = urlsplit(judge.url).netloc
+    if tokenizer in wanted:
+        from transformers import AutoTokenizer  # late: it takes seconds, and few ask for it
+
+        found[tokenizer] = AutoTokenizer.from_pretrained(judge.model)
+    return found
 
 
 def _scored(value: object) -> Scored:

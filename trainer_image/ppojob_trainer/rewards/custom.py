@@ -1,8 +1,10 @@
 """Users' reward functions: found by path and name, checked before the first call."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 
+from ppojob_api import contract
 from ppojob_api.v1alpha1.rollout import RewardSource
 from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, load_packaged
@@ -20,6 +22,8 @@ _OF_THE_ROW = {
     "extra_infos": "extra_info",
 }
 _OF_THE_RESPONSE = {"response_tokens": "response_tokens", "finish_reasons": "finish_reason"}
+OF_THE_JUDGE = ("reward_router_address", "reward_model_tokenizer")
+"""Where the job's own judge is asked (host and port), and its tokenizer, by verl's names."""
 SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
 """What functions that take all responses at once are told, and its name for the others."""
 
@@ -54,15 +58,17 @@ def load_function(
 def columns_of(function: Callable[..., object]) -> frozenset[str]:
     """What a function is called with: the row, and of the response what its signature names.
 
-    A signature with ``solution_strs`` takes all responses at once.
+    A signature with ``solution_strs`` takes all responses at once. In a job with a judge a function
+    is told of it, too, by the names that its signature has.
     """
     try:
         parameters = inspect.signature(function).parameters.keys()
     except (ValueError, TypeError):  # a builtin without a signature
         return frozenset(_OF_THE_ROW.values())
+    judge = OF_THE_JUDGE if contract.ENV_JUDGE_URL in os.environ else ()
     if BATCHED in parameters:
-        return frozenset(_OF_THE_ROW) | (_OF_THE_RESPONSE.keys() & parameters)
-    return frozenset(_OF_THE_ROW.values()) | (set(_OF_THE_RESPONSE.values()) & parameters)
+        return frozenset(_OF_THE_ROW) | ({*_OF_THE_RESPONSE, *judge} & parameters)
+    return frozenset(_OF_THE_ROW.values()) | ({*_OF_THE_RESPONSE.values(), *judge} & parameters)
 
 
 def _checked(

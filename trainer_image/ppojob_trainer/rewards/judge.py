@@ -6,9 +6,11 @@ A judge is asked by the chat interface of OpenAI, which vLLM and most servers of
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 
+from ppojob_api import contract
 from ppojob_api.problem import shown
 from ppojob_trainer.errors import Wrong
 from ppojob_trainer.http_calls import (
@@ -38,6 +40,7 @@ _BRACED = re.compile(r"(?<![\w^])\{([^\W\d][\w.]*)\}")
 """What looks like a field; LaTeX, as in ``\\boxed{x}`` and ``a^{n}``, does not."""
 _SCORE = r"(?im)^[^:=\n]{0,40}\bscore\b[^:=\n]{0,40}[:=]\W{0,5}?(-?[0-9]+(?:\.[0-9]+)?)"
 _CACHED = 4_096
+_UNTIL_THE_LIMIT = 86_400.0
 _SAID: dict[bytes, str] = {}
 """What judges have said, by the digest of what they were asked."""
 _RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
@@ -54,8 +57,8 @@ def judge(
     ground_truth: Json,
     row: Row,
     *,
-    url: str,
-    model: str,
+    url: str = "",
+    model: str = "",
     prompt: str = PROMPT,
     score_pattern: str = _SCORE,
     best: float = 10.0,
@@ -73,7 +76,8 @@ def judge(
         response: text of the response.
         ground_truth: of the row.
         row: what else may stand in the prompt.
-        url: of the chat interface, such as ``http://judge:8000/v1/chat/completions``.
+        url: of the chat interface, such as ``http://judge:8000/v1/chat/completions``; without it
+            ``spec.judge`` is asked, the job's own.
         model: its name there.
         prompt: what the judge is asked, with {response}, {ground_truth}, {data_source} and
             {extra_info.NAME} where they belong.
@@ -90,6 +94,10 @@ def judge(
         CallFailed: the row lacks what the prompt names, there was no answer, or no such number in
             it.
     """
+    if not url:
+        # Its server is watched, and may have to start first: no attempt ends before the call does.
+        url = f"{os.environ.get(contract.ENV_JUDGE_URL, '')}/chat/completions"
+        model, attempt_seconds = os.environ.get(contract.ENV_JUDGE_MODEL, ""), _UNTIL_THE_LIMIT
     body: Json = {
         "model": model,
         "messages": [{"role": "user", "content": _filled(prompt, response, ground_truth, row)}],
@@ -154,16 +162,30 @@ def judge_problem(arguments: Mapping[str, Json]) -> Wrong | None:
         if not _FIELD.fullmatch(f"{{{name}}}"):
             allowed = "{response}, {ground_truth}, {data_source}, {extra_info.NAME}"
             return Wrong(f"prompt with {{{name}}}", "it is put in from nowhere", allowed)
-    return service_problem(arguments)
+    if "url" in arguments or "key_variable" in arguments:
+        if "model" not in arguments:
+            return Wrong("url without model", "the server has names for models", "both, or neither")
+        return service_problem(arguments)
+    if "model" in arguments:
+        return Wrong("model without url", "spec.judge is the model of the job's own judge", "both")
+    if contract.ENV_JUDGE_URL not in os.environ:
+        return Wrong("no url", "nobody serves the model", "spec.judge, or url and model")
+    return number_problem(arguments)
 
 
 def service_problem(arguments: Mapping[str, Json]) -> Wrong | None:
     """Say what is wrong with the endpoint, or with a number, before anything is started."""
+    url, key = str(arguments.get("url", "")), str(arguments.get("key_variable", ""))
+    return number_problem(arguments) or endpoint_problem(url, key)
+
+
+def number_problem(arguments: Mapping[str, Json]) -> Wrong | None:
+    """Say what is wrong with a number."""
     for name, (is_allowed, why, allowed) in _RANGES.items():
         number = arguments.get(name, 1)
         if isinstance(number, int | float) and not is_allowed(number):
             return Wrong(f"{name} {number}", why, allowed)
-    return endpoint_problem(str(arguments.get("url", "")), str(arguments.get("key_variable", "")))
+    return None
 
 
 def _filled(prompt: str, response: str, ground_truth: Json, row: Row) -> str:

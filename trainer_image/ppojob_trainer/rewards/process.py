@@ -31,6 +31,7 @@ from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
     FunctionsLoaded,
+    Judge,
     LoadFunctions,
     Scored,
 )
@@ -76,6 +77,7 @@ class ScoringPool(Closeable):
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that the functions see, where they are set.
+        judge: the job's own; calls may wait for it beside their limits.
 
     Raises:
         ConfigError: functions cannot be loaded; every problem, one line each.
@@ -90,14 +92,16 @@ class ScoringPool(Closeable):
         processes: int = 1,
         memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
         variables: Sequence[str] = (),
+        judge: Judge | None = None,
     ) -> None:
         sandbox = sandbox or SandboxSpec()
-        self._functions = _functions_of(rewards, answer_seconds(sandbox))
+        patience = judge.patience if judge is not None else 0.0
+        self._functions = _functions_of(rewards, answer_seconds(sandbox), patience)
         self._is_routed = not rewards
         self._numbers = itertools.count(1)
         specs = [function.spec.model_dump_json().encode() for function in self._functions]
         told = sandbox.model_dump_json().encode()
-        self._request = LoadFunctions(specs, told, self._is_routed)
+        self._request = LoadFunctions(specs, told, self._is_routed, judge)
         self._batched = frozenset[int]()
         with _failures():
             self._children = ChildPool(
@@ -260,12 +264,15 @@ class ScoringPool(Closeable):
         return Called(0, failure=failure)
 
 
-def _functions_of(rewards: Sequence[RewardSpec], program_seconds: float) -> list[_Function]:
+def _functions_of(
+    rewards: Sequence[RewardSpec], program_seconds: float, patience: float
+) -> list[_Function]:
     """What the children load: the job's functions, or every scorer where rows are routed.
 
     Args:
         rewards: ``spec.rewards``.
         program_seconds: what a program of a response may take.
+        patience: seconds that every call may take besides.
     """
     routed = [RewardSpec(function=name, time_limit_seconds=BUILT_IN_SECONDS) for name in SCORERS]
     found, names = list[_Function](), list[str]()
@@ -274,7 +281,7 @@ def _functions_of(rewards: Sequence[RewardSpec], program_seconds: float) -> list
         count = names.count(spec.function)
         name = f"{spec.function}.{count}" if count > 1 else spec.function
         label = f"spec.rewards[{position}].function" if rewards else name
-        seconds = spec.time_limit_seconds
+        seconds = spec.time_limit_seconds + patience
         if spec.source is None and spec.function in SCORERS:
             # Programs of a response, or calls of a service, have their own time.
             seconds += SCORERS[spec.function].seconds(program_seconds, spec.arguments)

@@ -5,6 +5,20 @@ import msgspec
 from ppojob_trainer.children.frames import Loaded, Numbered
 
 
+class Judge(msgspec.Struct, frozen=True):
+    """The job's own judge, as functions are told of it.
+
+    Attributes:
+        url: where it is asked, up to ``/v1``.
+        model: its name there, which is its folder.
+        patience: seconds that a call may wait for it while it is started again.
+    """
+
+    url: str
+    model: str
+    patience: float
+
+
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
     """Load these; calls name them by position.
 
@@ -13,11 +27,13 @@ class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
         sandbox: JSON of ``spec.sandbox``.
         is_routed: these are all scorers, and few will be called: each is prepared by its first
             call, and says then what it lacks.
+        judge: that of the job; None where it has none.
     """
 
     rewards: list[bytes]
     sandbox: bytes
     is_routed: bool
+    judge: Judge | None = None
 
 
 class FunctionsLoaded(Loaded, frozen=True):

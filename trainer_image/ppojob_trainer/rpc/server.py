@@ -184,7 +184,9 @@ class RpcServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.curve_server = True
         self._socket.curve_secretkey = keys.secret
-        self._socket.maxmsgsize = max(route.method.limit_bytes for route in routes) + _HEADER_LIMIT
+        self._socket.maxmsgsize = (
+            max((route.method.limit_bytes for route in routes), default=0) + _HEADER_LIMIT
+        )
         self._socket.linger = 200
         self._socket.bind(f"tcp://{address}:{port}")
         # Only the holder of this lock may use the socket; any thread may wait for its descriptor.

@@ -57,7 +57,7 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
             **rank_variables(threads),
             "TMPDIR": str(environment.scratch),
         },
-        has_gpus=gpus > 0,
+        has_gpus=0 < gpus == ranks,
         fork_server=os.environ.get(contract.ENV_FORK_SERVER),
     )
 
@@ -194,5 +194,7 @@ def _folders(environment: PodEnvironment) -> set[str]:
         found |= {*spec.critic_paths, spec.critic.lora.path if spec.critic.lora else None}
     if "rewardModel" in here and spec.reward_model is not None:
         found |= {spec.reward_model.path, spec.reward_model.tokenizer_path}
+    if "judge" in here and spec.judge is not None:
+        found |= {spec.judge.path}
     # What was fetched is the same for all pods, on the volume of the run.
     return {path for path in found if path is not None and not is_url(path)}

@@ -28,6 +28,7 @@ _WORKERS: Final[dict[RoleName, str]] = {
     "reward": "reward:open_reward_worker",
     "tools": "tools:open_tools_worker",
     "retriever": "retriever:open_retriever_worker",
+    "judge": "judge:open_judge_worker",
 }
 """What opens the worker of a role: a context manager of this package, which gives an object with
 `routes()`. It is imported by name, since each role has heavy imports of its own."""

@@ -10,15 +10,17 @@ from contextlib import contextmanager
 
 import msgspec
 
+from ppojob_api import contract
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
-from ppojob_trainer.rewards.wire import NotScored
+from ppojob_trainer.rewards.wire import Judge, NotScored
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.scoring import RowScore, Score, Scored, ScoreItem
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE
 from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.workers.judge_router import judge_router
 from ppojob_trainer.workers.text_inbox import TextInbox
 
 _log = logging.getLogger(__name__)
@@ -81,10 +83,32 @@ def open_reward_worker(
 ) -> Iterator[RewardWorker]:
     """The worker with its processes, which end with the block."""
     spec = environment.config.spec
-    with ScoringPool(
-        spec.rewards,
-        sandbox=spec.sandbox,
-        processes=spec.roles.reward.cpu,
-        variables=variables_of_code("reward"),
-    ) as pool:
+    with (
+        _judge(environment) as judge,
+        ScoringPool(
+            spec.rewards,
+            sandbox=spec.sandbox,
+            processes=spec.roles.reward.cpu,
+            variables=variables_of_code("reward"),
+            judge=judge,
+        ) as pool,
+    ):
         yield RewardWorker(pool)
+
+
+@contextmanager
+def _judge(environment: PodEnvironment) -> Iterator[Judge | None]:
+    """What functions are told of the job's own judge, whose router ends with the block."""
+    spec = environment.config.spec
+    if spec.judge is None:
+        yield None
+        return
+    pods = environment.config.topology.role("judge").pods
+    servers = [(environment.host(pod.host), contract.PORT_JUDGE) for pod in pods]
+    patience = spec.timeouts.startup_seconds
+    router = judge_router(servers, model=spec.judge.path, patience=patience)
+    router.start()
+    try:
+        yield Judge(f"http://127.0.0.1:{router.port}/v1", spec.judge.path, patience)
+    finally:
+        router.close()

@@ -1,0 +1,117 @@
+"""The judge role's rank: serves a language model beside it, by vLLM's server of OpenAI's interface.
+
+It answers no work: reward pods ask the server by HTTP (`workers.judge_router`). When the server
+ends, this rank ends and says so, and is started again like the rank of any role.
+"""
+
+import os
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final, Never
+
+from ppojob_api import contract
+from ppojob_api.v1alpha1.rollout import JudgeSpec
+from ppojob_trainer.children.program import Program
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.server import Route
+
+_POLL_SECONDS: Final = 0.2
+_HTTP_SECONDS: Final = 5.0
+_CPU_CACHE_GIB: Final = 1.0
+_QUIET: Final = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores of a machine are shared with other ranks
+}
+_DIRECTLY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class JudgeWorker:
+    """Keeps the server; the controller asks it for nothing but whether it lives."""
+
+    def routes(self) -> list[Route]:
+        """The methods of this role."""
+        return []
+
+
+def server_command(judge: JudgeSpec, *, address: str, gpus: int) -> list[str]:
+    """What serves the judge of a resolved job."""
+    given: dict[str, object] = {
+        "model": judge.path,
+        "host": address,
+        "port": contract.PORT_JUDGE,
+        "dtype": judge.dtype,
+        "max-model-len": judge.max_tokens,
+        "tensor-parallel-size": max(1, gpus),
+        "seed": 0,
+    }
+    cache = judge.kv_cache_gib
+    if gpus:
+        given["gpu-memory-utilization"] = judge.gpu_memory_share
+    else:
+        cache = cache or _CPU_CACHE_GIB
+    given["kv-cache-memory-bytes"] = cache and int(cache * 2**30)
+    flags = ["--disable-uvicorn-access-log", *([] if gpus else ["--enforce-eager"])]
+    told = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *told, *flags]
+
+
+@contextmanager
+def open_judge_worker(
+    environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
+) -> Iterator[JudgeWorker]:
+    """The worker, once its server answers; it ends with the block.
+
+    Raises:
+        SystemExit: in the main thread at any time, when the server has ended.
+    """
+    spec = environment.config.spec
+    assert spec.judge is not None, "the role is there for its model"
+    gpus = spec.roles.judge.gpus_per_replica
+    command = server_command(spec.judge, address=environment.address, gpus=gpus)
+    with (
+        _short_name(environment.scratch) as sockets,
+        Program(command, {**os.environ, **_QUIET, "VLLM_RPC_BASE_PATH": sockets}) as server,
+    ):
+
+        def look(*_: object) -> None:
+            if how := server.ended():
+                _leave(how)
+
+        before = signal.signal(signal.SIGCHLD, look)
+        try:
+            while not _answers(f"http://{environment.address}:{contract.PORT_JUDGE}/health"):
+                look()  # it may have ended before the line above
+                time.sleep(_POLL_SECONDS)
+            yield JudgeWorker()
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+
+
+@contextmanager
+def _short_name(folder: Path) -> Iterator[str]:
+    """A folder of sockets: the kernel takes 107 bytes of a path, and its own may be longer."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _leave(how: str) -> Never:
+    raise SystemExit(f"the server of spec.judge ended by {how}; the log of this pod says why")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with _DIRECTLY.open(url, timeout=_HTTP_SECONDS):
+            return True
+    except (OSError, HTTPException):
+        return False

@@ -1,0 +1,142 @@
+"""What reward functions ask for `spec.judge`: a door in their own pod to all servers of the judge.
+
+A request goes to the server that its digest names: the same one whenever it is made again, and
+whoever makes it. While that server is being started again the request waits here.
+"""
+
+import hashlib
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler
+from typing import Final
+
+from ppojob_trainer.metrics.page_server import PageServer
+from ppojob_trainer.workers import sglang_form
+
+_log = logging.getLogger(__name__)
+_CONNECT_SECONDS: Final = 10.0
+_WAIT_SECONDS: Final = 0.5
+_LARGEST_REQUEST: Final = 64 * 1024**2
+_DYING: Final = 3
+"""How often a status of 500 and above is tried again: a server that has lost its engine says so
+once more before it ends."""
+_FIRST_BAD_STATUS: Final = 500
+_KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""An answer may take its time; a machine that is gone is noticed."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    kind: str
+    body: bytes
+
+
+def judge_router(servers: Sequence[tuple[str, int]], *, model: str, patience: float) -> PageServer:
+    """A server on a free port of this machine; give it `start` and `close`.
+
+    Args:
+        servers: host and port of each.
+        model: its name there, which SGLang's `/generate` does not ask for.
+        patience: seconds for which a request waits for a server that does not answer.
+    """
+
+    class Handler(_Handler):
+        def passed_on(self, method: str, path: str, body: bytes) -> _Answer:
+            if path == sglang_form.PATH:
+                return self._generated(body)
+            which = server_of(path, body, len(servers))
+            return _asked(servers[which], method, path, body, patience)
+
+        def _generated(self, body: bytes) -> _Answer:
+            try:
+                asked = sglang_form.as_completion(body, model)
+            except sglang_form.NotThere as problem:
+                return _Answer(HTTPStatus.BAD_REQUEST, "text/plain", str(problem).encode())
+            answer = self.passed_on("POST", sglang_form.COMPLETIONS, asked)
+            if answer.status != HTTPStatus.OK:
+                return answer
+            return replace(answer, body=sglang_form.as_generated(answer.body))
+
+    return _Door("127.0.0.1", 0, Handler)
+
+
+def server_of(path: str, body: bytes, count: int) -> int:
+    """Which of the servers is asked."""
+    digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
+    return int.from_bytes(digest[:8], "big") % count
+
+
+class _Door(PageServer):
+    request_queue_size = 1_024  # functions may ask for all of their rows at once
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def passed_on(self, method: str, path: str, body: bytes) -> _Answer:
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        self._answer(self.passed_on("GET", self.path, b""))
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _LARGEST_REQUEST:
+            self.send_error(HTTPStatus.LENGTH_REQUIRED)
+            return
+        self._answer(self.passed_on("POST", self.path, self.rfile.read(int(length))))
+
+    def _answer(self, answer: _Answer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Log no requests: there are thousands."""
+
+
+def _asked(
+    server: tuple[str, int], method: str, path: str, body: bytes, patience: float
+) -> _Answer:
+    """The answer of a server, which may have to start again first; 503 where it never answers."""
+    bad, deadline = 0, None
+    while True:
+        try:
+            answer = _asked_once(server, method, path, body)
+        except (OSError, HTTPException) as problem:
+            deadline = deadline or time.monotonic() + patience
+            if time.monotonic() > deadline:
+                why = f"the judge at {server[0]}:{server[1]} gives no answer: {problem!r}"
+                _log.warning("%s", why)
+                return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", why.encode())
+        else:
+            bad, deadline = bad + 1, None
+            if answer.status < _FIRST_BAD_STATUS or bad > _DYING:
+                return answer
+        time.sleep(_WAIT_SECONDS)
+
+
+def _asked_once(server: tuple[str, int], method: str, path: str, body: bytes) -> _Answer:
+    connection = HTTPConnection(*server, timeout=_CONNECT_SECONDS)
+    try:
+        connection.connect()
+        for option in _KEEP_ALIVE:
+            connection.sock.setsockopt(*option)
+        connection.sock.settimeout(None)
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        kind = answer.headers.get("Content-Type", "application/json")
+        return _Answer(answer.status, kind, answer.read())
+    finally:
+        connection.close()
