@@ -263,10 +263,10 @@ class AlgorithmSpec(Section):
     verl: algorithm.rollout_correction."""
 
     router_replay: Literal["none", "recompute", "rollout"] = "none"
-    """Experts that updates of a mixture let each token go to, with weights of now: none: those that
-    its routers choose then; recompute: those that they chose before the first update of the step
-    (GSPO: arXiv:2507.18071); rollout: those that the engine chose (R3: arXiv:2510.11370), also
-    before the updates. verl: actor.router_replay.mode: disabled, R2, R3."""
+    """Experts that updates let each token go to. none: those that routers choose then; recompute:
+    those that they chose before the first update of the step (GSPO: arXiv:2507.18071); rollout:
+    those that the engine chose (R3: arXiv:2510.11370).
+    verl: actor.router_replay.mode: disabled, R2, R3."""
 
     router_balance_coefficient: Coefficient = 0.0
     """Weight of the balance loss of a mixture's routers, a mean over rows, added up over layers

@@ -76,10 +76,8 @@ class DpoSpec(Section):
     orpo the weight of the odds. SimPO: 2 to 2.5. TRL: beta, 0.1."""
 
     loss_type: DpoLossType = "sigmoid"
-    """sigmoid: -log sigmoid(margin of the rewards), DPO; sigmoid_norm: of rewards a token;
-    hinge: what the margin lacks of 1; ipo: the squared distance of the margin of log ratios a token
-    from 1 / (2 beta); cpo, simpo and orpo: without a reference; the others and their papers:
-    docs/recipes.md. TRL: loss_type, sigmoid."""
+    """sigmoid is DPO; cpo, simpo and orpo need no reference. All with their formulas and papers:
+    docs/algorithms.md. TRL: loss_type, sigmoid."""
 
     label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """How likely a pair is the wrong way round: with sigmoid, cpo and simpo conservative DPO; 0 is

@@ -70,10 +70,10 @@ class TrainedPods(RolePods):
     """Pods of a role whose ranks train a model."""
 
     offload: Annotated[Items[Offloaded], Field(max_length=3)] = ()
-    """What of the model lies in the host's memory instead of the GPU's. weights: they and their
-    gradients, while another model or the engine works there. optimizer: the moments, but for those
-    of one weight at a time while it is updated. activations: the inputs of layers, from a forward
-    to its backward pass, with training.activationCheckpointing. It changes no number.
+    """What of the model lies in the host's memory instead of the GPU's. weights, with gradients:
+    while another model or the engine works; optimizer: the moments, but those of the weight that is
+    updated; activations: inputs of layers until their backward pass, with
+    training.activationCheckpointing. No number changes.
     verl: fsdp_config.param_offload and optimizer_offload, model.enable_activation_offload."""
 
 

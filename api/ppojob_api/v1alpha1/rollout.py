@@ -130,12 +130,10 @@ class RolloutSpec(Section):
 
     max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
     """Versions by which weights that draw tokens may be older than those that train on them.
-    Engines in the ranks that train draw the rows of so many further steps beside those of a step,
-    and long rows go on in the next step with newer weights: partial rollouts. Engines in pods of
-    roles.rollout draw while a step trains: with 1 the next step, one step off-policy, so that each
-    step but the first is trained on rows one version old; with more so many steps side by side, and
-    long rows go on likewise. With agent or algorithm.dynamicSampling at most 1, in such pods; of
-    the latter the first round of the next step. AReaL: max_head_offpolicyness."""
+    Engines in the ranks that train draw so many further steps beside each, and long rows go on
+    with newer weights: partial rollouts. Those of roles.rollout draw while a step trains, with 1
+    the next one: one step off-policy. With agent or dynamicSampling at most 1, in such pods.
+    AReaL: max_head_offpolicyness."""
 
     replay: Path | None = None
     """Folder of a run whose rows and scores are trained on again, step by step; nothing is

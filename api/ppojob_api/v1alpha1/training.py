@@ -183,9 +183,9 @@ class DataSpec(Section):
 
     answer_key: Name | None = None
     """Column of the ground truth; the row's other columns are its extra_info then. Absent:
-    reward_model.ground_truth, and extra_info, as verl has them. With algorithm.type: sft the answer
-    that is learnt, with kto the one that is good or bad (absent: completion); it and promptKey may
-    be a path into a struct: extra_info.answer."""
+    reward_model.ground_truth, and extra_info, as verl has them. With type sft the answer, with kto
+    the one that is judged (absent: completion); it and promptKey may be a path into a struct:
+    extra_info.answer."""
 
     chosen_key: Name = "chosen"
     """With algorithm.type: dpo or reward_model the column, or path, of the answer that was
