@@ -1,17 +1,19 @@
 """Defaults that depend on other fields or on the processor, written out."""
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ppojob_api import topology
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.policy_loss import RATIO_MODES
 from ppojob_api.v1alpha1.roles import CriticRole, DevicePods, FrozenRole, RolePods, RolesSpec
-from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_api.v1alpha1.rollout import JudgeSpec, RolloutSpec
 from ppojob_api.v1alpha1.section import Section
 from ppojob_api.v1alpha1.training import CriticSpec
 
 S = TypeVar("S", bound=Section)
+_JUDGE_CACHE_GIB: Final = 1.0
+"""Of a judge on processors; on GPUs its share of the memory decides."""
 
 
 def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
@@ -63,6 +65,9 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
         if takes_bfloat16 is not None and getattr(section, field, None) == "auto":
             chosen = "bfloat16" if takes_bfloat16 else otherwise
             update[name] = _with(section, **{field: chosen})
+    judge = update.get("judge", spec.judge)
+    if isinstance(judge, JudgeSpec) and not spec.roles.judge.gpus_per_replica:
+        update["judge"] = _with(judge, kv_cache_gib=judge.kv_cache_gib or _JUDGE_CACHE_GIB)
     return _with(spec, **update)
 
 

@@ -39,6 +39,7 @@ TRAJECTORY_SECTIONS = (
 
 # Of the rollout, what may change as ranks and threads may.
 LAYOUT_OF_ENGINES = ("parallelism", "gpuMemoryShare", "maxBatchedTokens", "enforceEager")
+LAYOUT_OF_JUDGES = ("gpuMemoryShare", "kvCacheGib")
 
 
 class EngineFacts(Section):
@@ -139,6 +140,8 @@ class RunConfig(Section):
             "roles": {name: role and _without_offload(role) for name, role in roles},
             "rollout": {key: parts["rollout"].pop(key) for key in LAYOUT_OF_ENGINES},
         }
+        if parts["judge"]:
+            layout["judge"] = {key: parts["judge"].pop(key) for key in LAYOUT_OF_JUDGES}
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
         if any(optimizer and optimizer.needs_length for optimizer in optimizers):
             parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}

@@ -186,6 +186,19 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type == 'prime' && has(self.critic)
     must: $UNSET
 
+    spec | rewardModel | Conflict | here
+        a process reward model (algorithm.type: prime) learns shares of right from 0 to 1, and a
+        reward model's scores have no bounds; remove it, or another algorithm.type
+    when: self.algorithm.type == 'prime'
+    must: $UNSET
+
+    spec | rewards | OutOfRange
+        a process reward model (algorithm.type: prime) learns an errorScore as it learns others; one
+        from 0 to 1, or none
+    when: self.algorithm.type == 'prime'
+    must: self.rewards.all(one, !has(one.errorScore)
+        || (one.errorScore >= 0.0 && one.errorScore <= 1.0))
+
     spec | critic.referencePath | NoEffect | here
         values are compared with none; remove it, or algorithm.type: prime
     when: self.algorithm.type != 'prime' && has(self.critic)

@@ -400,7 +400,7 @@ class CriticSpec(Section):
     reference_path: Path | None = None
     """With prime, folder of a model with the policy's tokens that the process reward model is
     compared with: what it was made of, where it has learnt before. Absent: itself as the job
-    begins. verl: reward_model.model.ref_path."""
+    begins; with lora its weights without adapters. verl: reward_model.model.ref_path."""
 
     lora: LoraSpec | None = None
     """Train adapters beside frozen weights, and a value head whole; absent: all weights are

@@ -85,6 +85,9 @@ class Functions:
         if request.judge is not None:
             os.environ[contract.ENV_JUDGE_URL] = request.judge.url
             os.environ[contract.ENV_JUDGE_MODEL] = request.judge.model
+            for name in ("no_proxy", "NO_PROXY"):  # its door is on this machine
+                host = urlsplit(request.judge.url).hostname
+                os.environ[name] = ",".join(filter(None, [os.environ.get(name), host]))
         for position, one in enumerate(request.rewards):
             spec = RewardSpec.model_validate_json(one)
             try:

@@ -94,16 +94,20 @@ def judge(
         CallFailed: the row lacks what the prompt names, there was no answer, or no such number in
             it.
     """
-    if not url:
+    is_own = not url
+    if is_own:
         # Its server is watched, and may have to start first: no attempt ends before the call does.
         url = f"{os.environ.get(contract.ENV_JUDGE_URL, '')}/chat/completions"
         model, attempt_seconds = os.environ.get(contract.ENV_JUDGE_MODEL, ""), _UNTIL_THE_LIMIT
-    body: Json = {
+    body: dict[str, Json] = {
         "model": model,
         "messages": [{"role": "user", "content": _filled(prompt, response, ground_truth, row)}],
         "max_tokens": max_tokens,
         "temperature": temperature,
     }
+    if is_own:  # a drawn answer hangs on what is asked, and on no order of arrival
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
+        body["seed"] = int.from_bytes(digest[:4])
     said = _asked(url, body, key_variable, retries, attempt_seconds)
     found = [match[1] for match in re.finditer(score_pattern, said)]
     number = float(found[-1]) if found else -1.0

@@ -24,7 +24,6 @@ from ppojob_trainer.rpc.server import Route
 
 _POLL_SECONDS: Final = 0.2
 _HTTP_SECONDS: Final = 5.0
-_CPU_CACHE_GIB: Final = 1.0
 _QUIET: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -55,8 +54,6 @@ def server_command(judge: JudgeSpec, *, address: str, gpus: int) -> list[str]:
     cache = judge.kv_cache_gib
     if gpus:
         given["gpu-memory-utilization"] = judge.gpu_memory_share
-    else:
-        cache = cache or _CPU_CACHE_GIB
     given["kv-cache-memory-bytes"] = cache and int(cache * 2**30)
     flags = ["--disable-uvicorn-access-log", *([] if gpus else ["--enforce-eager"])]
     told = [f"--{name}={value}" for name, value in given.items() if value is not None]

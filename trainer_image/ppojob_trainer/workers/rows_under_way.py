@@ -37,6 +37,8 @@ _NOTHING: Final = Trajectory((), "abort")
 _State = tuple[int, list[tuple[RowKey, Trajectory]]]
 """The step of the last phase, and what was drawn of the rows."""
 _DECODER: Final = msgspec.msgpack.Decoder(_State)
+_OLDER: Final = msgspec.msgpack.Decoder(list[tuple[RowKey, Trajectory]])
+"""Of checkpoints of versions that did not say which phase was the last."""
 _FOLDER: Final = "rollout"
 
 
@@ -128,7 +130,11 @@ class RowsUnderWay:
         if folder is None:
             return
         for path in [folder / f.path for f in files if f.path.startswith(f"{_FOLDER}/")]:
-            self._last, rows = _DECODER.decode(path.read_bytes())
+            content = path.read_bytes()
+            try:
+                self._last, rows = _DECODER.decode(content)
+            except msgspec.ValidationError:
+                rows = _OLDER.decode(content)
             self._drawn |= dict(rows)
 
 
