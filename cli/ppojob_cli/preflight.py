@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.topology import calls_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.rollout import JudgeSpec, RewardModelSpec
+from ppojob_api.v1alpha1.rollout import JudgeSpec, RewardModelSpec, RewardSpec
 from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_cli.machine_checks import machine_problems, threads_warning
@@ -53,6 +53,7 @@ from ppojob_trainer.models.tokenizer_fit import (
 )
 from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.retrieval.manifest import check_memory, read_manifest
+from ppojob_trainer.rewards.judge import ANSWER_TOKENS
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import checks_of
 from ppojob_trainer.rewards.wire import Judge
@@ -122,6 +123,7 @@ def check_inputs(config: RunConfig) -> Preflight:
             _check_reward_model(spec.reward_model, found)
         if spec.judge is not None:
             _check_judge(spec.judge, found)
+            found.add(list(_answers_without_room(spec.judge, spec.rewards)))
         found.add([*_rewards(spec), *_custom_functions(spec)])
     found.add([*_tools(spec), *_retriever(spec), *_recording(spec)])
     return found
@@ -311,6 +313,23 @@ def _check_judge(spec: JudgeSpec, found: Preflight) -> None:
             why, allowed = "it has no chat template, and is asked by chat", "a model that has one"
             where, code = JUDGE.where, ReasonCode.REQUIRED
             found.add([Problem(where, shown(spec.path), why, allowed, code)])
+
+
+def _answers_without_room(judge: JudgeSpec, rewards: Sequence[RewardSpec]) -> Iterator[Problem]:
+    """Answers of the judge that are as long as all that it may read and say."""
+    for number, reward in enumerate(rewards):
+        asked = reward.arguments.get("max_tokens", ANSWER_TOKENS)
+        is_asked = reward.function == "judge" and not reward.arguments.get("url")
+        if not is_asked or judge.max_tokens is None or not isinstance(asked, int | float):
+            continue
+        if asked >= judge.max_tokens:
+            yield Problem(
+                f"spec.rewards[{number}].arguments.max_tokens",
+                shown(asked),
+                f"with the prompt it is more than spec.judge.maxTokens {judge.max_tokens}",
+                "less, or a judge of more",
+                ReasonCode.OUT_OF_RANGE,
+            )
 
 
 def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:

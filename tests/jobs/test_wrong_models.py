@@ -209,6 +209,10 @@ CASES: dict[str, Spoil] = {
     "reward model: template refuses": judge_template("{{ raise_exception('no users') }}"),
     "judge: no chat template": served(lambda one: (one / "chat_template.jinja").unlink()),
     "judge: longer than the model": served(maxTokens=257),
+    "judge: no room for its answers": lambda wrong: [
+        served(maxTokens=200)(wrong),
+        wrong.set("spec.rewards", [{"function": "judge"}]),
+    ],
     "reward model: longer than the model": judge(maxTokens=257),
     "adapters of no layer": lambda wrong: wrong.set(
         "spec.model.lora", {"rank": 4, "targetModules": ["q_proj", "v_prj", "lm_head"]}

@@ -245,6 +245,7 @@ def test_wrong_arguments_are_told_at_the_start(case: str, given: dict[str, objec
     assert_lines(str(wrong.value).splitlines(), EXPECTED[case])
 
 
+DEAD_PROXY = dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://127.0.0.1:9")
 OWN = """
 import json, os, urllib.request
 
@@ -273,7 +274,7 @@ def test_the_job_s_own_judge_is_asked_by_the_scorer_and_by_functions_of_verl_s_f
         RewardSpec(function="own", source={"path": str(tmp_path / "own.py")}),  # type: ignore[arg-type]
     ]
     own = Judge(service.url.removesuffix("/chat/completions"), str(tokenizer), 5.0)
-    with ScoringPool(rewards, judge=own) as pool:
+    with ScoringPool(rewards, judge=own, variables=DEAD_PROXY) as pool:
         (result,) = pool.score([RewardItem(0, "mine", "abc", "truth", {})])
     assert result.score == 0.5 + 3
     assert {body["model"] for _, body, _ in service.asked} == {str(tokenizer)}

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from ppojob_api import contract
 from ppojob_api.problem import shown
@@ -39,6 +40,7 @@ _FIELD = re.compile(r"\{(data_source|response|ground_truth|extra_info(?:\.\w+)?)
 _BRACED = re.compile(r"(?<![\w^])\{([^\W\d][\w.]*)\}")
 """What looks like a field; LaTeX, as in ``\\boxed{x}`` and ``a^{n}``, does not."""
 _SCORE = r"(?im)^[^:=\n]{0,40}\bscore\b[^:=\n]{0,40}[:=]\W{0,5}?(-?[0-9]+(?:\.[0-9]+)?)"
+ANSWER_TOKENS: Final = 1024
 _CACHED = 4_096
 _UNTIL_THE_LIMIT = 86_400.0
 _SAID: dict[bytes, str] = {}
@@ -65,7 +67,7 @@ def judge(
     key_variable: str = "",
     retries: int = RETRIES,
     attempt_seconds: float = ATTEMPT_SECONDS,
-    max_tokens: int = 1024,
+    max_tokens: int = ANSWER_TOKENS,
     temperature: float = 0.0,
 ) -> dict[str, Json]:
     """Ask a model for a number from 0 to ``best``; the score is its share of ``best``.
