@@ -245,7 +245,7 @@ def test_wrong_arguments_are_told_at_the_start(case: str, given: dict[str, objec
     assert_lines(str(wrong.value).splitlines(), EXPECTED[case])
 
 
-DEAD_PROXY = dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://127.0.0.1:9")
+PROXY = ("HTTP_PROXY", "http_proxy")
 OWN = """
 import json, os, urllib.request
 
@@ -261,9 +261,11 @@ def own(data_source, solution_str, ground_truth, extra_info, reward_router_addre
 
 
 def test_the_job_s_own_judge_is_asked_by_the_scorer_and_by_functions_of_verl_s_form(
-    serve, tmp_path: Path
+    serve, tmp_path: Path, monkeypatch
 ) -> None:
     """A function of one's own may also have the names with defaults; then it works without one."""
+    for name in PROXY:  # it is asked on this machine, whatever proxy others are asked through
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     both = json.loads(said("Score: 5")[1]) | {"score": 3}
     service = serve((200, both))
     (tmp_path / "own.py").write_text(OWN)
@@ -274,7 +276,7 @@ def test_the_job_s_own_judge_is_asked_by_the_scorer_and_by_functions_of_verl_s_f
         RewardSpec(function="own", source={"path": str(tmp_path / "own.py")}),  # type: ignore[arg-type]
     ]
     own = Judge(service.url.removesuffix("/chat/completions"), str(tokenizer), 5.0)
-    with ScoringPool(rewards, judge=own, variables=DEAD_PROXY) as pool:
+    with ScoringPool(rewards, judge=own, variables=PROXY) as pool:
         (result,) = pool.score([RewardItem(0, "mine", "abc", "truth", {})])
     assert result.score == 0.5 + 3
     assert {body["model"] for _, body, _ in service.asked} == {str(tokenizer)}
