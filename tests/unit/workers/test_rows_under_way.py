@@ -198,3 +198,14 @@ def test_a_long_row_costs_a_phase_its_share(tmp_path: Path, ahead, beside, versi
     assert [len(segment.tokens) for segment in first[-1].segments] == [24]
     spans = [(segment.policy_version, len(segment.tokens)) for segment in last[-1].segments]
     assert spans == [(version, 8) for version in versions]
+
+
+def test_a_state_of_an_older_version_is_taken_up(tmp_path: Path) -> None:
+    """It holds rows alone, and does not say which phase was the last."""
+    rows = {(3, "train", 1): Trajectory((), "abort")}
+    path = "rollout/rank-00000/under_way.msgpack"
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_bytes(msgspec.msgpack.encode(list(rows.items())))
+    under_way = RowsUnderWay(SimpleNamespace())
+    under_way.restore(tmp_path, [SavedFile(path, 0, "")])
+    assert (under_way._drawn, under_way._last) == (rows, 0)
