@@ -260,6 +260,7 @@ def own(data_source, solution_str, ground_truth, extra_info, reward_router_addre
 """
 
 
+@pytest.mark.processes
 def test_the_job_s_own_judge_is_asked_by_the_scorer_and_by_functions_of_verl_s_form(
     serve, tmp_path: Path, monkeypatch
 ) -> None:
