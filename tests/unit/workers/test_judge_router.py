@@ -14,7 +14,7 @@ from patience import eventually
 from ppojob_api import contract
 from ppojob_api.v1alpha1.rollout import JudgeSpec
 from ppojob_trainer.workers.judge import server_command
-from ppojob_trainer.workers.judge_router import judge_router
+from ppojob_trainer.workers.judge_router import JudgeRouter
 
 SAID: Answer = (200, {"said": "yes"})
 PATH = "/v1/chat/completions"
@@ -29,7 +29,7 @@ def serve() -> Iterator[Callable[..., Service]]:
 @contextmanager
 def door(*ports: int, patience: float = 30.0) -> Iterator[str]:
     servers = [("127.0.0.1", port) for port in ports]
-    router = judge_router(servers, model="/m", patience=patience)
+    router = JudgeRouter(servers, model="/m", patience=patience)
     router.start()
     try:
         yield f"http://127.0.0.1:{router.port}{PATH}"

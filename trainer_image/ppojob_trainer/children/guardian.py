@@ -34,12 +34,8 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
             (0: none), as ``ppojob_trainer.children.process`` writes them.
     """
     requests, answers, end_pipe, memory_bytes = (int(argument) for argument in arguments)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    guardian = os.getpid()
-    worker = os.fork()
+    worker = _forked(end_pipe)
     if worker == 0:
-        os.close(end_pipe)
-        _live_with(guardian)
         _confine(memory_bytes)
         for descriptor in (requests, answers):
             os.set_inheritable(descriptor, False)
@@ -57,14 +53,21 @@ def run_program(arguments: list[str]) -> int:
         arguments: descriptor of the end pipe, and the program with its arguments.
     """
     end_pipe = int(arguments[0])
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    guardian = os.getpid()
-    program = os.fork()
+    program = _forked(end_pipe)
     if program == 0:
-        os.close(end_pipe)
-        _live_with(guardian)
         os.execvp(arguments[1], arguments[1:])
     return _watch(program, end_pipe)
+
+
+def _forked(end_pipe: int) -> int:
+    """Become the guardian of a forked process; its id, and 0 in itself."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    guardian = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        os.close(end_pipe)
+        _live_with(guardian)
+    return worker
 
 
 def _live_with(guardian: int) -> None:

@@ -42,8 +42,14 @@ class _Answer:
     body: bytes
 
 
-def judge_router(servers: Sequence[tuple[str, int]], *, model: str, patience: float) -> PageServer:
-    """A server on a free port of this machine; give it `start` and `close`.
+def server_of(path: str, body: bytes, count: int) -> int:
+    """Which of the servers is asked."""
+    digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
+    return int.from_bytes(digest[:8], "big") % count
+
+
+class JudgeRouter(PageServer):
+    """A server on a free port of this machine, which passes requests on to those of the judge.
 
     Args:
         servers: host and port of each.
@@ -51,49 +57,42 @@ def judge_router(servers: Sequence[tuple[str, int]], *, model: str, patience: fl
         patience: seconds for which a request waits for a server that does not answer.
     """
 
-    class Handler(_Handler):
-        def passed_on(self, method: str, path: str, body: bytes) -> _Answer:
-            if path == sglang_form.PATH:
-                return self._generated(body)
-            which = server_of(path, body, len(servers))
-            return _asked(servers[which], method, path, body, patience)
-
-        def _generated(self, body: bytes) -> _Answer:
-            try:
-                asked = sglang_form.as_completion(body, model)
-            except sglang_form.NotThere as problem:
-                return _Answer(HTTPStatus.BAD_REQUEST, "text/plain", str(problem).encode())
-            answer = self.passed_on("POST", sglang_form.COMPLETIONS, asked)
-            if answer.status != HTTPStatus.OK:
-                return answer
-            return replace(answer, body=sglang_form.as_generated(answer.body))
-
-    return _Door("127.0.0.1", 0, Handler)
-
-
-def server_of(path: str, body: bytes, count: int) -> int:
-    """Which of the servers is asked."""
-    digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
-    return int.from_bytes(digest[:8], "big") % count
-
-
-class _Door(PageServer):
     request_queue_size = 1_024  # functions may ask for all of their rows at once
+
+    def __init__(self, servers: Sequence[tuple[str, int]], *, model: str, patience: float) -> None:
+        super().__init__("127.0.0.1", 0, _Handler)
+        self._servers, self._model, self._patience = servers, model, patience
+
+    def passed_on(self, method: str, path: str, body: bytes) -> _Answer:
+        """What the server says that a request belongs to."""
+        if path == sglang_form.PATH:
+            return self._generated(body)
+        server = self._servers[server_of(path, body, len(self._servers))]
+        return _asked(server, method, path, body, self._patience)
+
+    def _generated(self, body: bytes) -> _Answer:
+        try:
+            asked = sglang_form.as_completion(body, self._model)
+        except sglang_form.NotThere as problem:
+            return _Answer(HTTPStatus.BAD_REQUEST, "text/plain", str(problem).encode())
+        answer = self.passed_on("POST", sglang_form.COMPLETIONS, asked)
+        if answer.status != HTTPStatus.OK:
+            return answer
+        return replace(answer, body=sglang_form.as_generated(answer.body))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def passed_on(self, method: str, path: str, body: bytes) -> _Answer:
-        raise NotImplementedError
+    server: JudgeRouter
 
     def do_GET(self) -> None:
-        self._answer(self.passed_on("GET", self.path, b""))
+        self._answer(self.server.passed_on("GET", self.path, b""))
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > _LARGEST_REQUEST:
             self.send_error(HTTPStatus.LENGTH_REQUIRED)
             return
-        self._answer(self.passed_on("POST", self.path, self.rfile.read(int(length))))
+        self._answer(self.server.passed_on("POST", self.path, self.rfile.read(int(length))))
 
     def _answer(self, answer: _Answer) -> None:
         self.send_response(answer.status)

@@ -20,7 +20,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.scoring import RowScore, Score, Scored, ScoreItem
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.workers.judge_router import judge_router
+from ppojob_trainer.workers.judge_router import JudgeRouter
 from ppojob_trainer.workers.text_inbox import TextInbox
 
 _log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _judge(environment: PodEnvironment) -> Iterator[Judge | None]:
     pods = environment.config.topology.role("judge").pods
     servers = [(environment.host(pod.host), contract.PORT_JUDGE) for pod in pods]
     patience = spec.timeouts.startup_seconds
-    router = judge_router(servers, model=spec.judge.path, patience=patience)
+    router = JudgeRouter(servers, model=spec.judge.path, patience=patience)
     router.start()
     try:
         yield Judge(f"http://127.0.0.1:{router.port}/v1", spec.judge.path, patience)
