@@ -196,6 +196,60 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
     assert (tmp_path / "job" / "calls").read_text() == calls
 
 
+@pytest.mark.parametrize(
+    ("roles", "max_staleness", "points"),
+    [
+        (
+            {},
+            2,
+            (
+                "rpc.act.answer.before@9=kill",
+                "rpc.generate.answer.before@2=kill",
+                "rpc.update.answer.before@7=kill",
+                "rows.under_way.rename.after@2=kill",
+            ),
+        ),
+        (
+            {"rollout": {}},
+            3,
+            (
+                "rpc.act.answer.after@12=kill",
+                "rpc.generate.answer.after@4=kill",
+                "controller.step.computed@3=kill",
+                "rpc.save_shards.answer.after@2=kill",
+            ),
+        ),
+    ],
+    ids=["beside a step", "ahead of it"],
+)
+def test_conversations_go_on_with_newer_weights(
+    roles, max_staleness, points, talking_folder, run_twice, tmp_path: Path
+):
+    """Turns and calls of several steps side by side: no kill and no latency changes a bit."""
+    sections = agent_jobs.talking(talking_folder, {})
+    rollout = {**sections["rollout"], "maxStaleness": max_staleness, "maxSequences": 64}
+    job = manifest(
+        tmp_path / "job",
+        talking_folder,
+        seconds=0.05,
+        rollout=rollout,
+        roles=roles,
+        steps={"total": 6, "validateEvery": 6},
+    )
+    calm = run_twice(job, *points)
+    lines = run_folders.metrics(calm)[1:]
+    assert not run_folders.unnamed(lines)
+    assert max(line["async/staleness_max"] for line in lines) in range(1, max_staleness + 1)
+    turns = 0
+    for step in range(1, 7):
+        for row in run_folders.rows(calm, step):
+            versions = [s["version"] for s in row["segments"]]
+            drawn = [version for version in versions if version is not None]
+            assert drawn == sorted(drawn)
+            turns += len(set(drawn)) > 1 and None in versions
+    assert turns, "no conversation went on with newer weights"
+
+
 @pytest.fixture(scope="session")
 def searching_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that searches by chance, a corpus and its index."""

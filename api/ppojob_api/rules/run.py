@@ -280,12 +280,6 @@ SAMPLING_RULES = rules(
     must: self.data.minPicturePixels <= self.data.maxPicturePixels
 
     spec | rollout.maxStaleness | NotInThisVersion
-        turns of a conversation that are drawn by weights of several versions, with calls of tools
-        between: not in this version; 0, or 1 with roles.rollout, or remove agent
-    when: has(self.agent)
-    must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
-
-    spec | rollout.maxStaleness | NotInThisVersion
         algorithm.dynamicSampling knows behind the scores of a step which prompts come next, so
         at most the first round of one step is drawn ahead, by engines in pods of their own: not
         in this version; 0, or 1 with roles.rollout, or remove dynamicSampling

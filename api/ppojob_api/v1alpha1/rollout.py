@@ -132,8 +132,8 @@ class RolloutSpec(Section):
     """Versions by which weights that draw tokens may be older than those that train on them.
     Engines in the ranks that train draw so many further steps beside each, and long rows go on
     with newer weights: partial rollouts. Those of roles.rollout draw while a step trains, with 1
-    the next one: one step off-policy. With agent or dynamicSampling at most 1, in such pods.
-    AReaL: max_head_offpolicyness."""
+    the next one: one step off-policy. With dynamicSampling at most 1, in such pods. AReaL:
+    max_head_offpolicyness."""
 
     replay: Path | None = None
     """Folder of a run whose rows and scores are trained on again, step by step; nothing is

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -17,12 +17,12 @@ from tiny_models import TWO_LAYERS, make_model
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.driver import Driver, ToolFailed
-from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.episode import Episode, RowState
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
-from ppojob_trainer.rollout.protocol import RolloutError, SamplingParams
-from ppojob_trainer.rollout.trajectory import Trajectory
+from ppojob_trainer.rollout.protocol import Finished, RolloutError, SamplingParams, StopTexts
+from ppojob_trainer.rollout.trajectory import Trajectory, turn_rewards
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
 from ppojob_trainer.tools.wire import Conversation
@@ -43,10 +43,14 @@ USER = Interaction("critic", b'{"name": "critic"}', b'[{"role": "user", "content
 
 
 def rows(
-    user: Interaction | None = None, form: type["Form"] | None = None, tokens: int = TOKENS, **more
+    user: Interaction | None = None,
+    form: type["Form"] | None = None,
+    tokens: int = TOKENS,
+    temperature: float = 1.0,
+    **more,
 ) -> list[Episode]:
     """Rows of a job whose agent says more."""
-    drawn, own = SamplingParams(1.0, 1.0, -1, 1, ENDS), (form or Form)()
+    drawn, own = SamplingParams(temperature, 1.0, -1, 1, ENDS), (form or Form)()
     agent = AGENT.model_copy(update=more)
 
     def row(n: int) -> Episode:
@@ -220,14 +224,48 @@ def test_log_probabilities_of_later_turns_are_those_of_a_forward_over_the_whole_
 
 def test_rows_without_calls_are_those_of_a_single_turn() -> None:
     episodes, alone = rows(form=Silent), rows(form=Silent)
-    told: list[int] = []
-    Driver(engine(), Workers(), 8, tell=told.append).run(episodes)
-    assert told == sorted(told)
-    assert told[-1] == len(episodes)
+    Driver(engine(), Workers(), 8).run(episodes)
     for one in alone:
         Driver(engine(), Workers(), math.inf).run([one])
     assert [e.trajectory.tokens for e in episodes] == [e.trajectory.tokens for e in alone]
     assert all(e.figures == RowFigures(2, 0, 0, [], 0) for e in episodes)
+
+
+@pytest.mark.parametrize("delay", [0, 3, math.inf])
+@pytest.mark.parametrize("user", [None, USER])
+@pytest.mark.parametrize("form", ["Form", "Eager", "Silent"])
+def test_rows_go_on_in_later_phases_as_if_in_one(form: str, user, delay: float) -> None:
+    """Greedy rows, which no seed decides, in phases of three steps, from states as of a file."""
+    more = {"form": globals()[form], "user": user, "temperature": 0.0}
+    whole = rows(**more, turn_tokens=5, tool_rewards="add")
+    Driver(engine(), Workers(), delay).run(whole)
+    parts, model, phases = rows(**more, turn_tokens=5, tool_rewards="add"), engine(), 0
+    while under_way := [one for one in parts if not one.state.is_over]:
+        Driver(model, Workers(), delay, is_enough=lambda steps: steps == 3).run(under_way)
+        for one in under_way:
+            one.state = msgspec.convert(
+                msgspec.json.decode(msgspec.json.encode(one.state)), RowState
+            )
+        phases += 1
+    assert phases > 2 or form == "Silent"
+    for one, other in zip(parts, whole, strict=True):
+        found, expected = one.trajectory, other.trajectory
+        assert (found.tokens, found.mask) == (expected.tokens, expected.mask)
+        assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+        assert turn_rewards([found]) == turn_rewards([expected])
+        assert (found.finish_reason, one.figures) == (expected.finish_reason, other.figures)
+
+
+def test_texts_end_a_turn_that_two_phases_draw() -> None:
+    """Also one that the first of them has begun."""
+    texts = StopTexts(("abc",), lambda tokens: "".join(map(chr, tokens)))
+    assert replace(texts, before=(ord("a"), ord("b"))).ends((ord("c"),))
+    (one,) = rows()[:1]
+    one.sampling = replace(one.sampling, stop_texts=texts)
+    assert one.request().sampling.stop_texts == texts
+    one.take(Finished(one.name, (ord("a"), ord("b")), (0.0, 0.0), "abort", 0))
+    assert one.request().sampling.stop_texts.ends((ord("c"),))
+    assert not one.request().sampling.stop_texts.ends((ord("b"),))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.pictures import LaterPicture, packed_later
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rollout.protocol import Finished, RolloutError
+from ppojob_trainer.rollout.protocol import RolloutError
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.experience import ROUTER_COLUMNS
 from ppojob_trainer.rows.row_files import read_tokens, read_verdicts, write_part
@@ -71,8 +71,8 @@ def rows_of(first: int, last: int) -> OwnedRows:
     responses = [
         TWO_TURNS
         if row == 3
-        else Trajectory.of(
-            Finished(str(row), (row, 1), (-1 / 3, 0.0), "stop", 0, bytes([row] * 2 * 3))
+        else Trajectory(
+            (Segment((row, 1), (-1 / 3, 0.0), 0),), "stop", experts=bytes([row] * 2 * 3)
         )
         for row in range(2 * first, 2 * last)
     ]

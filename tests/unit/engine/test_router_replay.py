@@ -26,7 +26,7 @@ from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
-from ppojob_trainer.rollout.trajectory import Trajectory
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.workers.row_store import own_rows
@@ -205,7 +205,14 @@ def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path, family):
         Request(f"{n}", tuple(prompts[n // 3].tokens), SamplingParams(1.0, 1.0, -1, 4 + n), seed=n)
         for n in range(6)
     ]
-    drawn = [Trajectory.of(response) for response in generate(engine, asked)]
+    drawn = [
+        Trajectory(
+            (Segment(one.tokens, one.logprobs, one.policy_version),),
+            one.finish_reason,
+            experts=one.experts,
+        )
+        for one in generate(engine, asked)
+    ]
     owned = own_rows(0, prompts, 3, drawn, mixture=model.config)
     rows = replace(owned.experience, experts=None, prompt_experts=None)
     engine_of(tmp_path).predict(rows, records=True)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.agents.episode import RowState
 from ppojob_trainer.controller.batch import shares
 from ppojob_trainer.rollout.protocol import Finished, Request
 from ppojob_trainer.rollout.trajectory import Trajectory
@@ -208,4 +209,4 @@ def test_a_state_of_an_older_version_is_taken_up(tmp_path: Path) -> None:
     (tmp_path / path).write_bytes(msgspec.msgpack.encode(list(rows.items())))
     under_way = RowsUnderWay(SimpleNamespace())
     under_way.restore(tmp_path, [SavedFile(path, 0, "")])
-    assert (under_way._drawn, under_way._last) == (rows, 0)
+    assert (under_way._rows, under_way._last) == ({(3, "train", 1): RowState()}, 0)

@@ -52,15 +52,17 @@ class Driver:
         delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
             no row runs.
         fails: whether a failed call fails the job.
-        tell: called behind each step of the engine with the number of rows that have ended.
+        is_enough: asked behind each step of the engine with the number of steps; once it says so
+            the phase ends, with the rows as far as they came.
     """
 
     engine: RolloutEngine
-    tools: RemoteTools
-    delay: float
+    tools: RemoteTools | None
+    delay: float = 0
     fails: bool = False
-    tell: Callable[[int], None] = lambda _: None
+    is_enough: Callable[[int], bool] = lambda _: False
     _episodes: Sequence[Episode] = ()
+    _steps: int = 0
     _clock: int = 0
     _running: dict[str, int] = field(default_factory=dict)
     """Numbers of rows by the id of their request."""
@@ -68,11 +70,14 @@ class Driver:
     """By number of the row."""
 
     def run(self, episodes: Sequence[Episode]) -> None:
-        """Run rows of distinct names to their ends: one generation phase.
+        """Run rows of distinct names, none of them over, to their ends: one generation phase.
+
+        Where it ends before, no call is under way: those that were made are waited for.
 
         Raises:
             RolloutError: the engine is busy, or loses a row.
             ToolFailed: a call failed, and `fails` is set.
+            ValueError: the engine refuses a request.
         """
         self._episodes = episodes
         with generation_phase(self.engine) as submit:
@@ -83,13 +88,14 @@ class Driver:
                     self._continue_due(submit)
                     if self.engine.has_work():
                         self._step()
-                        self.tell(len(episodes) - len(self._running) - len(self._waiting))
+                        if self.is_enough(self._steps):
+                            self._end_phase()
                     elif self._running:
                         raise lost_requests(list(self._running))
             finally:
                 for waiting in self._waiting.values():  # only after an error
-                    if waiting.wanted.calls:
-                        self.tools.give_up(waiting.started)
+                    if waiting.started is not None:
+                        self._tools.give_up(waiting.started)
 
     def _begin_turn(self, number: int, submit: Callable[[Request], None]) -> None:
         """Have the engine begin the next turn of a row."""
@@ -104,15 +110,28 @@ class Driver:
             now = max(now, min(waiting.due for waiting in self._waiting.values()))
             self._clock = self._clock if math.isinf(now) else int(now)
         for number in sorted(n for n, waiting in self._waiting.items() if waiting.due <= now):
-            if self._goes_on(self._episodes[number], self._waiting[number]):
+            self._answer(number)
+            if not self._episodes[number].state.is_over:
                 self._begin_turn(number, submit)
-            del self._waiting[number]
 
-    def _goes_on(self, episode: Episode, waiting: _Waiting) -> bool:
+    def _end_phase(self) -> None:
+        """Take what was drawn of the rows that run, and answer those that wait."""
+        for request_id in list(self._running):
+            self.engine.abort(request_id)
+        while self._running and self.engine.has_work():
+            self._step()
+        for number in sorted(self._waiting):
+            self._answer(number)
+
+    def _answer(self, number: int) -> None:
+        """Give a row that waits what it waits for."""
+        episode, waiting = self._episodes[number], self._waiting[number]
         calls = waiting.wanted.calls
         if not calls:
-            return episode.reply(waiting.wanted.reply)
-        answers = self.tools.answers(waiting.started)
+            episode.reply(waiting.wanted.reply)
+            del self._waiting[number]
+            return
+        answers = self._tools.answers(waiting.started)
         for call, answer in zip(calls, answers, strict=True):
             if self.fails and answer.failure:
                 raise ToolFailed(
@@ -120,11 +139,13 @@ class Driver:
                     f"{episode.place}: a call of {shown(call.name)} failed ({answer.failure}): "
                     f"{answer.text}"
                 )
-        return episode.answer(calls, answers)
+        episode.answer(calls, answers)
+        del self._waiting[number]
 
     def _step(self) -> None:
         """One step of the engine; starts the calls of turns that ended."""
         finished = self.engine.step()
+        self._steps += 1
         self._clock += 1
         for response in finished:
             number = self._running.pop(response.request_id)
@@ -133,6 +154,11 @@ class Driver:
             started = None
             if wanted.calls:
                 seen = episode.seen
-                started = self.tools.start(number, episode.turn, wanted.calls, seen)
-            if wanted.calls or wanted.reply:
+                started = self._tools.start(number, episode.turn, wanted.calls, seen)
+            if episode.state.is_waiting:
                 self._waiting[number] = _Waiting(self._clock + self.delay, wanted, started)
+
+    @property
+    def _tools(self) -> RemoteTools:
+        assert self.tools is not None, "rows of one turn call nothing"
+        return self.tools

@@ -3,7 +3,8 @@
 The policy's tokens are kept as they were drawn and never rendered again; what is put between them
 comes from the chat template's `delta`. Where a row ends is verl's rule
 (`experimental/agent_loop/tool_agent_loop.py`): by a turn without a call that no user answers, by a
-user, by a limit of turns or tokens, or when an answer would not fit.
+user, by a limit of turns or tokens, or when an answer would not fit. A row of a job without an
+agent is a single turn.
 """
 
 import math
@@ -27,6 +28,64 @@ _messages: Final = msgspec.json.Decoder(list[Message]).decode
 
 
 @dataclass
+class RowState:
+    """How far a row has come: all that a checkpoint has to hold of one that is under way.
+
+    Attributes:
+        segments: what was drawn and given.
+        finish_reason: of the last request; "abort": it goes on.
+        is_waiting: whether the last turn waits for an answer.
+        experts: of the row up to the last request, see `Finished`.
+        turn_began: number of the first segment of the turn that is being drawn.
+        turns: that the model has ended.
+        answered: how many answers it was given.
+        answers: of tools.
+        of_user: of its user.
+        conversation: that the user hears; None before the first turn.
+        shown: pictures behind the prompt.
+    """
+
+    segments: list[Segment] = field(default_factory=list)
+    finish_reason: FinishReason = "abort"
+    is_waiting: bool = False
+    experts: bytes = b""
+    turn_began: int = 0
+    turns: int = 0
+    answered: int = 0
+    answers: list[ToolAnswer] = field(default_factory=list)
+    of_user: list[ToolAnswer] = field(default_factory=list)
+    conversation: Conversation | None = None
+    shown: list[LaterPicture] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the row has ended."""
+        return self.finish_reason != "abort" and not self.is_waiting
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens the policy wrote."""
+        return sum(len(segment.tokens) for segment in self.segments if segment.is_trained)
+
+    @property
+    def turn(self) -> tuple[int, ...]:
+        """What was drawn of the turn that is being drawn, or was the last."""
+        return tuple(token for s in self.segments[self.turn_began :] for token in s.tokens)
+
+    def copy(self) -> "RowState":
+        """One that goes on by itself."""
+        heard = self.conversation
+        return replace(
+            self,
+            segments=list(self.segments),
+            answers=list(self.answers),
+            of_user=list(self.of_user),
+            conversation=heard and Conversation(list(heard.messages), list(heard.asked)),
+            shown=list(self.shown),
+        )
+
+
+@dataclass
 class Episode:
     """One row.
 
@@ -34,13 +93,14 @@ class Episode:
         name: unique among the rows of a generation phase; begins the ids of its requests.
         prompt: token ids.
         sampling: how tokens are drawn; `max_tokens` is set turn by turn.
-        seed_of: the seed of a turn, by its number from 0.
+        seed_of: the seed of a request, by its number from 0 among those that drew something.
         agent: its limits of turns and calls, and what becomes of failures and rewards.
         response_tokens: limit of what the model writes and is given, together.
-        form: reads its turns, and writes what stands between them.
+        form: reads its turns, and writes what stands between them; None: it is a single turn.
         user: answers the turns that call no tool; None: such a turn ends the row.
         place: what people are told of it: step, prompt and sample.
         pictures: those of the prompt, as `data.pictures.packed` has them.
+        state: how far it has come; a row that an earlier phase began goes on from its state there.
     """
 
     name: str
@@ -49,158 +109,186 @@ class Episode:
     seed_of: Callable[[int], int]
     agent: AgentSpec
     response_tokens: int
-    form: ChatForm
+    form: ChatForm | None
     user: Interaction | None = None
     place: str = ""
     pictures: bytes = b""
-    _segments: list[Segment] = field(default_factory=list)
-    _tokens: int = 0
-    _drawn: int = 0
-    _answered: int = 0
-    _answers: list[ToolAnswer] = field(default_factory=list)
-    _of_user: list[ToolAnswer] = field(default_factory=list)
-    _conversation: Conversation = field(init=False)
-    _finish_reason: FinishReason = "stop"
-    _experts: bytes = b""  # of the whole row up to the last turn
-    _shown: list[LaterPicture] = field(default_factory=list)
+    state: RowState = field(default_factory=RowState)
 
     def __post_init__(self) -> None:
-        self._conversation = Conversation(_messages(self.user.prompt) if self.user else [])
+        if self.state.conversation is None and self.user is not None:
+            self.state.conversation = Conversation(_messages(self.user.prompt))
 
     @property
     def turn(self) -> int:
         """How many answers it was given."""
-        return self._answered
+        return self.state.answered
 
     def request(self) -> Request:
-        """What the engine is asked for the next turn of the model."""
+        """What the engine is asked for: the next turn of the model, or the rest of one."""
+        state, begun = self.state, self.state.turn
         left = self.response_tokens - self._tokens
-        turn = left if self.agent.turn_tokens is None else min(left, self.agent.turn_tokens)
-        given = [token for segment in self._segments for token in segment.tokens]
-        files = [one.file for one in self._shown]
+        if self.agent.turn_tokens is not None:
+            left = min(left, self.agent.turn_tokens - len(begun))
+        sampling = replace(self.sampling, max_tokens=left)
+        if begun and sampling.stop_texts is not None:
+            stop_texts = replace(sampling.stop_texts, before=begun)
+            sampling = replace(sampling, stop_texts=stop_texts)
+        so_far = [token for segment in state.segments for token in segment.tokens]
+        files = [one.file for one in state.shown]
         return Request(
-            request_id=f"{self.name}/{self._drawn}" if self._drawn else self.name,
-            prompt=(*self.prompt, *given),
-            sampling=replace(self.sampling, max_tokens=turn),
-            seed=self.seed_of(self._drawn),
+            request_id=f"{self.name}/{state.turns}" if state.turns else self.name,
+            prompt=(*self.prompt, *so_far),
+            sampling=sampling,
+            seed=self.seed_of(sum(segment.is_trained for segment in state.segments)),
             pictures=packed([*unpacked(self.pictures), *files]) if files else self.pictures,
-            later=tuple(len(self.prompt) + one.start for one in self._shown),
+            later=tuple(len(self.prompt) + one.start for one in state.shown),
         )
 
     @property
     def seen(self) -> list[SeenPicture] | None:
         """The pictures that it has shown so far; None where tools cannot show it any."""
-        if (form := self.form.pictures) is None:
+        if (form := self._form.pictures) is None:
             return None
-        files = [*unpacked(self.pictures), *(one.file for one in self._shown)]
+        files = [*unpacked(self.pictures), *(one.file for one in self.state.shown)]
         return [SeenPicture(file, *form.sides(file)) for file in files]
 
     def take(self, response: Finished) -> Turn:
-        """Take in a turn of the model; answers what it wants, nothing where the row is over."""
-        self._drawn += 1
-        self._finish_reason = response.finish_reason
-        self._experts = response.experts
+        """Take in what the engine drew; answers what a turn wants.
+
+        Nothing is wanted where the row is over, and where the engine was told to stop: then it goes
+        on with the rest of the turn.
+        """
+        state, agent = self.state, self.agent
+        state.finish_reason = response.finish_reason
+        state.experts = response.experts
         if response.tokens:
-            self._add(Segment(response.tokens, response.logprobs, response.policy_version))
-        agent = self.agent
+            state.segments.append(
+                Segment(response.tokens, response.logprobs, response.policy_version)
+            )
+        if not state.is_over:
+            return Turn()
+        state.turns += 1
         whole = ("stop", "length") if agent.cut_turns == "go_on" else ("stop",)
-        if response.finish_reason not in whole or self._tokens >= self.response_tokens:
+        if self.form is None or response.finish_reason not in whole:
             return Turn()
-        if self._drawn >= (agent.max_assistant_turns or math.inf):
+        if self._tokens >= self.response_tokens:
             return Turn()
-        if self._answered >= (agent.max_user_turns or math.inf):
+        if state.turns >= (agent.max_assistant_turns or math.inf):
             return Turn()
-        wanted = self.form.read(response.tokens)
-        wanted = replace(wanted, calls=wanted.calls[: agent.max_parallel_calls])
+        if state.answered >= (agent.max_user_turns or math.inf):
+            return Turn()
+        wanted = self._wanted(state.turn)
+        state.is_waiting = bool(wanted.calls or wanted.reply)
+        return wanted
+
+    def _wanted(self, written: Sequence[int]) -> Turn:
+        """What a turn that is answered wants."""
+        wanted = self._form.read(written)
+        wanted = replace(wanted, calls=wanted.calls[: self.agent.max_parallel_calls])
         if self.user is None:
             return wanted
-        self._tell("assistant", self.form.said(response.tokens))
+        self._tell("assistant", self._form.said(written))
         if wanted.calls or wanted.reply:
             return wanted
-        heard = msgspec.json.encode(self._conversation).decode()
-        self._conversation.asked.append(len(self._conversation.messages))
+        conversation = self.state.conversation
+        assert conversation is not None, "it is there where there is a user"
+        heard = msgspec.json.encode(conversation).decode()
+        conversation.asked.append(len(conversation.messages))
         return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
 
-    def answer(self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]) -> bool:
+    def answer(self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]) -> None:
         """Take in what the calls of its last turn gave, or what the user says to it.
 
-        Returns:
-            Whether the model goes on; it does not where the user ends the conversation, or the
-            answers would leave it no token.
+        The row is over where the user ends the conversation, or the answers would leave the model
+        no token.
         """
+        self.state.is_waiting = False
+        segments = self.state.segments
         if self.agent.tool_rewards == "add":
             reward = sum(answer.reward for answer in answers)
-            self._segments[-1] = replace(self._segments[-1], reward=reward)
+            segments[-1] = replace(segments[-1], reward=reward)
         if calls[0].to_user:
-            return self._answer_of_user(answers[0])
-        self._answers += answers
+            self._answer_of_user(answers[0])
+            return
+        self.state.answers += answers
         texts = [answer.text for answer in answers]
         for text in texts:
             self._tell("tool", text)
         held = [answer.pictures for answer in answers]
-        given = self.form.answered(self._segments[-1].tokens, calls, texts, held)
-        return self._goes_on(given, [file for one in held for file in unpacked(one)])
+        given = self._form.answered(self.state.turn, calls, texts, held)
+        self._go_on(given, [file for one in held for file in unpacked(one)])
 
-    def _answer_of_user(self, answer: ToolAnswer) -> bool:
+    def _answer_of_user(self, answer: ToolAnswer) -> None:
         """The user has spoken; its last words, which nobody answers, are not part of the row."""
-        self._of_user.append(answer)
+        self.state.of_user.append(answer)
         if answer.ends:
-            self._answered += 1
-            return False
+            self.state.answered += 1
+            return
         self._tell("user", answer.text)
-        return self._goes_on(self.form.heard(self._segments[-1].tokens, answer.text))
+        self._go_on(self._form.heard(self.state.turn, answer.text))
 
-    def reply(self, reply: str) -> bool:
+    def reply(self, reply: str) -> None:
         """Take in what the model is told where it called no tool; as `answer`."""
+        self.state.is_waiting = False
         self._tell("user", reply)
-        return self._goes_on(self.form.replied(self._segments[-1].tokens, reply))
+        self._go_on(self._form.replied(self.state.turn, reply))
 
-    def _goes_on(self, given: Sequence[int], shown: Sequence[bytes] = ()) -> bool:
-        if self._tokens + len(given) >= self.response_tokens:
-            self._finish_reason = "length"
-            return False
+    def _go_on(self, given: Sequence[int], shown: Sequence[bytes] = ()) -> None:
+        state, tokens = self.state, self._tokens
+        if tokens + len(given) >= self.response_tokens:
+            state.finish_reason = "length"
+            return
         if shown:
-            assert self.form.pictures is not None, "tools were told that they can show some"
-            spans = self.form.pictures.spans(given, packed(shown))
-            places = [self._tokens + start for start, _ in spans]
-            self._shown += map(LaterPicture, places, shown)
+            form = self._form.pictures
+            assert form is not None, "tools were told that they can show some"
+            places = [tokens + start for start, _ in form.spans(given, packed(shown))]
+            state.shown += map(LaterPicture, places, shown)
         if given:
-            self._add(Segment(tuple(given)))
-        self._answered += 1
-        return True
+            state.segments.append(Segment(tuple(given)))
+        state.turn_began = len(state.segments)
+        state.answered += 1
+        state.finish_reason = "abort"
 
     @property
     def figures(self) -> RowFigures:
         """What it was."""
+        state = self.state
         return RowFigures(
-            num_turns=self._drawn + self._answered + 1,
-            tool_calls=len(self._answers),
-            tool_failures=sum(bool(one.failure) for one in (*self._answers, *self._of_user)),
-            tool_rewards=[answer.reward for answer in self._answers],
-            given_tokens=sum(len(s.tokens) for s in self._segments if not s.is_trained),
-            turn_scores=[answer.reward for answer in self._of_user] if self.user else None,
+            num_turns=state.turns + state.answered + 1,
+            tool_calls=len(state.answers),
+            tool_failures=sum(bool(one.failure) for one in (*state.answers, *state.of_user)),
+            tool_rewards=[answer.reward for answer in state.answers],
+            given_tokens=sum(len(s.tokens) for s in state.segments if not s.is_trained),
+            turn_scores=[answer.reward for answer in state.of_user] if self.user else None,
         )
 
     @property
     def trajectory(self) -> Trajectory:
         """The row, once it is over."""
-        segments = tuple(self._segments)
+        state = self.state
+        segments = tuple(state.segments)
         if self.agent.tool_failure == "mask" and self.figures.tool_failures:
             segments = tuple(Segment(segment.tokens) for segment in segments)
         return Trajectory(
             segments,
-            self._finish_reason,
-            msgspec.json.encode(self.figures),
-            tool_seconds=sum(answer.seconds for answer in self._answers),
-            experts=self._experts,
-            pictures=tuple(self._shown),
+            state.finish_reason,
+            b"" if self.form is None else msgspec.json.encode(self.figures),
+            tool_seconds=sum(answer.seconds for answer in state.answers),
+            experts=state.experts,
+            pictures=tuple(state.shown),
         )
+
+    @property
+    def _form(self) -> ChatForm:
+        assert self.form is not None, "rows of one turn are not answered"
+        return self.form
+
+    @property
+    def _tokens(self) -> int:
+        return sum(len(segment.tokens) for segment in self.state.segments)
 
     def _tell(self, role: str, text: str) -> None:
         """Something is said that the user hears, where there is one."""
-        if self.user is not None:
-            self._conversation.messages.append({"role": role, "content": text})
-
-    def _add(self, segment: Segment) -> None:
-        self._segments.append(segment)
-        self._tokens += len(segment.tokens)
+        if self.state.conversation is not None:
+            self.state.conversation.messages.append({"role": role, "content": text})

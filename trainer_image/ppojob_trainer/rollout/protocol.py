@@ -6,7 +6,7 @@ partial rollouts drive the same methods themselves.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -33,11 +33,13 @@ class StopTexts:
     """Texts that end a response, where no single token does (``</search>``).
 
     The token that completes one is the last, and stays whole. There is at least one text, none
-    empty; `decode` gives the text of token ids.
+    empty; `decode` gives the text of token ids. `before` are tokens of the same turn that an
+    earlier request drew.
     """
 
     texts: tuple[str, ...]
     decode: Callable[[Sequence[int]], str]
+    before: tuple[int, ...] = ()
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Whether the last of `tokens` completes one of the texts.
@@ -46,7 +48,8 @@ class StopTexts:
         more is looked at for a character that begins before the text.
         """
         window = max(len(text.encode()) for text in self.texts) + 4
-        tail = self.decode(tokens[-window:])
+        held = tokens if len(tokens) >= window else (*self.before, *tokens)
+        tail = self.decode(held[-window:])
         return any(text in tail for text in self.texts)
 
 
@@ -255,15 +258,8 @@ def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None
         raise
 
 
-def generate(
-    engine: RolloutEngine,
-    requests: Sequence[Request],
-    is_enough: Callable[[int, Mapping[str, Finished]], bool] = lambda *_: False,
-) -> list[Finished]:
+def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
     """Draw `requests`, of distinct ids, and return them in their order: one phase.
-
-    `is_enough` is asked behind each step of the engine with the number of steps and with what has
-    ended, by id; once it says so the others are aborted.
 
     Raises:
         RolloutError: If the engine is busy or loses a request.
@@ -273,14 +269,8 @@ def generate(
     with generation_phase(engine) as submit:
         for request in requests:
             submit(request)
-        steps = 0
         while engine.has_work():
-            for response in engine.step():
-                finished[response.request_id] = response
-            steps += 1
-            if is_enough(steps, finished):
-                for request in requests:
-                    engine.abort(request.request_id)
+            finished |= {response.request_id: response for response in engine.step()}
     lost = [request.request_id for request in requests if request.request_id not in finished]
     if lost:
         raise lost_requests(lost)

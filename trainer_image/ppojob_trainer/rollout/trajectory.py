@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ppojob_trainer.data.pictures import LaterPicture
-from ppojob_trainer.rollout.protocol import Finished, FinishReason
+from ppojob_trainer.rollout.protocol import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,6 @@ class Trajectory:
     # of the prompt and what follows, as far as the engine read it; see `Finished`
     experts: bytes = b""
     pictures: tuple[LaterPicture, ...] = ()  # that it was shown behind its prompt
-
-    @classmethod
-    def of(cls, response: Finished) -> Trajectory:
-        """A row of one turn: a single response of the engine."""
-        drawn = Segment(response.tokens, response.logprobs, response.policy_version)
-        segments = (drawn,) if drawn.tokens else ()
-        return cls(segments, response.finish_reason, experts=response.experts)
 
     @property
     def tokens(self) -> list[int]:

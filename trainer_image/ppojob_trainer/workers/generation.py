@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -14,7 +15,7 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec, ValidationSamplingSpec
 from ppojob_trainer.agents.driver import Driver
-from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.episode import Episode, RowState
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
@@ -27,14 +28,7 @@ from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rollout.factory import NoEngine, build_engine
-from ppojob_trainer.rollout.protocol import (
-    Finished,
-    Request,
-    RolloutEngine,
-    SamplingParams,
-    StopTexts,
-    generate,
-)
+from ppojob_trainer.rollout.protocol import RolloutEngine, SamplingParams, StopTexts
 from ppojob_trainer.rollout.sampling import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
@@ -54,6 +48,7 @@ from ppojob_trainer.workers.handover import MadeRows
 TRAIN = "train"
 GREEDY = "greedy"
 """Purpose of greedy responses that training is compared with; they are not trained on."""
+_SINGLE_TURN: Final = AgentSpec()
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class Row:
     number: int  # in the whole batch
     prompt: PromptTokens
     sampling: SamplingParams
-    seed_of: Callable[[int], int]  # of a turn
+    seed_of: Callable[[int], int]  # of a request, by the number of those before it
 
     @property
     def name(self) -> str:
@@ -137,40 +132,58 @@ class Generation:
     def run(self, batches: list[Generate]) -> list[MadeRows]:
         """One generation phase: the rows of each batch that this rank keeps."""
         rows = [row for batch in batches for row in self.rows(batch)]
-        turns = self.turns
+        episodes = [self.episode(row, row.name) for row in rows]
+
+        def count(_: int) -> bool:
+            self.drawing.ended = sum(episode.state.is_over for episode in episodes)
+            return False
+
         with self.drawing.of(len(rows)):
-            drawn = iter(self._conversations(rows, turns) if turns else self._single_turns(rows))
+            self.drive(rows, episodes, count)
+        drawn = iter(episodes)
         made = []
         for batch in batches:
             own = list(itertools.islice(drawn, len(batch.prompts) * batch.samples))
-            of_engine = MadeRows(batch.first, batch.prompts, batch.samples, own)
+            whole = [episode.trajectory for episode in own]
+            of_engine = MadeRows(batch.first, batch.prompts, batch.samples, whole)
             made.append(of_engine.within(batch.kept))
         return made
 
-    def _single_turns(self, rows: list[Row]) -> list[Trajectory]:
-        requests = [
-            Request(
-                row.name,
-                tuple(row.prompt.tokens),
-                row.sampling,
-                row.seed_of(0),
-                row.prompt.pictures,
-            )
-            for row in rows
-        ]
+    def episode(self, row: Row, name: str, state: RowState | None = None) -> Episode:
+        """A row by its name among those that are drawn together, from its beginning or a state."""
+        turns, prompt = self.turns, row.prompt
+        agent = turns.agents[prompt.agent] if turns else None
+        return Episode(
+            name,
+            tuple(prompt.tokens),
+            row.sampling,
+            row.seed_of,
+            agent.spec if agent else _SINGLE_TURN,
+            self.spec.data.max_response_tokens,
+            agent.form if agent else None,
+            prompt.interaction if agent and agent.spec.interactions else None,
+            row.place,
+            prompt.pictures,
+            RowState() if state is None else state,
+        )
 
-        def count(_: int, ended: Mapping[str, Finished]) -> bool:
-            self.drawing.ended = len(ended)
-            return False
+    def drive(
+        self, rows: Sequence[Row], episodes: Sequence[Episode], is_enough: Callable[[int], bool]
+    ) -> None:
+        """Draw rows, none of them over, to their ends, or until it is enough; see `Driver`."""
+        turns = self.turns
+        if turns is None:
+            Driver(self.engine, None, is_enough=is_enough).run(episodes)
+            return
+        tools = self._tools(rows, turns)
+        Driver(self.engine, tools, turns.delay, turns.fails, is_enough).run(episodes)
 
-        return [Trajectory.of(response) for response in generate(self.engine, requests, count)]
-
-    def _conversations(self, rows: list[Row], turns: Turns) -> list[Trajectory]:
+    def _tools(self, rows: Sequence[Row], turns: Turns) -> RemoteTools:
         conversations = next(
             (row.batch.conversations for row in rows if row.batch.conversations),
             Conversations([], rewinds=0),
         )
-        tools = RemoteTools(
+        return RemoteTools(
             caller=self.caller,
             tools=[Peer("tools rank", at.host, at.port, "tools") for at in conversations.tools],
             retrievers=[
@@ -182,29 +195,6 @@ class Generation:
             attempt=conversations.attempt,
             world=self.world,
         )
-        episodes = []
-        for row in rows:
-            agent = turns.agents[row.prompt.agent]
-            episodes.append(
-                Episode(
-                    row.name,
-                    tuple(row.prompt.tokens),
-                    row.sampling,
-                    row.seed_of,
-                    agent.spec,
-                    self.spec.data.max_response_tokens,
-                    agent.form,
-                    row.prompt.interaction if agent.spec.interactions else None,
-                    row.place,
-                    row.prompt.pictures,
-                )
-            )
-
-        def count(ended: int) -> None:
-            self.drawing.ended = ended
-
-        Driver(self.engine, tools, turns.delay, turns.fails, count).run(episodes)
-        return [episode.trajectory for episode in episodes]
 
     def rows(self, batch: Generate) -> Iterator[Row]:
         """The rows that a request has the engine of this rank draw, in order."""

@@ -2,8 +2,8 @@
 
 A phase draws the rows of one step to their end, and those of the steps behind it as far as they
 come meanwhile. What is not drawn to its end goes on in the next phase, with the weights that the
-engine has then, as the next segment of its row. Between two phases the engine is idle, so weights,
-validations and checkpoints come as they do elsewhere.
+engine has then, as the next segment of its row. Between two phases the engine is idle and no tool
+is at work, so weights, validations and checkpoints come as they do elsewhere.
 
 A phase ends by what was drawn, never by time: once the rows of its step have ended, and the engine
 has made so many steps as are the share of a phase of the longest of them. So each phase does about
@@ -13,17 +13,16 @@ Engines in pods of their own draw a phase while others train; those of the ranks
 before these train.
 """
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from ppojob_trainer import durable
+from ppojob_trainer.agents.episode import Episode, RowState
 from ppojob_trainer.checkpoint.files import sha256_of
-from ppojob_trainer.rollout.protocol import Finished, Request, generate
-from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages.rollout import Generate
 from ppojob_trainer.rpc.messages.saving import SavedFile
 from ppojob_trainer.workers.generation import Generation, Row, batches_of
@@ -33,21 +32,20 @@ from ppojob_trainer.workers.state_writer import Write
 UNDER_WAY_POINT: Final = durable.point("rows.under_way", *durable.FILE_ACTS)
 RowKey = tuple[int, str, int]
 """Step and purpose of its batch, and its number there."""
-_NOTHING: Final = Trajectory((), "abort")
-_State = tuple[int, list[tuple[RowKey, Trajectory]]]
-"""The step of the last phase, and what was drawn of the rows."""
+_State = tuple[int, list[tuple[RowKey, RowState]]]
+"""The step of the last phase, and the rows."""
 _DECODER: Final = msgspec.msgpack.Decoder(_State)
-_OLDER: Final = msgspec.msgpack.Decoder(list[tuple[RowKey, Trajectory]])
+_OLDER: Final = msgspec.msgpack.Decoder(list[tuple[RowKey, RowState]])
 """Of checkpoints of versions that did not say which phase was the last."""
 _FOLDER: Final = "rollout"
 
 
 @dataclass
 class RowsUnderWay:
-    """Rows that were begun, by what was drawn of them; whoever asks for rows says which."""
+    """Rows that were begun, as far as they came; whoever asks for rows says which."""
 
     generation: Generation
-    _drawn: dict[RowKey, Trajectory] = field(default_factory=dict)
+    _rows: dict[RowKey, RowState] = field(default_factory=dict)
     _last: int = 0  # step of the last phase
 
     def draw(self, request: Generate) -> list[MadeRows]:
@@ -62,43 +60,46 @@ class RowsUnderWay:
             for batch in [*own, *(one for later in request.ahead for one in batches_of(later))]
             for row in self.generation.rows(batch)
         }
-        self._drawn = {key: self._drawn.get(key, _NOTHING) for key in rows}
-        wanted = {key for key in rows if key[0] == request.step}
-        is_missing = any(self._drawn[key].finish_reason == "abort" for key in wanted)
-        if is_missing or request.step != self._last:
+        episodes = {key: self._episode(row, key) for key, row in rows.items()}
+        wanted = [one.state for key, one in episodes.items() if key[0] == request.step]
+        if request.step != self._last or not all(state.is_over for state in wanted):
             with self.generation.drawing.of(len(wanted)):
-                self._phase(rows, wanted)
-            self._last = request.step
+                self._phase(rows, episodes, wanted)
+        # Not before: of a phase that fails nothing is kept.
+        self._rows = {key: episode.state for key, episode in episodes.items()}
+        self._last = request.step
         made = []
         for batch in own:
-            drawn = [self._drawn[_key(row)] for row in self.generation.rows(batch)]
+            drawn = [episodes[_key(row)].trajectory for row in self.generation.rows(batch)]
             whole = MadeRows(batch.first, batch.prompts, batch.samples, drawn)
             made.append(whole.within(batch.kept))
         return made
 
-    def _phase(self, rows: dict[RowKey, Row], wanted: Set[RowKey]) -> None:
+    def _phase(
+        self,
+        rows: Mapping[RowKey, Row],
+        episodes: Mapping[RowKey, Episode],
+        wanted: Sequence[RowState],
+    ) -> None:
         """Draw `wanted` to their end, and the others in their company; all in order of steps."""
         phases = self.generation.spec.phases_of_rows
-        before = {_name(key): len(drawn.tokens) for key, drawn in self._drawn.items()}
-        asked = {
-            _name(key): key for key, drawn in self._drawn.items() if drawn.finish_reason == "abort"
-        }
 
-        def is_enough(steps: int, ended: Mapping[str, Finished]) -> bool:
-            missing = sum(key in wanted and name not in ended for name, key in asked.items())
-            self.generation.drawing.ended = len(wanted) - missing
-            if missing:
+        def is_enough(steps: int) -> bool:
+            ended = sum(state.is_over for state in wanted)
+            self.generation.drawing.ended = ended
+            if ended < len(wanted):
                 return False
-            lengths = [
-                before[name] + (len(ended[name].tokens) if name in ended else 0)
-                for name in map(_name, wanted)
-            ]
-            return steps * phases >= max(lengths, default=0)
+            return steps * phases >= max((state.drawn for state in wanted), default=0)
 
-        requests = [_continued(name, rows[key], self._drawn[key]) for name, key in asked.items()]
-        for response in generate(self.generation.engine, requests, is_enough):
-            key = asked[response.request_id]
-            self._drawn[key] = _with_segment(self._drawn[key], response)
+        asked = [key for key, episode in episodes.items() if not episode.state.is_over]
+        self.generation.drive(
+            [rows[key] for key in asked], [episodes[key] for key in asked], is_enough
+        )
+
+    def _episode(self, row: Row, key: RowKey) -> Episode:
+        """A row from where it is."""
+        begun = self._rows.get(key)
+        return self.generation.episode(row, "/".join(map(str, key)), begun and begun.copy())
 
     def state(self, step: int) -> Write:
         """What writes the rows of the steps behind one as they are now.
@@ -110,7 +111,7 @@ class RowsUnderWay:
         if rank % self.generation.spec.rollout.parallelism.tensor:
             return lambda _: []
         path = f"{_FOLDER}/rank-{rank:05d}/under_way.msgpack"
-        behind = [(key, row) for key, row in self._drawn.items() if key[0] > step]
+        behind = [(key, row) for key, row in self._rows.items() if key[0] > step]
         content = msgspec.msgpack.encode((self._last, behind))
 
         def write(folder: Path) -> list[SavedFile]:
@@ -126,7 +127,7 @@ class RowsUnderWay:
         The files are all those of a checkpoint. A rank goes on with the rows that it is asked for,
         and forgets the others.
         """
-        self._drawn, self._last = {}, 0
+        self._rows, self._last = {}, 0
         if folder is None:
             return
         for path in [folder / f.path for f in files if f.path.startswith(f"{_FOLDER}/")]:
@@ -135,29 +136,8 @@ class RowsUnderWay:
                 self._last, rows = _DECODER.decode(content)
             except msgspec.ValidationError:
                 rows = _OLDER.decode(content)
-            self._drawn |= dict(rows)
+            self._rows |= dict(rows)
 
 
 def _key(row: Row) -> RowKey:
     return row.batch.step, row.batch.purpose, row.number
-
-
-def _name(key: RowKey) -> str:
-    return "/".join(map(str, key))
-
-
-def _continued(name: str, row: Row, drawn: Trajectory) -> Request:
-    """What the engine is asked for: the rest of a row, by a random stream of its own."""
-    before = drawn.tokens
-    return Request(
-        name,
-        (*row.prompt.tokens, *before),
-        replace(row.sampling, max_tokens=row.sampling.max_tokens - len(before)),
-        row.seed_of(len(drawn.segments)),
-        row.prompt.pictures,
-    )
-
-
-def _with_segment(drawn: Trajectory, response: Finished) -> Trajectory:
-    own = Trajectory.of(response)
-    return replace(own, segments=(*drawn.segments, *own.segments))
