@@ -225,8 +225,12 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
 def test_conversations_go_on_with_newer_weights(
     roles, max_staleness, points, talking_folder, run_twice, tmp_path: Path
 ):
-    """Turns and calls of several steps side by side: no kill and no latency changes a bit."""
+    """Turns and calls of several steps side by side: no kill and no latency changes a bit.
+
+    Turns are compared with those that began from the same, under every kill alike.
+    """
     sections = agent_jobs.talking(talking_folder, {})
+    compared = {"type": "gigpo", "promptsPerStep": 4, "samplesPerPrompt": 4}
     rollout = {**sections["rollout"], "maxStaleness": max_staleness, "maxSequences": 64}
     job = manifest(
         tmp_path / "job",
@@ -234,11 +238,13 @@ def test_conversations_go_on_with_newer_weights(
         seconds=0.05,
         rollout=rollout,
         roles=roles,
+        algorithm=compared,
         steps={"total": 6, "validateEvery": 6},
     )
     calm = run_twice(job, *points)
     lines = run_folders.metrics(calm)[1:]
     assert not run_folders.unnamed(lines)
+    assert all(0.0 < line["critic/turns_compared"] <= 1.0 for line in lines)
     assert max(line["async/staleness_max"] for line in lines) in range(1, max_staleness + 1)
     turns = 0
     for step in range(1, 7):

@@ -160,6 +160,12 @@ ALGORITHM_RULES = rules(
     when: self.type == 'gdpo'
     must: has(self.gdpo)
 
+    spec | agent | Required
+        algorithm.type: gigpo compares the turns of conversations; an agent with tools or
+        interactions, or type: grpo
+    when: self.algorithm.type == 'gigpo'
+    must: has(self.agent)
+
     spec.algorithm spec.algorithm.policyLoss | custom | Required
         type: custom is a function of one's own; {source: {path: FILE}, function: NAME}
     when: self.type == 'custom'

@@ -13,6 +13,7 @@ from ppojob_api.v1alpha1.estimators import (
     DistillationSpec,
     Estimator,
     GdpoSpec,
+    GigpoSpec,
     GivenType,
     GrpoPasskSpec,
     GrpoSpec,
@@ -236,6 +237,9 @@ class AlgorithmSpec(Section):
 
     gdpo: GdpoSpec | None = None
     """Settings of type gdpo, which needs rewardKeys."""
+
+    gigpo: GigpoSpec | None = None
+    """Settings of type gigpo."""
 
     distillation: DistillationSpec | None = None
     """Settings of type distillation."""

@@ -22,6 +22,7 @@ AlgorithmType = Literal[
     "reinforce",
     "remax",
     "gdpo",
+    "gigpo",
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
     "prime",
@@ -67,6 +68,21 @@ class GdpoSpec(Section):
     normalize_by_std: bool = True
     """Divide each reward by the group's standard deviation.
     verl: algorithm.norm_adv_by_std_in_grpo, true."""
+
+
+class GigpoSpec(Section):
+    """Settings of `type: gigpo` (Feng et al. 2025, arXiv:2505.10978)."""
+
+    turn_weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Weight of how a turn did among those that began from the same, beside how its response did in
+    its group. verl-agent: algorithm.gigpo.step_advantage_w, 1."""
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Discount per turn. verl-agent: algorithm.gamma, 0.95."""
+
+    normalize_by_std: bool = True
+    """Divide both by the standard deviation of those that are compared.
+    verl-agent: algorithm.gigpo.mode, where mean_norm is false."""
 
 
 class PpoSpec(Section):
@@ -139,6 +155,7 @@ class Estimator:
         compares_group: it compares the responses of one prompt, so it needs two of them.
         critic: what the critic is that is trained beside the policy: a value model, whose values it
             reads, or a process reward model, whose rewards of tokens it reads; None: there is none.
+        compares_turns: it compares the turns of conversations.
         has_greedy: it reads the score of a greedy response to each prompt.
         has_reward_keys: it reads several rewards of a row, those that its options name.
         has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
@@ -150,6 +167,7 @@ class Estimator:
     options: type[Section] | None = None
     compares_group: bool = False
     critic: Literal["value", "process_reward"] | None = None
+    compares_turns: bool = False
     has_greedy: bool = False
     has_reward_keys: bool = False
     has_sum_pi_squared: bool = False
@@ -174,6 +192,7 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "reinforce": Estimator(),
     "remax": Estimator(has_greedy=True),
     "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
+    "gigpo": Estimator(GigpoSpec, compares_group=True, compares_turns=True),
     "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
     "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
     "prime": Estimator(PrimeSpec, compares_group=True, critic="process_reward"),

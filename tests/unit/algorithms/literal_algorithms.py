@@ -126,6 +126,43 @@ def gdpo(
     return whiten(total, kept or mask)
 
 
+def gigpo(
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    anchors: list[list[int]],
+    weight: float,
+    gamma: float,
+    normalize_by_std: bool = True,
+    kept: Mask | None = None,
+) -> Column:
+    """Rows as in grpo; every turn with those of the same state, by what it and later ones had."""
+    result = grpo(rewards, mask, groups, normalize_by_std)
+    turns = []  # state, tokens, what is still to come
+    for i, trained in enumerate(mask):
+        own = []
+        for t, m in enumerate(trained):
+            if m and (t == 0 or not trained[t - 1]):
+                own.append(((groups[i], anchors[i][t]), []))
+            if m:
+                own[-1][1].append((i, t))
+        earned = [math.fsum(rewards[i][t] for i, t in tokens) for _, tokens in own]
+        for k, (state, tokens) in enumerate(own):
+            later = math.fsum(gamma ** (j - k) * earned[j] for j in range(k, len(own)))
+            turns.append((state, tokens, later))
+    for state, tokens, later in turns:
+        values = [other for same, _, other in turns if same == state]
+        if len(values) == 1:
+            continue
+        ahead = (later - mean(values)) / (stdev(values) + 1e-6 if normalize_by_std else 1.0)
+        for i, t in tokens:
+            result[i][t] += weight * ahead
+    return [
+        [value if m else 0.0 for value, m in zip(row, left, strict=True)]
+        for row, left in zip(result, kept or mask, strict=True)
+    ]
+
+
 def token_baseline(
     rewards: Column,
     mask: Mask,

@@ -145,6 +145,33 @@ def compare_token_baselines(module: ModuleType, batch: Batch, dtype: torch.dtype
             assert_close(result.returns, flatten(returns))
 
 
+def compare_turns(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    rewards = batch.flat_poisoned("rewards", dtype)
+    columns = (batch.flat_mask, batch.lengths, batch.row_groups)
+    anchors = [[(7 * t + 3 * i) % 3 for t in range(len(row))] for i, row in enumerate(batch.mask)]
+    given = torch.tensor(flatten(anchors), dtype=torch.int64)
+    turns = module.Turns.of(*columns, given)
+    left = torch.tensor(flatten(batch.kept), dtype=torch.bool)
+    for weight, gamma in ((1.0, 0.95), (0.5, 1.0), (2.0, 0.0)):
+        for normalize in (True, False):
+            for kept, own in ((None, {}), (batch.kept, {"kept": left})):
+                result = module.TURN_ADVANTAGES["gigpo"](
+                    rewards,
+                    *columns,
+                    turns=turns,
+                    turn_weight=weight,
+                    gamma=gamma,
+                    normalize_by_std=normalize,
+                    **own,
+                )
+                expected = literal.gigpo(
+                    *(batch.rewards, batch.mask, batch.groups, anchors),
+                    *(weight, gamma, normalize, kept),
+                )
+                # Sums of turns that are equal but for rounding are divided by 1e-6.
+                assert_close(result.advantages, flatten(expected), 1e-5)
+
+
 def compare_process_rewards(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
     rewards = batch.flat_poisoned("rewards", dtype)
     process = batch.flat_poisoned("values", dtype)

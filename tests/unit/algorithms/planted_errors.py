@@ -40,6 +40,17 @@ MISTAKES = {
          "placed[ends] = rewards.to(torch.float64).sum(0)[has_some]"),
         ("grpo: epsilon too large", "STD_EPSILON = 1e-6", "STD_EPSILON = 1e-4"),
     ),
+    ("turn_advantages", "turns"): (
+        ("turns go on over the end of a row", " & (rows[1:] == rows[:-1])", ""),
+        ("turns of all groups are compared", "groups[rows[begins]], anchors",
+         "groups[rows[begins]] * 0, anchors"),
+        ("turns of all states are compared", "anchors[begins]]", "anchors[begins] * 0]"),
+        ("a turn alone is compared with nothing", "torch.where(states.alone, 0.0, ahead)", "ahead"),
+        ("turns earn what they did themselves", "discounted_sum(rewards, turns.of_row, gamma)",
+         "rewards"),
+        ("rejected tokens are trained on", "states.to_tokens(ahead)",
+         "ahead[torch.argsort(states.rows)].repeat_interleave(turns.lengths)"),
+    ),
     ("gae", "gae"): (
         ("last token sees the next row", "following[trained.cumsum(0)[trained > 0] - 1] = 0.0", ""),
         ("last token but one has no next value", "[trained > 0] - 1] = 0.0",

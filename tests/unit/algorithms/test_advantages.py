@@ -11,6 +11,7 @@ from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.implicit_rewards import PROCESS_ADVANTAGES
 from ppojob_trainer.algorithms.masked import row_sum
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
+from ppojob_trainer.algorithms.turn_advantages import TURN_ADVANTAGES, Turns
 
 # One prompt, three responses of 2, 1 and 3 tokens with scores 1, 0 and 0.5 on their last tokens.
 LENGTHS = torch.tensor([2, 1, 3])
@@ -19,7 +20,13 @@ ALL = torch.ones(6, dtype=torch.bool)
 ONE_GROUP = torch.tensor([7, 7, 7])
 
 
-ESTIMATORS = {**ADVANTAGES, **TOKEN_BASELINES, **CRITIC_ADVANTAGES, **PROCESS_ADVANTAGES}
+ESTIMATORS = {
+    **ADVANTAGES,
+    **TOKEN_BASELINES,
+    **CRITIC_ADVANTAGES,
+    **PROCESS_ADVANTAGES,
+    **TURN_ADVANTAGES,
+}
 
 
 def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
@@ -34,6 +41,8 @@ def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
     if name in TOKEN_BASELINES:
         half = torch.full_like(rewards, 0.5)
         own = {"old_logprobs": half.log(), "sum_pi_squared": half}
+    if name in TURN_ADVANTAGES:
+        own = {"turns": Turns.of(*columns[1:], torch.zeros_like(rewards, dtype=torch.int64))}
     if name == "remax":
         own = {"greedy_scores": groups.to(torch.float64)}
     if name == "gdpo":

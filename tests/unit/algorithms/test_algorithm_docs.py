@@ -21,6 +21,7 @@ from ppojob_trainer.algorithms.implicit_rewards import PROCESS_ADVANTAGES
 from ppojob_trainer.algorithms.kl import KL
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
+from ppojob_trainer.algorithms.turn_advantages import TURN_ADVANTAGES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 CODE = "\n".join(
@@ -44,7 +45,8 @@ def section_model(annotation: object) -> type[BaseModel] | None:
 
 def test_every_name_has_a_section_with_the_formula_and_the_paper_that_the_code_has():
     sections = re.findall(r"^### `(.+)`$", TEXT, re.MULTILINE)
-    own = {*ADVANTAGES, *CRITIC_ADVANTAGES, *PROCESS_ADVANTAGES, "distillation"}
+    of_turns = TURN_ADVANTAGES.keys()
+    own = {*ADVANTAGES, *CRITIC_ADVANTAGES, *PROCESS_ADVANTAGES, *of_turns, "distillation"}
     estimators = own | TOKEN_BASELINES.keys()
     assert {*estimators, *POLICY_LOSSES, *AGGREGATIONS, *KL, FULL_KL} <= {*sections}
     for section in re.split(r"^##+ ", TEXT, flags=re.MULTILINE):
@@ -67,9 +69,11 @@ def test_the_tables_hold_what_the_manifest_allows():
     assert with_critic == CRITIC_ADVANTAGES.keys() | PROCESS_ADVANTAGES.keys()
     of_probabilities = {name for name, one in ESTIMATORS.items() if one.has_sum_pi_squared}
     assert of_probabilities == TOKEN_BASELINES.keys()
+    of_turns = {name for name, one in ESTIMATORS.items() if one.compares_turns}
+    assert of_turns == TURN_ADVANTAGES.keys()
     of_teacher = {name for name, one in ESTIMATORS.items() if one.has_teacher}
-    in_table = ESTIMATORS.keys() - with_critic - of_probabilities - of_teacher - {"custom"}
-    assert in_table == ADVANTAGES.keys()
+    in_table = ESTIMATORS.keys() - with_critic - of_probabilities - of_turns - of_teacher
+    assert in_table == ADVANTAGES.keys() | {"custom"}
 
 
 def field(path: str) -> FieldInfo | None:

@@ -35,6 +35,7 @@ from literal_comparison import (
     compare_penalized_gae,
     compare_process_rewards,
     compare_token_baselines,
+    compare_turns,
     compare_value_gradient,
     compare_value_loss,
 )
@@ -50,6 +51,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
     "gae": ("gae", compare_gae),
     "penalized_gae": ("gae", compare_penalized_gae),
     "token_baselines": ("token_baseline", compare_token_baselines),
+    "turns": ("turn_advantages", compare_turns),
     "process_rewards": ("implicit_rewards", compare_process_rewards),
     "outcomes": ("implicit_rewards", compare_outcomes),
     "value_loss": ("value_loss", compare_value_loss),
@@ -70,8 +72,8 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
 
 # In the order in which they import each other, so that each finds the changed ones before it.
 ALGORITHMS = (
-    "masked", "advantages", "gae", "token_baseline", "implicit_rewards", "value_loss", "aggregate",
-    "kl",
+    "masked", "advantages", "gae", "token_baseline", "turn_advantages", "implicit_rewards",
+    "value_loss", "aggregate", "kl",
 )  # fmt: skip
 POLICY_LOSSES = (
     "inputs", "clip", "bypass", "cispo", "covariance", "dppo", "dro", "geo_mean", "gpg", "gspo",

@@ -4,8 +4,10 @@ import pytest
 import torch
 from lone_role import grpo_spec, rows_alone
 
+from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.training_step import needs_old_logprobs
+from ppojob_trainer.data.pictures import LaterPicture
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
@@ -360,3 +362,40 @@ def test_only_a_sampled_divergence_reads_what_was_likely_before():
     assert needs_old_logprobs(spec_of(type="distillation").algorithm)
     whole = spec_of(type="distillation", distillation={"divergence": "jsd"}, epochs=3)
     assert not needs_old_logprobs(whole.algorithm)
+
+
+def test_turns_that_began_from_the_same_are_compared():
+    """Tokens and pictures that were given tell it; a row of one turn began from its prompt."""
+    turn, seen = (1, 2), (LaterPicture(2, b"one"),)
+    talks = [
+        Trajectory(
+            (Segment(turn, (-1.0,) * 2, 0), Segment(given), Segment(turn, (-1.0,) * 2, 0)),
+            "stop",
+            pictures=pictures,
+        )
+        for given, pictures in (
+            ((7, 8), ()),
+            ((7, 8), ()),
+            ((7,), ()),
+            ((7, 8), seen),
+            ((7, 8), seen),
+        )
+    ]
+    talks.append(Trajectory((Segment(turn, (-1.0,) * 2, 0),), "stop"))
+    owned = own_rows(0, [PromptTokens(0, [3])], 6, talks)
+    index = BatchIndex((1,), tuple(len(talk.tokens) for talk in talks), samples=6, owners=(0,))
+    held = rows_alone(index, owned.experience)
+    spec = spec_of(type="gigpo", gigpo={"gamma": 0.5, "normalizeByStd": False})
+    spec = spec.model_copy(update={"agent": AgentSpec()})
+    scores = [1.0, 0.0, 1.0, 4.0, 0.0, 6.0]
+    answer = add_advantages(spec, held, Advantages(scores, 0.0))
+    assert answer.told == {"critic/turns_compared": 10 / 11}
+    first = [score / 2 for score in scores[:5]] + [6.0]
+    expected = []
+    for row, score in enumerate(scores):
+        of_row = score - 2.0
+        expected += [of_row + first[row] - sum(first) / 6] * 2
+        if row < 5:
+            ahead = {0: 0.5, 1: -0.5, 2: 0.0, 3: 2.0, 4: -2.0}[row]
+            expected += [0.0] * (1 if row == 2 else 2) + [of_row + ahead] * 2
+    assert held.mine.advantages.tolist() == pytest.approx(expected)

@@ -239,6 +239,8 @@ reward_extra/<value>/* | - | a number that reward functions gave beside the scor
 rewards/<function>/mean | reward | mean score of one of several functions, or of the reward model
     beside them, before its weight
 critic/advantages/* | 1 | advantages, over trained tokens
+critic/turns_compared | share | with algorithm.type gigpo turns that began from the same as another
+    of their group
 critic/returns/* | 1 | returns, over trained tokens
 critic/values/* | 1 | values before the update, over trained tokens
 critic/vf_explained_var | 1 | variance of returns that the values explain; 1 is all

@@ -120,8 +120,11 @@ class BatchRows:
 
     def whole(self, columns: Sequence[str]) -> list[Tensor]:
         """Per-token columns of all rows, in batch order: (tokens of the batch,) each."""
-        mine = [getattr(self.mine, name) for name in columns]
-        return gather_columns(self.link, self.index, mine)
+        return self.gathered([getattr(self.mine, name) for name in columns])
+
+    def gathered(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        """The same of columns of this rank's rows: (tokens of its groups,) each."""
+        return gather_columns(self.link, self.index, columns)
 
     def keep(self, column: str, values: Tensor) -> None:
         """Set a column of the rows of this rank from that of the whole batch."""

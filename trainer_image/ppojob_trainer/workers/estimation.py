@@ -26,10 +26,12 @@ from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, 
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 from ppojob_trainer.algorithms.token_masks import high_entropy
+from ppojob_trainer.algorithms.turn_advantages import TURN_ADVANTAGES, Turns
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.data.order import uniform_draws
 from ppojob_trainer.engine.custom_functions import estimator_of
 from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.rows.anchors import turn_anchors
 from ppojob_trainer.rpc.messages.training import Advantaged
 from ppojob_trainer.rpc.messages.training import Advantages as Given
 from ppojob_trainer.workers.batch_rows import BatchRows
@@ -48,6 +50,11 @@ class _Batch:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
+
+    @property
+    def turns(self) -> Turns:
+        """The turns of the rows."""
+        return Turns.of(self["mask"], self.lengths, self.groups, self["anchors"])
 
 
 def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantaged:
@@ -89,6 +96,8 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         outcomes = torch.tensor(given.outcomes, dtype=torch.float64)
         columns = (batch["process_rewards"], outcomes, mask, lengths, batch.groups)
         told |= implicit_reward_metrics(*columns, beta=prime.beta, normalize=prime.normalize)
+    if spec.algorithm.estimator.compares_turns:
+        told["critic/turns_compared"] = batch.turns.shared
     told |= _choose_tokens(spec, rows, batch, trained, weights)
     told |= _choose_rows(spec, rows, trained, lengths, scores, given.step)
     answer = Advantaged(
@@ -157,11 +166,13 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         "rollout_logprobs": corrected,
     }
     names = [name for name, is_read in wanted.items() if is_read]
-    index = rows.index
+    index, columns = rows.index, dict(zip(names, rows.whole(names), strict=True))
+    if algorithm.estimator.compares_turns:
+        (columns["anchors"],) = rows.gathered([turn_anchors(rows.mine)])
     return _Batch(
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
         groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
-        columns=dict(zip(names, rows.whole(names), strict=True)),
+        columns=columns,
     )
 
 
@@ -247,6 +258,19 @@ def _estimate(
     if algorithm.custom is not None:
         columns = (rewards, batch["mask"], batch.lengths, batch.groups)
         return estimator_of(algorithm.custom)(*columns, kept=kept, **algorithm.custom.arguments)
+    return _estimate_by_options(spec, batch, rewards, given, kept, weights)
+
+
+def _estimate_by_options(
+    spec: PPOJobSpec,
+    batch: _Batch,
+    rewards: Tensor,
+    given: Given,
+    kept: Tensor,
+    weights: Tensor | None,
+) -> Advantages:
+    """The same of an estimator whose keywords are its options."""
+    algorithm = spec.algorithm
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
     if algorithm.estimator.has_greedy:
         own["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]
@@ -267,6 +291,9 @@ def _estimate(
         probabilities = {name: batch[name] for name in ("old_logprobs", "sum_pi_squared")}
         columns = (rewards, kept, lengths, batch.groups)
         return TOKEN_BASELINES[algorithm.type](*columns, **probabilities, rollout_weights=weights)
+    if algorithm.estimator.compares_turns:
+        columns = (rewards, mask, lengths, batch.groups)
+        return TURN_ADVANTAGES[algorithm.type](*columns, turns=batch.turns, **own, kept=kept)
     if algorithm.type in OF_SCORES:
         own["kept"] = kept
     else:

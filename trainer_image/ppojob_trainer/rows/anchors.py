@@ -1,0 +1,47 @@
+"""What a turn of a conversation began from: estimators compare turns that began from the same."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ppojob_trainer.data.pictures import LaterPicture, unpacked_later
+from ppojob_trainer.rows.experience import Experience
+
+
+def turn_anchors(rows: Experience) -> Tensor:
+    """Tell what was given right before each turn, (tokens,) int64.
+
+    At the first token of a turn, which is a run of trained tokens, stands a hash of the tokens and
+    pictures that were given since the turn before; 0 elsewhere. That of a row's first turn is the
+    hash of nothing: before it stands the prompt.
+    """
+    anchors = np.zeros(rows.response_tokens.numel(), np.int64)
+    tokens, mask, begin = rows.response_tokens.numpy(), rows.mask.numpy(), 0
+    shown = rows.later_pictures or [b""] * rows.num_rows
+    for pictures, length in zip(shown, rows.lengths.tolist(), strict=True):
+        row = slice(begin, begin + length)
+        _tell(anchors[row], tokens[row], mask[row], unpacked_later(pictures))
+        begin += length
+    return torch.from_numpy(anchors)
+
+
+def _tell(
+    anchors: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int64],
+    mask: npt.NDArray[np.bool_],
+    pictures: Sequence[LaterPicture],
+) -> None:
+    """Write those of a row."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    before = 0
+    for begin, end in edges.reshape(-1, 2).tolist():
+        seen = hashlib.blake2b(tokens[before:begin].tobytes(), digest_size=8)
+        for picture in pictures:
+            if before <= picture.start < begin:
+                seen.update(picture.file)
+        anchors[begin] = int.from_bytes(seen.digest(), "little", signed=True)
+        before = end
