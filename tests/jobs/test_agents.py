@@ -205,7 +205,7 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
             (
                 "rpc.act.answer.before@9=kill",
                 "rpc.generate.answer.before@2=kill",
-                "rpc.update.answer.before@7=kill",
+                "rpc.update.answer.before@3=kill",
                 "rows.under_way.rename.after@2=kill",
             ),
         ),

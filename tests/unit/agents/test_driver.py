@@ -224,7 +224,10 @@ def test_log_probabilities_of_later_turns_are_those_of_a_forward_over_the_whole_
 
 def test_rows_without_calls_are_those_of_a_single_turn() -> None:
     episodes, alone = rows(form=Silent), rows(form=Silent)
-    Driver(engine(), Workers(), 8).run(episodes)
+    told: list[int] = []
+    Driver(engine(), Workers(), 8, is_enough=lambda _, ended: told.append(ended)).run(episodes)
+    assert told == sorted(told)
+    assert told[-1] == len(episodes)
     for one in alone:
         Driver(engine(), Workers(), math.inf).run([one])
     assert [e.trajectory.tokens for e in episodes] == [e.trajectory.tokens for e in alone]
@@ -241,7 +244,7 @@ def test_rows_go_on_in_later_phases_as_if_in_one(form: str, user, delay: float) 
     Driver(engine(), Workers(), delay).run(whole)
     parts, model, phases = rows(**more, turn_tokens=5, tool_rewards="add"), engine(), 0
     while under_way := [one for one in parts if not one.state.is_over]:
-        Driver(model, Workers(), delay, is_enough=lambda steps: steps == 3).run(under_way)
+        Driver(model, Workers(), delay, is_enough=lambda steps, _: steps == 3).run(under_way)
         for one in under_way:
             one.state = msgspec.convert(
                 msgspec.json.decode(msgspec.json.encode(one.state)), RowState

@@ -52,15 +52,15 @@ class Driver:
         delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
             no row runs.
         fails: whether a failed call fails the job.
-        is_enough: asked behind each step of the engine with the number of steps; once it says so
-            the phase ends, with the rows as far as they came.
+        is_enough: asked behind each step of the engine with the number of steps and of the rows
+            that have ended; once it says so the phase ends, with the others as far as they came.
     """
 
     engine: RolloutEngine
     tools: RemoteTools | None
     delay: float = 0
     fails: bool = False
-    is_enough: Callable[[int], bool] = lambda _: False
+    is_enough: Callable[[int, int], bool] = lambda *_: False
     _episodes: Sequence[Episode] = ()
     _steps: int = 0
     _clock: int = 0
@@ -88,7 +88,8 @@ class Driver:
                     self._continue_due(submit)
                     if self.engine.has_work():
                         self._step()
-                        if self.is_enough(self._steps):
+                        ended = len(episodes) - len(self._running) - len(self._waiting)
+                        if self.is_enough(self._steps, ended):
                             self._end_phase()
                     elif self._running:
                         raise lost_requests(list(self._running))

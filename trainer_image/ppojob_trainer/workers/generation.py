@@ -134,8 +134,8 @@ class Generation:
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
 
-        def count(_: int) -> bool:
-            self.drawing.ended = sum(episode.state.is_over for episode in episodes)
+        def count(_: int, ended: int) -> bool:
+            self.drawing.ended = ended
             return False
 
         with self.drawing.of(len(rows)):
@@ -168,7 +168,10 @@ class Generation:
         )
 
     def drive(
-        self, rows: Sequence[Row], episodes: Sequence[Episode], is_enough: Callable[[int], bool]
+        self,
+        rows: Sequence[Row],
+        episodes: Sequence[Episode],
+        is_enough: Callable[[int, int], bool],
     ) -> None:
         """Draw rows, none of them over, to their ends, or until it is enough; see `Driver`."""
         turns = self.turns

@@ -84,7 +84,7 @@ class RowsUnderWay:
         """Draw `wanted` to their end, and the others in their company; all in order of steps."""
         phases = self.generation.spec.phases_of_rows
 
-        def is_enough(steps: int) -> bool:
+        def is_enough(steps: int, _: int) -> bool:
             ended = sum(state.is_over for state in wanted)
             self.generation.drawing.ended = ended
             if ended < len(wanted):
