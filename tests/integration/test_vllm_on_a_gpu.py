@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_processes import environment
 from made_once import made_once
 from tiny_models import FOR_ENGINES, save_model
 
@@ -32,7 +33,9 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             sizes = {**FOR_ENGINES, "tie_word_embeddings": kind == "tied"}
             save_model(folder / kind, **sizes)
         program = [sys.executable, str(SCRIPT), str(folder), str(folder / "facts.json")]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=1_700)
+        done = subprocess.run(
+            program, capture_output=True, text=True, timeout=1_700, env=environment()
+        )
         assert done.returncode == 0, done.stderr[-4_000:]
 
     return json.loads((made_once(tmp_path_factory, "gpu", make) / "facts.json").read_text())

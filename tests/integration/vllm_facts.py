@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from engine_phase import generate
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
@@ -30,7 +31,6 @@ from ppojob_trainer.rollout.protocol import (
     RolloutError,
     SamplingParams,
     StopTexts,
-    generate,
 )
 from ppojob_trainer.rollout.sampling import penalised, processed_logprobs
 from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_arguments, vllm_weights

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 import vllm_facts as facts
+from engine_phase import generate
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from vllm_family import difference
 
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.rollout.protocol import generate
 
 TOGETHER = 8
 """Engines that are there at one time."""

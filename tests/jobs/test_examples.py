@@ -260,9 +260,9 @@ def test_gsm8k_interaction(any_home: Path, tmp_path: Path):
     assert first["val-aux/num_turns/mean"] >= 2
 
 
-def test_guess(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
-    first, step = run_short(any_home, tmp_path / "run", "guess", *engine)
-    assert first["val-aux/guess/guesses/mean@1"] >= 1
+def test_house(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    first, step = run_short(any_home, tmp_path / "run", "house", *engine)
+    assert first["val-aux/house/moves/mean@1"] >= 1
     assert 0.0 < step["critic/turns_compared"] <= 1.0
 
 

@@ -1,10 +1,16 @@
 """vLLM in processes of its own: a script a process, which writes what it found."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+
+def environment() -> dict[str, str]:
+    """Of a script that imports what lies beside this file."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
 def run_together(
@@ -18,7 +24,9 @@ def run_together(
         for command, file, log in zip(commands, files, logs, strict=True):
             argv = [sys.executable, str(script), str(models), str(file), *command]
             with log.open("wb") as stream:
-                child = subprocess.Popen(argv, stdout=stream, stderr=subprocess.STDOUT)
+                child = subprocess.Popen(
+                    argv, stdout=stream, stderr=subprocess.STDOUT, env=environment()
+                )
             children.append(child)
         for child, log in zip(children, logs, strict=True):
             assert child.wait(timeout=600) == 0, log.read_text(errors="replace")[-6000:]

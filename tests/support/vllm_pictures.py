@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from engine_phase import generate
 from padded_reference import whole_logprobs
 from tiny_models import NAMES, PICTURE, WIDE_HEADS, picture, save_seeing_model, turned
 from transformers import (
@@ -30,7 +31,6 @@ from ppojob_trainer.rollout.protocol import (
     Finished,
     Request,
     SamplingParams,
-    generate,
     generation_phase,
 )
 from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_pictures

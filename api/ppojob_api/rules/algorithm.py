@@ -184,7 +184,7 @@ ALGORITHM_RULES = rules(
     spec.algorithm | kl.in | Conflict
         type ${self.type} reads the rewards themselves, without the KL that is taken off the score;
         loss, or none
-    when: self.type in ['gdpo', 'prime']
+    when: self.type in ['gdpo', 'gigpo', 'prime']
     must: self.kl.__in__ != 'reward'
 
     spec | critic.valueClip | NoEffect | here

@@ -279,6 +279,12 @@ SAMPLING_RULES = rules(
     when: has(self.data.minPicturePixels) && has(self.data.maxPicturePixels)
     must: self.data.minPicturePixels <= self.data.maxPicturePixels
 
+    spec | agent.toolSteps | Conflict
+        with rollout.maxStaleness ${self.rollout.maxStaleness} rows of later steps are drawn beside
+        those of a step, which would wait until none of these runs; 0 or more
+    when: has(self.agent) && self.agent.toolSteps == -1
+    must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
+
     spec | rollout.maxStaleness | NotInThisVersion
         algorithm.dynamicSampling knows behind the scores of a step which prompts come next, so
         at most the first round of one step is drawn ahead, by engines in pods of their own: not

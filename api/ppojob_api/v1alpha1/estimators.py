@@ -78,11 +78,11 @@ class GigpoSpec(Section):
     its group. verl-agent: algorithm.gigpo.step_advantage_w, 1."""
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """Discount per turn. verl-agent: algorithm.gamma, 0.95."""
+    """Discount per turn; GiGPO: 0.95. verl-agent: algorithm.gamma, 1."""
 
     normalize_by_std: bool = True
     """Divide both by the standard deviation of those that are compared.
-    verl-agent: algorithm.gigpo.mode, where mean_norm is false."""
+    verl-agent: algorithm.gigpo.mode, mean_norm, which is false; true is mean_std_norm."""
 
 
 class PpoSpec(Section):

@@ -42,9 +42,8 @@ MISTAKES = {
     ),
     ("turn_advantages", "turns"): (
         ("turns go on over the end of a row", " & (rows[1:] == rows[:-1])", ""),
-        ("turns of all groups are compared", "groups[rows[begins]], anchors",
-         "groups[rows[begins]] * 0, anchors"),
-        ("turns of all states are compared", "anchors[begins]]", "anchors[begins] * 0]"),
+        ("turns of all groups are compared", "groups[rows[begins]] * count", "0"),
+        ("turns of all states are compared", "* count + anchor", "* count"),
         ("a turn alone is compared with nothing", "torch.where(states.alone, 0.0, ahead)", "ahead"),
         ("turns earn what they did themselves", "discounted_sum(rewards, turns.of_row, gamma)",
          "rewards"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_phase import generate
 from padded_reference import gradients, relative_difference, whole_logits, whole_logprobs
 from tiny_models import NAMES, PICTURE, picture, save_seeing_model, turned
 from transformers import (
@@ -34,7 +35,7 @@ from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import give_tower, tower_of
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
-from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
+from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rows.experience import Experience, joined
 
 TOKEN = NAMES.index(PICTURE)

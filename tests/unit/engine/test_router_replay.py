@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_phase import generate
 from family_models import FAMILY_MODELS
 from padded_reference import gradients, padded_logprobs, relative_difference
 from tiny_models import MIXTURE, TWO_LAYERS, save_model
@@ -25,7 +26,7 @@ from ppojob_trainer.models.experts import freeze_routers, split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
-from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
+from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.rollout import PromptTokens

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engine_phase import generate
 from family_models import FAMILY_MODELS
 from tiny_models import TWO_LAYERS, make_model
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
@@ -17,7 +18,6 @@ from ppojob_trainer.rollout.protocol import (
     RolloutError,
     SamplingParams,
     StopTexts,
-    generate,
 )
 
 VOCAB = 64

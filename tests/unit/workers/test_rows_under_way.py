@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.agents.episode import RowState
+from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.controller.batch import shares
 from ppojob_trainer.rollout.protocol import Finished, Request
 from ppojob_trainer.rollout.trajectory import Trajectory
-from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens
+from ppojob_trainer.rpc.messages.agents import Acted, ToolAnswer, ToolCall, ToolsPeer
+from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, PromptTokens
 from ppojob_trainer.rpc.messages.saving import SavedFile
-from ppojob_trainer.workers.generation import Drawing, Generation
+from ppojob_trainer.workers.generation import Agent, Drawing, Generation, Turns
 from ppojob_trainer.workers.rows_under_way import RowsUnderWay
 
 PROMPTS, SAMPLES, LIMIT = 2, 2, 24
@@ -28,10 +31,12 @@ MARK = 1_000
 class CountingEngine:
     """Draws a token a step for as many rows as fit: the place of each in its row.
 
-    `length` says how long the row of a prompt and a request is.
+    `length` says how long the row of a prompt and a request is. A turn ends at each multiple of
+    `turn`, if that is not 0, and a row by its limit then.
     """
 
-    def __init__(self, length, room: int) -> None:
+    def __init__(self, length, room: int, turn: int = 0) -> None:
+        self._turn = turn
         self.policy_version = 0
         self._length, self._room = length, room
         self._rows: dict[str, tuple[Request, list[int]]] = {}
@@ -46,7 +51,9 @@ class CountingEngine:
         for request, drawn in list(self._rows.values())[: self._room]:
             number, *before = request.prompt
             drawn.append(len(before) + len(drawn))
-            if drawn[-1] + 1 == self._length(number - MARK, request.request_id):
+            if drawn[-1] + 1 >= self._length(number - MARK, request.request_id):
+                ended.append(self._ended(request.request_id, "length" if self._turn else "stop"))
+            elif self._turn and drawn[-1] % self._turn == self._turn - 1:
                 ended.append(self._ended(request.request_id, "stop"))
         return ended
 
@@ -66,13 +73,46 @@ class CountingEngine:
         return Finished(request_id, tokens, logprobs, reason, self.policy_version)
 
 
+class Calls:
+    """A form of conversations whose every turn calls a tool, whose answer counts on."""
+
+    pictures = None
+
+    def read(self, written) -> Turn:
+        return Turn((ToolCall("count", str(written[-1])),))
+
+    def answered(self, written, calls, texts, held) -> list[int]:
+        return [int(texts[0]) + 1]
+
+
+class Tools:
+    """Answers what it is asked by what it was asked; nothing twice."""
+
+    def __init__(self) -> None:
+        self._asked: set[tuple[int, int, int]] = set()
+
+    def start(self, calls):
+        for one in calls:
+            asked = (one.request.batch.step, one.request.row, one.request.turn)
+            assert asked not in self._asked
+            self._asked.add(asked)
+        return calls
+
+    def wait(self, calls) -> list[Acted]:
+        return [Acted([ToolAnswer(one.arguments) for one in call.request.calls]) for call in calls]
+
+    def give_up(self, calls) -> None:
+        raise AssertionError("no phase fails here")
+
+
 def request_of(step: int, ahead: int, total: int, run: tuple[int, int]) -> Generate:
     """The rows of a step of a run of the prompts of its batch, and those of the steps behind."""
 
     def alone(step: int) -> Generate:
         numbers = [step * PROMPTS + position for position in range(*run)]
         prompts = [PromptTokens(number, [MARK + number]) for number in numbers]
-        return Generate("train", step, run[0], prompts, SAMPLES, run)
+        tools = Conversations([ToolsPeer("tools", 1)], rewinds=0)
+        return Generate("train", step, run[0], prompts, SAMPLES, run, conversations=tools)
 
     later = range(step + 1, min(step + ahead, total + 1))
     return msgspec.structs.replace(alone(step), ahead=[alone(behind) for behind in later])
@@ -90,6 +130,8 @@ class Case:
     lengths: list[list[int]]  # (steps, rows)
     room: int
     beside: bool = False
+    turn: int = 0  # tokens of a turn, behind which a tool is called; 0: no conversations
+    delay: int = 0  # steps of the engine that a call may take
 
     def drawn(
         self, restarts: list[int], folder: Path, *, fails: bool = False
@@ -113,6 +155,10 @@ class Case:
                 one.state(step)(folder / str(step))
         return found
 
+    def whole(self, length: int) -> int:
+        """How long a row becomes: the token that ends it is not one that was given."""
+        return length + bool(self.turn and length > 1 and length % self.turn == 1)
+
     def _phase(self, step: int, living: list[RowsUnderWay]) -> list[Trajectory]:
         rows, steps = [], self.ahead + self.beside
         for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
@@ -124,7 +170,7 @@ class Case:
 
     def _engines(self, number: int, folder: Path | None = None) -> list[RowsUnderWay]:
         def length(prompt: int, request_id: str) -> int:
-            row = prompt % PROMPTS * SAMPLES + int(request_id.rpartition("/")[2]) % SAMPLES
+            row = prompt % PROMPTS * SAMPLES + int(request_id.split("/")[2]) % SAMPLES
             return self.lengths[prompt // PROMPTS - 1][row]
 
         spec = SimpleNamespace(
@@ -135,9 +181,12 @@ class Case:
         )
         chat = SimpleNamespace(eos_token_ids=())
         made = []
+        agent = Agent(AgentSpec(), Calls(), (), (), None)
+        turns = Turns({"": agent}, self.delay, fails=False) if self.turn else None
         for rank in range(number):
-            engine, world = CountingEngine(length, self.room), SimpleNamespace(rank=rank)
-            made.append(RowsUnderWay(Generation(spec, engine, chat, None, world)))
+            engine = CountingEngine(length, self.room, self.turn)
+            world = SimpleNamespace(rank=rank, leads_engine=True, engine=None)
+            made.append(RowsUnderWay(Generation(spec, engine, chat, Tools(), world, turns)))
         if folder is not None:
             names = [str(path.relative_to(folder)) for path in folder.glob("rollout/*/*")]
             for one in made:
@@ -152,6 +201,8 @@ CASES = st.builds(
     st.lists(ROWS, min_size=1, max_size=8),
     st.sampled_from([1, 3, 100]),
     st.booleans(),
+    st.sampled_from([0, 3, 8]),
+    st.sampled_from([0, 2]),
 )
 
 
@@ -168,10 +219,13 @@ def test_each_row_is_drawn_once_to_its_end_by_weights_that_are_new_enough(case, 
     with tempfile.TemporaryDirectory() as folder:
         drawn = case.drawn(restarts, Path(folder))
     for step, (rows, lengths) in enumerate(zip(drawn, case.lengths, strict=True), start=1):
-        assert [row.tokens for row in rows] == [list(range(length)) for length in lengths]
-        assert {row.finish_reason for row in rows} == {"stop"}
+        tokens = [row.tokens for row in rows]
+        assert tokens == [list(range(case.whole(length))) for length in lengths]
+        assert {row.finish_reason for row in rows} == {"length" if case.turn else "stop"}
         for row in rows:
-            versions = [segment.policy_version for segment in row.segments]
+            versions = [s.policy_version for s in row.segments if s.is_trained]
+            given = [s.tokens[0] % case.turn for s in row.segments if not s.is_trained]
+            assert set(given) <= {0}, "an answer behind each turn, and nowhere else"
             assert versions == sorted(versions)
             assert 0 <= step - 1 - versions[-1] <= step - 1 - versions[0] <= case.ahead
 

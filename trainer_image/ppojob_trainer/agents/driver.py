@@ -46,7 +46,7 @@ class _Waiting:
 
 @dataclass
 class Driver:
-    """Runs generation phases.
+    """Runs one generation phase.
 
     Attributes:
         delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
@@ -136,7 +136,7 @@ class Driver:
         for call, answer in zip(calls, answers, strict=True):
             if self.fails and answer.failure:
                 raise ToolFailed(
-                    f"spec.agent.toolFailure: got fail: turn {episode.turn + 1} of "
+                    f"spec.agent.toolFailure: got fail: turn {episode.state.answered + 1} of "
                     f"{episode.place}: a call of {shown(call.name)} failed ({answer.failure}): "
                     f"{answer.text}"
                 )
@@ -154,8 +154,8 @@ class Driver:
             wanted = episode.take(response)
             started = None
             if wanted.calls:
-                seen = episode.seen
-                started = self._tools.start(number, episode.turn, wanted.calls, seen)
+                turn, seen = episode.state.answered, episode.seen
+                started = self._tools.start(number, turn, wanted.calls, seen)
             if episode.state.is_waiting:
                 self._waiting[number] = _Waiting(self._clock + self.delay, wanted, started)
 

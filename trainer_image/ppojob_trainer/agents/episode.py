@@ -39,8 +39,8 @@ class RowState:
         turn_began: number of the first segment of the turn that is being drawn.
         turns: that the model has ended.
         answered: how many answers it was given.
-        answers: of tools.
-        of_user: of its user.
+        answers: of tools, without what they say, which is in `segments`.
+        of_user: of its user, likewise.
         conversation: that the user hears; None before the first turn.
         shown: pictures behind the prompt.
     """
@@ -68,7 +68,7 @@ class RowState:
         return sum(len(segment.tokens) for segment in self.segments if segment.is_trained)
 
     @property
-    def turn(self) -> tuple[int, ...]:
+    def written(self) -> tuple[int, ...]:
         """What was drawn of the turn that is being drawn, or was the last."""
         return tuple(token for s in self.segments[self.turn_began :] for token in s.tokens)
 
@@ -119,14 +119,9 @@ class Episode:
         if self.state.conversation is None and self.user is not None:
             self.state.conversation = Conversation(_messages(self.user.prompt))
 
-    @property
-    def turn(self) -> int:
-        """How many answers it was given."""
-        return self.state.answered
-
     def request(self) -> Request:
         """What the engine is asked for: the next turn of the model, or the rest of one."""
-        state, begun = self.state, self.state.turn
+        state, begun = self.state, self.state.written
         left = self.response_tokens - self._tokens
         if self.agent.turn_tokens is not None:
             left = min(left, self.agent.turn_tokens - len(begun))
@@ -178,7 +173,7 @@ class Episode:
             return Turn()
         if state.answered >= (agent.max_user_turns or math.inf):
             return Turn()
-        wanted = self._wanted(state.turn)
+        wanted = self._wanted(state.written)
         state.is_waiting = bool(wanted.calls or wanted.reply)
         return wanted
 
@@ -211,28 +206,28 @@ class Episode:
         if calls[0].to_user:
             self._answer_of_user(answers[0])
             return
-        self.state.answers += answers
+        self.state.answers += map(_without_words, answers)
         texts = [answer.text for answer in answers]
         for text in texts:
             self._tell("tool", text)
         held = [answer.pictures for answer in answers]
-        given = self._form.answered(self.state.turn, calls, texts, held)
+        given = self._form.answered(self.state.written, calls, texts, held)
         self._go_on(given, [file for one in held for file in unpacked(one)])
 
     def _answer_of_user(self, answer: ToolAnswer) -> None:
         """The user has spoken; its last words, which nobody answers, are not part of the row."""
-        self.state.of_user.append(answer)
+        self.state.of_user.append(_without_words(answer))
         if answer.ends:
             self.state.answered += 1
             return
         self._tell("user", answer.text)
-        self._go_on(self._form.heard(self.state.turn, answer.text))
+        self._go_on(self._form.heard(self.state.written, answer.text))
 
     def reply(self, reply: str) -> None:
         """Take in what the model is told where it called no tool; as `answer`."""
         self.state.is_waiting = False
         self._tell("user", reply)
-        self._go_on(self._form.replied(self.state.turn, reply))
+        self._go_on(self._form.replied(self.state.written, reply))
 
     def _go_on(self, given: Sequence[int], shown: Sequence[bytes] = ()) -> None:
         state, tokens = self.state, self._tokens
@@ -292,3 +287,7 @@ class Episode:
         """Something is said that the user hears, where there is one."""
         if self.state.conversation is not None:
             self.state.conversation.messages.append({"role": role, "content": text})
+
+
+def _without_words(answer: ToolAnswer) -> ToolAnswer:
+    return msgspec.structs.replace(answer, text="", pictures=b"")

@@ -30,6 +30,7 @@ class RemoteTools:
     `retrievers`, the ranks of these roles, there is at least one.
 
     Attributes:
+        step: of the phase; rows of later ones may be drawn in it.
         rows: (rows,) batch and number in it of each row of the phase.
         prompts: (rows,) what each row answers; it says what its tools are made with, and which.
         attempt: of the engines: calls of rows that are drawn anew are other calls.
@@ -40,6 +41,7 @@ class RemoteTools:
     caller: Caller
     tools: Sequence[Peer]
     retrievers: Sequence[Peer]
+    step: int
     rows: Sequence[tuple[BatchName, int]]
     prompts: Sequence[PromptTokens]
     attempt: int = 0
@@ -68,8 +70,8 @@ class RemoteTools:
                 continue
             told = [_created(calls[place], prompt) for place in mine]
             # No attempt: whichever attempt of the role serves is asked, as its loss costs no step.
-            stage = f"{batch.label}/{label}/{row}/{self.attempt}"
-            id_ = RequestId(0, batch.step, stage, turn, batch.rewinds)
+            stage = f"{batch.step}/{batch.label}/{label}/{row}/{self.attempt}"
+            id_ = RequestId(0, self.step, stage, turn, batch.rewinds)
             peer = peers[row % len(peers)]
             seen = None if peers is self.retrievers or told[0].to_user else pictures
             act = Act(batch, row, turn, told, prompt.tools, seen)

@@ -37,9 +37,8 @@ class Turns:
         begins = mask & ~follows
         numbers = begins.cumsum(0)[mask] - 1
         count = int(begins.sum())
-        _, states = torch.unique(
-            torch.stack([groups[rows[begins]], anchors[begins]]), dim=1, return_inverse=True
-        )
+        _, anchor = torch.unique(anchors[begins], return_inverse=True)
+        _, states = torch.unique(groups[rows[begins]] * count + anchor, return_inverse=True)
         return cls(
             torch.bincount(numbers, minlength=count),
             torch.bincount(rows[begins], minlength=lengths.numel()),

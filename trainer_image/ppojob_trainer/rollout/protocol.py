@@ -1,8 +1,7 @@
-"""The rollout engine as everything above it sees it, and the one loop that drives it.
+"""The rollout engine as everything above it sees it.
 
 An engine is a queue with a clock: requests go in by `submit`, every `step` advances what is running
-by about one token and hands back what ended. Synchronous training needs `generate` only; agents and
-partial rollouts drive the same methods themselves.
+by about one token and hands back what ended. `agents.driver` drives it.
 """
 
 import logging
@@ -256,25 +255,6 @@ def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None
     except BaseException:
         _drain(engine, asked)
         raise
-
-
-def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
-    """Draw `requests`, of distinct ids, and return them in their order: one phase.
-
-    Raises:
-        RolloutError: If the engine is busy or loses a request.
-        ValueError: If an engine refuses a request.
-    """
-    finished: dict[str, Finished] = {}
-    with generation_phase(engine) as submit:
-        for request in requests:
-            submit(request)
-        while engine.has_work():
-            finished |= {response.request_id: response for response in engine.step()}
-    lost = [request.request_id for request in requests if request.request_id not in finished]
-    if lost:
-        raise lost_requests(lost)
-    return [finished[request.request_id] for request in requests]
 
 
 def _drain(engine: RolloutEngine, request_ids: Sequence[str]) -> None:

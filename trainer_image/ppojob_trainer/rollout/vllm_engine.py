@@ -327,7 +327,7 @@ class VllmEngine:
             raise not_a_number(output.request_id, self._policy_version)
         experts = completion.routed_experts
         read = len(output.prompt_token_ids or ()) + len(tokens) - 1
-        if self._tells_experts and (experts is None or len(experts) < read):
+        if tokens and self._tells_experts and (experts is None or len(experts) < read):
             raise RolloutError(f"request {output.request_id!r}: vLLM told no experts of its tokens")
         return Finished(
             output.request_id,

@@ -6,6 +6,7 @@ with statistics of the batch stay pure functions, and any layout gives the same 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import torch
@@ -51,7 +52,7 @@ class _Batch:
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
 
-    @property
+    @cached_property
     def turns(self) -> Turns:
         """The turns of the rows."""
         return Turns.of(self["mask"], self.lengths, self.groups, self["anchors"])

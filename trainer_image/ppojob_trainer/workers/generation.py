@@ -139,7 +139,7 @@ class Generation:
             return False
 
         with self.drawing.of(len(rows)):
-            self.drive(rows, episodes, count)
+            self.drive(batches[0].step, rows, episodes, count)
         drawn = iter(episodes)
         made = []
         for batch in batches:
@@ -169,19 +169,23 @@ class Generation:
 
     def drive(
         self,
+        step: int,
         rows: Sequence[Row],
         episodes: Sequence[Episode],
         is_enough: Callable[[int, int], bool],
     ) -> None:
-        """Draw rows, none of them over, to their ends, or until it is enough; see `Driver`."""
+        """Draw rows, none of them over, to their ends, or until it is enough; see `Driver`.
+
+        The phase is that of a step; rows may be of later ones too.
+        """
         turns = self.turns
         if turns is None:
             Driver(self.engine, None, is_enough=is_enough).run(episodes)
             return
-        tools = self._tools(rows, turns)
+        tools = self._tools(step, rows, turns)
         Driver(self.engine, tools, turns.delay, turns.fails, is_enough).run(episodes)
 
-    def _tools(self, rows: Sequence[Row], turns: Turns) -> RemoteTools:
+    def _tools(self, step: int, rows: Sequence[Row], turns: Turns) -> RemoteTools:
         conversations = next(
             (row.batch.conversations for row in rows if row.batch.conversations),
             Conversations([], rewinds=0),
@@ -193,6 +197,7 @@ class Generation:
                 Peer("retriever rank", at.host, at.port, "retriever")
                 for at in conversations.retrievers
             ],
+            step=step,
             rows=[(batch_of(row.batch), row.number) for row in rows],
             prompts=[_with_tools(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
             attempt=conversations.attempt,

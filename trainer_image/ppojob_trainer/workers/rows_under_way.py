@@ -64,7 +64,7 @@ class RowsUnderWay:
         wanted = [one.state for key, one in episodes.items() if key[0] == request.step]
         if request.step != self._last or not all(state.is_over for state in wanted):
             with self.generation.drawing.of(len(wanted)):
-                self._phase(rows, episodes, wanted)
+                self._phase(request.step, rows, episodes, wanted)
         # Not before: of a phase that fails nothing is kept.
         self._rows = {key: episode.state for key, episode in episodes.items()}
         self._last = request.step
@@ -77,24 +77,30 @@ class RowsUnderWay:
 
     def _phase(
         self,
+        step: int,
         rows: Mapping[RowKey, Row],
         episodes: Mapping[RowKey, Episode],
         wanted: Sequence[RowState],
     ) -> None:
         """Draw `wanted` to their end, and the others in their company; all in order of steps."""
         phases = self.generation.spec.phases_of_rows
+        turns = self.generation.turns
+        longest: list[float] = []  # once all have ended: engine steps of the longest of them
 
         def is_enough(steps: int, _: int) -> bool:
-            ended = sum(state.is_over for state in wanted)
-            self.generation.drawing.ended = ended
-            if ended < len(wanted):
-                return False
-            return steps * phases >= max((state.drawn for state in wanted), default=0)
+            if not longest:
+                ended = sum(state.is_over for state in wanted)
+                self.generation.drawing.ended = ended
+                if ended < len(wanted):
+                    return False
+                delay = turns.delay if turns else 0
+                took = [state.drawn + delay * state.answered for state in wanted]
+                longest.append(max(took, default=0))
+            return steps * phases >= longest[0]
 
         asked = [key for key, episode in episodes.items() if not episode.state.is_over]
-        self.generation.drive(
-            [rows[key] for key in asked], [episodes[key] for key in asked], is_enough
-        )
+        own_rows, own = [rows[key] for key in asked], [episodes[key] for key in asked]
+        self.generation.drive(step, own_rows, own, is_enough)
 
     def _episode(self, row: Row, key: RowKey) -> Episode:
         """A row from where it is."""

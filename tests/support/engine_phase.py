@@ -1,0 +1,30 @@
+"""Draws requests by an engine alone, without the rows that they are of."""
+
+from collections.abc import Sequence
+
+from ppojob_trainer.rollout.protocol import (
+    Finished,
+    Request,
+    RolloutEngine,
+    generation_phase,
+    lost_requests,
+)
+
+
+def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
+    """Draw `requests`, of distinct ids, and return them in their order: one phase.
+
+    Raises:
+        RolloutError: If the engine is busy or loses a request.
+        ValueError: If an engine refuses a request.
+    """
+    finished: dict[str, Finished] = {}
+    with generation_phase(engine) as submit:
+        for request in requests:
+            submit(request)
+        while engine.has_work():
+            finished |= {response.request_id: response for response in engine.step()}
+    lost = [request.request_id for request in requests if request.request_id not in finished]
+    if lost:
+        raise lost_requests(lost)
+    return [finished[request.request_id] for request in requests]
