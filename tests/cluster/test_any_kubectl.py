@@ -1,76 +1,74 @@
 """One file is one job, whatever sends it to the cluster.
 
-Every example, and a job that sets every field, goes through each client. What the API server has
-then, read and resolved as the operator does it, has the digest of `ppojob plan --json`. Namespace
-and uid, which a cluster gives, are set to those of the plan.
+Every example, and a job that sets every field, goes through each client, all of them together. What
+the API server has then, read and resolved as the operator does it, has the digest of `ppojob plan
+--json`. Namespace and uid, which a cluster gives, are set to those of the plan.
 """
 
 import hashlib
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chart_programs import helm_on
+from click.testing import CliRunner
 from cluster_access import REPOSITORY, Cluster
 from every_field import every_field
 
 from ppojob_api.manifest import to_yaml
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_cli.main import main
 from ppojob_operator.reading import read_job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-EXAMPLES = [
-    str(path.relative_to(REPOSITORY))
-    for path in sorted((REPOSITORY / "examples").rglob("*.yaml"))
-    if "kind: PPOJob" in path.read_text()
-]
+NAME = re.compile(r"^metadata: \{name: ([a-z0-9-]+)\}$", re.MULTILINE)
 RELEASE = "of-somebody"
 
 
-def apply_twice(cluster: Cluster, file: Path, folder: Path) -> None:
+def apply_twice(cluster: Cluster, jobs: Path, folder: Path) -> None:
     # The second is a patch of what the first created.
     for _ in range(2):
-        cluster.kubectl("apply", f"--filename={file}")
+        cluster.kubectl("apply", f"--filename={jobs}")
 
 
-def create(cluster: Cluster, file: Path, folder: Path) -> None:
-    cluster.kubectl("create", f"--filename={file}")
+def create(cluster: Cluster, jobs: Path, folder: Path) -> None:
+    cluster.kubectl("create", f"--filename={jobs}")
 
 
-def apply_after_create(cluster: Cluster, file: Path, folder: Path) -> None:
-    create(cluster, file, folder)
-    cluster.kubectl("apply", f"--filename={file}")
+def apply_after_create(cluster: Cluster, jobs: Path, folder: Path) -> None:
+    create(cluster, jobs, folder)
+    cluster.kubectl("apply", f"--filename={jobs}")
 
 
-def apply_on_the_server(cluster: Cluster, file: Path, folder: Path) -> None:
+def apply_on_the_server(cluster: Cluster, jobs: Path, folder: Path) -> None:
     for _ in range(2):
-        cluster.kubectl("apply", "--server-side", f"--filename={file}")
+        cluster.kubectl("apply", "--server-side", f"--filename={jobs}")
 
 
-def helm_install(cluster: Cluster, file: Path, folder: Path) -> None:
+def helm_install(cluster: Cluster, jobs: Path, folder: Path) -> None:
     chart = folder / "chart"
-    (chart / "templates").mkdir(parents=True)
+    shutil.copytree(jobs, chart / "templates")
     (chart / "Chart.yaml").write_text(f"apiVersion: v2\nname: {RELEASE}\nversion: 0.1.0\n")
-    (chart / "templates" / "job.yaml").write_text(file.read_text())
     helm_on(cluster, "install", release=RELEASE, chart=chart)
 
 
-def edit(cluster: Cluster, file: Path, folder: Path) -> None:
-    create(cluster, file, folder)
+def edit(cluster: Cluster, jobs: Path, folder: Path) -> None:
+    create(cluster, jobs, folder)
     editor = folder / "editor"
-    label = r's/^metadata:$/metadata:\n  labels: {edited: "yes"}/'
+    label = r's/^  metadata:$/  metadata:\n    labels: {edited: "yes"}/'  # of each item of a list
     editor.write_text(f"#!/bin/sh\nexec sed -i '{label}' \"$1\"\n")
     editor.chmod(0o755)
-    name = cluster.kubectl("get", "ppojobs", "--output=name").strip()
+    names = cluster.kubectl("get", "ppojobs", "--output=name").split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBE_EDITOR", str(editor))
-        cluster.kubectl("edit", name)
-    assert cluster.kubectl("get", "ppojobs", "--selector=edited=yes", "--output=name")
+        cluster.kubectl("edit", *names)
+    edited = cluster.kubectl("get", "ppojobs", "--selector=edited=yes", "--output=name")
+    assert edited.split() == names
 
 
 WAYS: dict[str, Callable[[Cluster, Path, Path], None]] = {
@@ -90,22 +88,30 @@ def given(value: Any) -> Any:
     return [given(one) for one in value] if isinstance(value, list) else value
 
 
-@pytest.fixture(scope="module", params=[*EXAMPLES, "every field"])
-def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param != "every field":
-        return REPOSITORY / str(request.param)
-    path = tmp_path_factory.mktemp("every-field") / "job.yaml"
-    path.write_text(to_yaml(given(every_field()[0])))
-    return path
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all files, in which no two jobs have the same name."""
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "every-field.yaml").write_text(to_yaml(given(every_field()[0])))
+    for path in sorted((REPOSITORY / "examples").rglob("*.yaml")):
+        text = path.read_text()
+        if "kind: PPOJob" in text:
+            (name,) = NAME.findall(text)
+            while (own := folder / f"{name}.yaml").exists():
+                name += "-again"
+            own.write_text(NAME.sub(f"metadata: {{name: {name}}}", text))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def plan(file: Path) -> bytes:
-    """What `ppojob plan --json` says of the file."""
-    command = [sys.executable, "-m", "ppojob_cli", "plan", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.strip()
+def plans(jobs: Path) -> dict[str, bytes]:
+    """What `ppojob plan --json` says of each file, by the name of its job."""
+    found = {}
+    for path in jobs.iterdir():
+        done = CliRunner().invoke(main, ["plan", "--json", str(path)])
+        assert done.exit_code == 0, done.output
+        found[path.stem] = done.stdout_bytes.strip()
+    return found
 
 
 @pytest.fixture
@@ -118,16 +124,26 @@ def gone_after(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_cluster_has_the_job_of_the_plan(cluster, crd, gone_after, plan, file, way, tmp_path):
-    WAYS[way](cluster, file, tmp_path)
-    (found,) = cluster.get("ppojobs")["items"]
-    job = read_job(found)
-    assert job.manifest is not None, job.problems
-    planned = RunConfig.from_json(plan)
-    own = resolve(job.manifest).model_copy(
-        update={"namespace": planned.namespace, "uid": planned.uid}
-    )
-    assert own.digest() == hashlib.sha256(plan).hexdigest()
+def test_the_cluster_has_the_jobs_of_the_plans(
+    cluster: Cluster,
+    crd: None,
+    gone_after: None,
+    jobs: Path,
+    plans: Mapping[str, bytes],
+    way: str,
+    tmp_path: Path,
+) -> None:
+    WAYS[way](cluster, jobs, tmp_path)
+    found = {one["metadata"]["name"]: read_job(one) for one in cluster.get("ppojobs")["items"]}
+    assert found.keys() == plans.keys()
+    for name, plan in plans.items():
+        manifest = found[name].manifest
+        assert manifest is not None, found[name].problems
+        planned = RunConfig.from_json(plan)
+        own = resolve(manifest).model_copy(
+            update={"namespace": planned.namespace, "uid": planned.uid}
+        )
+        assert own.digest() == hashlib.sha256(plan).hexdigest(), name
 
 
 @pytest.mark.parametrize("way", ["apply", "create", "apply --server-side"])

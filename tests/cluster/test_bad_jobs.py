@@ -6,9 +6,10 @@ the same field.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,50 +24,83 @@ from ppojob_operator.conditions import inert
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 CASES = read_table()
-AT_ONCE = 3
 OTHER_WORDS = {"apiVersion": "version"}
 """What kubectl calls a field itself, which never reaches the API server."""
 NO_JSON = "json: unsupported value"
 """Neither does a number that is none, of which kubectl knows no place."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sent:
     name: str  # empty where it has none
     wheres: tuple[str, ...]  # paths that `ppojob validate` names
     lines: tuple[str, ...]  # that it prints
-    refusal: str  # why it was not taken; empty where it was
+    refusal: str = ""  # why it was not taken; empty where it was
+    status: dict[str, Any] = field(default_factory=dict)  # of a job that was taken, in the end
 
 
 @pytest.fixture(scope="module")
 def operator(cluster, crd, tmp_path_factory) -> Iterator[Operator]:
-    one = Operator(cluster, tmp_path_factory.mktemp("operators"), "strict", 18391)
+    one = Operator(cluster, tmp_path_factory.mktemp("operators"), "strict")
     yield one
     one.end()
 
 
 @pytest.fixture(scope="module")
-def sent(cluster: Cluster, operator: Operator) -> Mapping[str, Sent]:
-    """All cases, sent at the same time."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        outcomes = pool.map(lambda numbered: send(cluster, *numbered), enumerate(CASES))
-        return {case.name: outcome for case, outcome in zip(CASES, outcomes, strict=True)}
+def sent(
+    cluster: Cluster, operator: Operator, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Sent]:
+    """All cases, sent by one command; again alone those that it tells of without their file."""
+    folder = tmp_path_factory.mktemp("cases")
+    files = {folder / f"{number:04}.yaml": case for number, case in enumerate(CASES)}
+    found = {case.name: written(file, case) for file, case in files.items()}
+    said = cluster.outcome("create", f"--filename={folder}")
+    taken = set(re.findall(r"^ppojob.ppojob.dev/(\S+) created$", said, re.MULTILINE))
+    why = told(said)
+    for file, case in files.items():
+        if found[case.name].name not in taken:
+            alone = ("create", f"--filename={file}")
+            found[case.name].refusal = why.get(file.name) or cluster.outcome(*alone)
+
+    def all_have_failed() -> bool:
+        listed = cluster.get("ppojobs")["items"]
+        by_name = {one["metadata"]["name"]: one.get("status", {}) for one in listed}
+        for one in found.values():
+            if not one.refusal:
+                one.status = by_name[one.name]
+        return all(by_name[name].get("phase") == "Failed" for name in taken)
+
+    eventually(all_have_failed, 120)
+    return found
 
 
-def send(cluster: Cluster, number: int, case: Case) -> Sent:
+def written(file: Path, case: Case) -> Sent:
+    """Write the job of a case, under a name of its own where the case gives none."""
     job = changed_job(case.changes)
-    if not any(change.startswith("metadata") for change in case.changes):
-        job["metadata"]["name"] = f"case-{number}"
+    if (job.get("metadata") or {}).get("name") == GOOD_JOB["metadata"]["name"]:
+        job["metadata"]["name"] = f"case-{file.stem}"
     problems = validation.validate(job)
     assert isinstance(problems, list)
-    said = cluster.outcome("create", "--filename=-", stdin=to_yaml(job))
-    is_taken = said.endswith(" created\n")
+    file.write_text(to_yaml(job))
     return Sent(
         name=str((job.get("metadata") or {}).get("name", "")),
         wheres=tuple(problem.where for problem in problems),
         lines=tuple(str(problem) for problem in problems),
-        refusal="" if is_taken else said,
     )
+
+
+def told(said: str) -> dict[str, str]:
+    """What kubectl says of each file that it names, by its name."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in said.splitlines(keepends=True):
+        named = re.search(r"/(\d{4}\.yaml)\b", line)
+        # The reasons of one stand on lines below, indented or behind a star.
+        if named or not line.startswith((" ", "*", "\n")):
+            name = named[1] if named else ""
+        if name:
+            found[name] = found.get(name, "") + line
+    return found
 
 
 def is_named(where: str, refusal: str) -> bool:
@@ -77,34 +111,25 @@ def is_named(where: str, refusal: str) -> bool:
     return any(section in refusal for section in sections) or word in refusal
 
 
-def status_of(cluster: Cluster, name: str) -> dict[str, Any]:
-    status: dict[str, Any] = cluster.get("ppojob", name).get("status", {})
-    return status
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_wrong_job_is_refused(cluster: Cluster, sent: Mapping[str, Sent], case: Case):
+def test_a_wrong_job_is_refused(sent: Mapping[str, Sent], case: Case):
     one = sent[case.name]
     if one.refusal:
         is_told = any(is_named(where, one.refusal) for where in one.wheres)
         assert is_told or NO_JSON in one.refusal, one.refusal
         return
-    eventually(lambda: status_of(cluster, one.name).get("phase") == "Failed", 120)
-    status = status_of(cluster, one.name)
-    accepted = next(each for each in status["conditions"] if each["type"] == "Accepted")
-    assert (accepted["status"], status["reason"]) == ("False", "InvalidSpec")
+    accepted = next(each for each in one.status["conditions"] if each["type"] == "Accepted")
+    assert (accepted["status"], one.status["reason"]) == ("False", "InvalidSpec")
     if one.wheres == ("status",):
         # The API server takes no status from an author; what is left has nowhere to write.
-        assert status["message"].startswith("spec.checkpoint.volume: got nothing")
+        assert one.status["message"].startswith("spec.checkpoint.volume: got nothing")
         return
-    assert status["message"] == inert("; ".join(one.lines))
+    assert one.status["message"] == inert("; ".join(one.lines))
 
 
 def test_none_of_them_got_anything(cluster: Cluster, sent: Mapping[str, Sent]):
     taken = [one.name for one in sent.values() if not one.refusal]
     assert len(taken) >= 20, "what only the operator refuses is worth the test"
-    for name in taken:
-        eventually(lambda name=name: status_of(cluster, name).get("phase") == "Failed", 120)
     made = "statefulsets,pods,services,secrets,serviceaccounts,roles,networkpolicies"
     assert cluster.kubectl("get", made, "--selector=ppojob.dev/job", "--output=name") == ""
 

@@ -31,7 +31,7 @@ from ppojob_trainer.pod_environment import ApiAccess
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-METRICS_PORT, LIVENESS_PORT = 18395, 18396
+METRICS_PORT = 18395
 AT_ONCE = Pace(interval_seconds=0.0, first_pause_seconds=0.2)
 
 
@@ -110,7 +110,7 @@ def operated(cluster, crd, tmp_path_factory) -> Iterator[Operated]:
     # The chart's policy; its replicas have no image and are not waited for.
     without = ("crds.install=false", "image.repository=localhost/none", "image.pullPolicy=Never")
     helm_on(cluster, "upgrade", "--install", *(f"--set={one}" for one in without))
-    operator = Operator(cluster, folder, "first", LIVENESS_PORT, METRICS_PORT=str(METRICS_PORT))
+    operator = Operator(cluster, folder, "first", METRICS_PORT=str(METRICS_PORT))
     try:
         one = Operated(cluster, folder)
         for name in ("sums", "other"):

@@ -35,7 +35,7 @@ def operator(cluster, crd, tmp_path_factory) -> Iterator[Operator]:
     cluster.apply(*rights)
     way_in = operator_rights.kubeconfig(cluster, folder)
     gangs = ",".join(GANGS)
-    one = Operator(cluster, folder, "gangs", 18291, kubeconfig=way_in, GANGS=gangs)
+    one = Operator(cluster, folder, "gangs", kubeconfig=way_in, GANGS=gangs)
     yield one
     one.end()
     for each in (*rights, volume):

@@ -23,7 +23,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def operator(cluster: Cluster, crd: None, logs: Path) -> Iterator[Operator]:
-    one = Operator(cluster, logs, "first", 18191)
+    one = Operator(cluster, logs, "first")
     yield one
     if one.process.poll() is None:
         one.end()

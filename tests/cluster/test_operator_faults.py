@@ -116,9 +116,9 @@ def holder(cluster: Cluster) -> str:
 
 @pytest.mark.parametrize("at", [3, 14])
 def test_a_frozen_leader_changes_nothing_when_it_thaws(cluster, proxy, made, tmp_path, at) -> None:
-    first = Operator(Cluster(tmp_path, cluster.namespace), tmp_path, "first", 18_191)
+    first = Operator(Cluster(tmp_path, cluster.namespace), tmp_path, "first")
     eventually(lambda: holder(cluster) == "first", PATIENCE_SECONDS)
-    second = Operator(cluster, tmp_path, "second", 18_192)
+    second = Operator(cluster, tmp_path, "second")
     try:
         # Frozen in the middle of a job, with an answer on the way and other writes in its hands.
         freeze = functools.partial(first.process.send_signal, signal.SIGSTOP)
@@ -167,7 +167,7 @@ def test_a_namespace_goes_with_its_jobs_and_the_operator_stays(cluster, made, tm
     doomed = Cluster(cluster.folder, f"{cluster.namespace}-doomed")
     cluster.kubectl("create", "namespace", doomed.namespace)
     both = f"{cluster.namespace},{doomed.namespace}"
-    operator = Operator(cluster, tmp_path, "first", 18_191, WATCH_NAMESPACES=both)
+    operator = Operator(cluster, tmp_path, "first", WATCH_NAMESPACES=both)
     try:
         doomed.apply(job("sum"))
         is_made(doomed)

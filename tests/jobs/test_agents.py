@@ -112,20 +112,6 @@ def test_what_is_trained_kept_and_told(undisturbed_talk: Path):
     assert any("add" in text for text in [row["response"] for row in talked])
 
 
-def test_whether_a_function_or_a_service_answers_changes_no_bit(
-    talking_folder: Path, start, tmp_path: Path, output: Path, undisturbed_talk: Path
-):
-    json_body = {"Content-Type": "application/json"}
-
-    def add(asked: dict[str, int]) -> Answer:
-        return 200, {"text": str(asked["a"] + asked["b"]), "reward": 0.25}, json_body
-
-    with services("/add") as serve:
-        source = {"url": serve(add).url}
-        start(manifest(tmp_path / "job", talking_folder, source=source), output).succeed()
-    assert run_folders.result(output) == run_folders.result(undisturbed_talk)
-
-
 def test_an_mcp_server_answers_though_a_tools_pod_is_killed(
     talking_folder: Path, run_through, tmp_path: Path, output: Path
 ):
@@ -176,13 +162,23 @@ def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
         assert run_folders.rewinds(output) == 1, "a lost tools pod costs no step"
 
 
-def test_engines_in_pods_of_their_own_call_tools(
+def test_engines_in_pods_of_their_own_call_a_service(
     talking_folder, run_through, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
-    """Their ranks call the tools; those that train get the rows, turns and all."""
+    """Their ranks call the tools; those that train get the rows, turns and all.
+
+    Whether a function or a service answers changes no bit.
+    """
+
+    def add(asked: dict[str, int]) -> Answer:
+        body = {"text": str(asked["a"] + asked["b"]), "reward": 0.25}
+        return 200, body, {"Content-Type": "application/json"}
+
     points = ("rpc.hand_over.answer.before@2=kill", "rpc.act.answer.before@9=kill")
-    job = manifest(tmp_path / "job", talking_folder, seconds=0.05, roles={"rollout": {}})
-    run_through(job, output, *points, seconds=600)
+    with services("/add") as serve:
+        source = {"url": serve(add).url}
+        job = manifest(tmp_path / "job", talking_folder, source=source, roles={"rollout": {}})
+        run_through(job, output, *points, seconds=600)
     assert run_folders.result(output) == run_folders.result(undisturbed_talk)
 
 

@@ -35,12 +35,10 @@ KILLED = {
         "rpc.generate.answer.before@2=kill",
         "journal.write.after@9=kill",
         "rpc.load_rows.answer.after@1=kill",
-    ),
-    "a rank before the second round is kept": (UNKEPT,),
-    "the ranks before they have the rows together": (
-        "rpc.place_rows.answer.before@1=kill",
+        "rpc.place_rows.answer.before@1=kill",  # before they have the rows together
         "rpc.place_rows.answer.after@2=kill",
     ),
+    "a rank before the second round is kept": (UNKEPT,),
     "everything at once": ("rpc.generate.answer.before@3=kill_group",),
 }
 

@@ -129,11 +129,12 @@ def test_addition_grpo(home: Path, output: Path):
     export_is_the_saved_model(output)
 
 
-def test_addition_ppo(any_home: Path, tmp_path: Path):
+def test_addition_ppo(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     _, step = run_short(
         any_home,
         tmp_path / "run",
         "addition-ppo",
+        *engine,
         "spec.algorithm.miniBatchPrompts=1",
         "spec.critic.warmupSteps=0",
         "spec.roles.reference.threadsPerRank=1",
@@ -222,8 +223,8 @@ def run_gsm8k(
     return first
 
 
-def test_gsm8k_grpo(any_home: Path, tmp_path: Path):
-    first = run_gsm8k(any_home, tmp_path / "run", "gsm8k-grpo", "data/gsm8k")
+def test_gsm8k_grpo(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    first = run_gsm8k(any_home, tmp_path / "run", "gsm8k-grpo", "data/gsm8k", settings=engine)
     assert "val-core/openai/gsm8k/acc/mean@1" in first
 
 
@@ -252,10 +253,10 @@ def test_addition_distillation(home: Path, any_home: Path, engine: tuple[str, ..
     assert step["actor/grad_norm"] > 0
 
 
-def test_gsm8k_interaction(any_home: Path, tmp_path: Path):
-    first = run_gsm8k(
-        any_home, tmp_path / "run", "gsm8k-interaction", "data/gsm8k-with-user", "--with-user"
-    )
+def test_gsm8k_interaction(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    data = ("data/gsm8k-with-user", "--with-user")
+    run = tmp_path / "run"
+    first = run_gsm8k(any_home, run, "gsm8k-interaction", *data, settings=engine)
     assert "val-core/openai/gsm8k/acc/mean@1" in first
     assert first["val-aux/num_turns/mean"] >= 2
 

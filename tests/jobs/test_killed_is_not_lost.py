@@ -78,18 +78,14 @@ def test_a_stopped_rank_is_noticed_and_replaced(run_through, tiny_job, output: P
     assert "gave no sign of life for 10 s (spec.timeouts.livenessSeconds)" in run.logs()
 
 
-def test_a_killed_reward_worker_costs_no_step(run_through, tiny_job, output: Path, undisturbed):
-    run_through(tiny_job(recovery=RECOVERY), output, "rpc.score.answer.before@3=kill")
-    assert run_folders.rewinds(output) == 1, "only the start counts as one"
-    assert run_folders.result(output) == undisturbed
-
-
-def test_a_killed_controller_runs_no_step_again(run_through, tiny_job, output: Path, undisturbed):
+def test_a_killed_reward_worker_or_controller_costs_no_step(
+    run_through, tiny_job, output: Path, undisturbed
+):
     points = ("controller.step.computed@3=kill", "controller.step.recorded@3=kill")
-    run_through(tiny_job(recovery=RECOVERY), output, *points)
+    run_through(tiny_job(recovery=RECOVERY), output, "rpc.score.answer.before@3=kill", *points)
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 3
-    assert run_folders.rewinds(output) == 1
+    assert run_folders.rewinds(output) == 1, "only the start counts as one"
     assert run_folders.result(output) == undisturbed
 
 

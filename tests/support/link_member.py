@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import one_gpu
@@ -117,12 +118,18 @@ def serve(connection: Connection, host: str, port: int, address: str) -> None:
         answer(calls.get())
 
 
+def forks() -> ForkServerContext:
+    """A server for the processes of all tests here: it loads for good what its first user asks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ppojob_trainer.workers.row_channels"])
+    return context
+
+
 class Process:
     """The tests' side of a rank process."""
 
     def __init__(self, port: int, address: str) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["ppojob_trainer.parallel.channel"])
+        context = forks()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, "127.0.0.1", port, address))
         self._process.start()

@@ -60,7 +60,7 @@ class Kubelet:
             # One name for all lives: the Lease of the last one needs not run out first.
             self.lives += 1
             self._proxy.strike(None)
-            operator = Operator(self._place, self._logs, "doomed", 18_193)
+            operator = Operator(self._place, self._logs, "doomed")
             if self._strike is not None and self.deaths != self._most:
                 at, behind = self._strike
                 self._proxy.strike(Strike(at, behind, operator.process.kill))
@@ -74,7 +74,7 @@ class Kubelet:
 @contextlib.contextmanager
 def undisturbed(cluster: Cluster, logs: Path) -> Iterator[Operator]:
     """An operator to which nothing happens."""
-    operator = Operator(cluster, logs, "undisturbed", 18_194)
+    operator = Operator(cluster, logs, "undisturbed")
     try:
         yield operator
     finally:

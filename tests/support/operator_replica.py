@@ -1,6 +1,7 @@
 """The operator as a process beside a test cluster."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ from cluster_access import Cluster, own_environment
 class Operator:
     """A replica that runs on this machine, for the namespace of the test alone.
 
-    Its probes are at the port. It comes with the kubeconfig, or with that of the cluster, which may
-    do everything. Settings go by their names in the environment, without the prefix.
+    It comes with the kubeconfig, or with that of the cluster, which may do everything. Settings go
+    by their names in the environment, without the prefix.
     """
 
     def __init__(
@@ -20,11 +21,12 @@ class Operator:
         cluster: Cluster,
         logs: Path,
         name: str,
-        port: int,
         *,
         kubeconfig: Path | None = None,
         **settings: str,
     ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]  # of the probes, for which nobody asks here
         given = {
             "KUBECONFIG": str(kubeconfig or cluster.folder / "kubeconfig"),
             "PPOJOB_OPERATOR_NAMESPACE": cluster.namespace,

@@ -1,7 +1,7 @@
 """What a process finds that is a rank: all that must not tell a forked one from another.
 
-python -m rank_facts fork-server    its ranks run the program in the variable PPOJOB_PROGRAM
-python -m rank_facts rank           runs it here, as in a rank that is started by itself
+python -m rank_facts SERVER    its ranks run the program in the variable PPOJOB_PROGRAM
+python -m rank_facts rank      runs it here, as in a rank that is started by itself
 """
 
 import os
@@ -51,9 +51,9 @@ print(json.dumps({
 """
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["fork-server"]:
+    if sys.argv[1:] != ["rank"]:
         from ppojob_trainer.fork_server import serve
 
         die_with_parent(int(os.environ[ENV_DIE_WITH_PARENT]))
-        command = serve("fork-server")
+        command = serve(sys.argv[1])
     exec(os.environ["PPOJOB_PROGRAM"])

@@ -41,6 +41,8 @@ FAMILIES = {
     "3": Qwen3VLForConditionalGeneration,
     "3 mixture": Qwen3VLMoeForConditionalGeneration,
 }
+SHARED = ("2", "3 mixture")
+"""Of these, one of each kind of tower and of layers, and of heads tied and not."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}
@@ -221,9 +223,8 @@ def main() -> None:
         where = f"file://{arguments.store}"
         dist.init_process_group("gloo", init_method=where, rank=arguments.rank, world_size=2)
     tensor = 2 if arguments.store else 1
-    facts = {
-        name: facts_of(arguments.folder / name, kind, tensor) for name, kind in FAMILIES.items()
-    }
+    names = SHARED if arguments.store else FAMILIES
+    facts = {name: facts_of(arguments.folder / name, FAMILIES[name], tensor) for name in names}
     arguments.output.write_text(json.dumps(facts), encoding="utf-8")
     if arguments.store:
         dist.destroy_process_group()

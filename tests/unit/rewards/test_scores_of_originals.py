@@ -81,9 +81,7 @@ def test_scorers_of_text_read_long_responses_at_once(name: str, piece: str) -> N
 @pytest.mark.slow  # each takes its whole limit of processor time
 # The signal may come while hypothesis counts what the collector takes, which swallows it once.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(
-    "answer", [r"9^{9^{9^{9}}}", r"10^{10^{10}}", "99999999!", r"1000000^{1000000}", "{" * 500]
-)
+@pytest.mark.parametrize("answer", [r"9^{9^{9^{9}}}", "99999999!", r"1000000^{1000000}", "{" * 500])
 def test_an_answer_that_cannot_be_computed_is_wrong_in_time(answer: str) -> None:
     compare("5", "5")  # imports
     started = time.process_time()

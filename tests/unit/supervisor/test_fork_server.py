@@ -50,11 +50,11 @@ def environment(program: str, threads: int = 1, **changes: str) -> dict[str, str
     }
 
 
-def start_server(folder: Path, group: int = 0) -> subprocess.Popen[bytes]:
+def start_server(folder: Path, name: str, group: int = 0) -> subprocess.Popen[bytes]:
     loads = environment("")
     with listen(folder, loads) as listener, stop_signal.held_back():
         return subprocess.Popen(
-            [sys.executable, "-m", "rank_facts", "fork-server"],
+            [sys.executable, "-m", "rank_facts", name],
             env={**loads, contract.ENV_DIE_WITH_PARENT: str(os.getpid())},
             stdin=listener.fileno(),
             process_group=group,
@@ -89,15 +89,15 @@ class Forks:
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     folder = tmp_path_factory.mktemp("forks") / ("a-long-name-" * 15)
-    with start_server(folder) as server:
+    with start_server(folder, "fork-server") as server:
         yield Forks(folder, server)
         server.kill()
 
 
 @pytest.fixture
 def own_forks(tmp_path: Path) -> Iterator[Forks]:
-    """A server that a test may end."""
-    with start_server(tmp_path / "server") as server:
+    """A server that a test may end; of the two the one that loads little."""
+    with start_server(tmp_path / "server", "supervisor-server") as server:
         yield Forks(tmp_path / "server", server)
         server.kill()
 
