@@ -164,4 +164,8 @@ ON_GPUS = {
 
 
 def _holds(layout: str, family: str) -> bool:
-    return layout in OF_FAMILIES and not (LAYOUTS[layout].tensor > 1 and TABLE[family].uncut)
+    dims = LAYOUTS[layout]
+    is_refused = dims.tensor > 1 and TABLE[family].uncut
+    # Layers of the latter take keys of others.
+    is_refused = is_refused or (dims.pipeline > 1 and family == "gemma4_text")
+    return layout in OF_FAMILIES and not is_refused
