@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
-from tiny_models import make_model, write_model
+from tiny_models import TWO_LAYERS, make_model, write_model
 from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -71,6 +71,16 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family: str) -> Non
     assert read_sizes(short, Path()) == read_sizes(whole, Path())
     for key, values in FAMILIES[family].only.items():
         assert whole.get(key) in values
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma4_unified_text"])
+def test_layers_that_differ_are_read_as_the_hub_and_transformers_write_them(family: str) -> None:
+    kind, options = FAMILY_MODELS[family]
+    of_hub = {"model_type": family, **TWO_LAYERS, "vocab_size": 50, **options}
+    written = kind.config_class(**of_hub).to_dict()
+    assert "per_layer_config" in written
+    assert "global_head_dim" not in written
+    assert read_sizes(of_hub, Path()) == read_sizes(written, Path())
 
 
 def test_classifiers_are_those_that_transformers_has() -> None:
