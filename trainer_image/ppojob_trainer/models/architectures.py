@@ -443,11 +443,11 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     mixture = FAMILIES[sizes.model_type].mixture
     if mixture is not None:
-        if mixture.scoring == "sigmoid" and spec.algorithm.has_router_losses:
+        if mixture.correction and spec.algorithm.has_router_losses:
             yield Problem(
                 "spec.algorithm",
                 "losses of routers",
-                f"those of {sizes.model_type} weigh experts by sigmoids: not in this version",
+                f"those of {sizes.model_type} choose experts by a bias too: not in this version",
                 "neither routerBalanceCoefficient nor routerZCoefficient",
                 ReasonCode.NOT_IN_THIS_VERSION,
             )

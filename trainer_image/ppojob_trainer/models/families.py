@@ -204,7 +204,7 @@ _GEMMA2: Final = replace(
     logit_cap="final_logit_softcapping",
 )
 _GEMMA4: Final = Family(
-    "Gemma 4 of 2B, 4B and 31B (text)",
+    "Gemma 4 E2B, E4B and 31B (text)",
     defaults={
         "head_dim": 256,
         "num_key_value_heads": 4,
@@ -492,7 +492,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(
         _GEMMA4,
-        models="Gemma 4 of 12B (text)",
+        models="Gemma 4 12B (text)",
         defaults={**_GEMMA4.defaults, "hidden_size_per_layer_input": 0},
         only={"use_bidirectional_attention": ("vision", None)},
         told_vllm={"architectures": ["Gemma4ForCausalLM"]},
@@ -611,8 +611,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 WHOLES: Final[Mapping[str, Whole]] = {
     "gemma3": Whole("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
-    "gemma4": Whole("Gemma 4 of 2B, 4B and 31B", "gemma4_text"),
-    "gemma4_unified": Whole("Gemma 4 of 12B", "gemma4_unified_text"),
+    "gemma4": Whole("Gemma 4 E2B, E4B and 31B", "gemma4_text"),
+    "gemma4_unified": Whole("Gemma 4 12B", "gemma4_unified_text"),
     "mistral3": Whole("Mistral Small 3.1 and on, Ministral 3", "mistral"),
     "internvl": Whole("InternVL 3.5 as transformers has it (`-HF`)", "qwen2"),
 }
