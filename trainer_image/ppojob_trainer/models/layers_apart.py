@@ -77,40 +77,38 @@ class LayersApart:
 
 def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int) -> LayersApart:
     """Read them as transformers does; `usual` is the attention of layers that see a window."""
-    kinds, each = config.get("layer_types"), config.get("per_layer_config")
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        kinds = [_FULL if (layer + 1) % _PERIOD == 0 else None for layer in range(layers)]
+    sees_all = [kind == _FULL for kind in kinds[:-1]] + [True]
+    is_joint = config.get("attention_k_eq_v") is True
+    of_full = {"head_dim": config.get("global_head_dim", _FULL_HEAD)}
+    if is_joint:
+        of_full["num_key_value_heads"] = config.get("num_global_key_value_heads")
+    own: dict[int, Json] = {layer: of_full for layer in range(layers) if sees_all[layer]}
+    if isinstance(each := config.get("per_layer_config"), dict):  # what transformers 5 writes
+        own = {int(layer): of_it for layer, of_it in each.items() if layer.isdecimal()}
     first_sharing = layers - _count(config, "num_kv_shared_layers")
-    attention = []
-    for layer in range(layers):
-        listed = isinstance(kinds, list) and layer < len(kinds)
-        kind = kinds[layer] if isinstance(kinds, list) and listed else None
-        is_full = kind == _FULL if listed else (layer + 1) % _PERIOD == 0
-        is_full = is_full or layer == layers - 1
-        is_joint = is_full and config.get("attention_k_eq_v") is True
-        own: Mapping[str, Json] = {}
-        if isinstance(each, dict):  # transformers 5 writes what differs by layer
-            own = next((o for n, o in each.items() if int(n) == layer and isinstance(o, dict)), {})
-        elif is_full:
-            own = {"head_dim": config.get("global_head_dim", _FULL_HEAD)}
-            if is_joint:
-                own = {**own, "num_key_value_heads": config.get("num_global_key_value_heads")}
-        attention.append(
-            Attention(
-                _count(own, "num_key_value_heads") or usual.key_heads,
-                _count(own, "head_dim") or usual.head_size,
-                has_keys=layer < first_sharing,
-                has_values=not is_joint,
-            )
+    attention = tuple(
+        Attention(
+            _count(own.get(layer), "num_key_value_heads") or usual.key_heads,
+            _count(own.get(layer), "head_dim") or usual.head_size,
+            has_keys=layer < first_sharing,
+            has_values=not (is_joint and sees_all[layer]),
         )
+        for layer in range(layers)
+    )
     inner = _count(config, "intermediate_size")
     return LayersApart(
-        tuple(attention),
+        attention,
         inner_of_sharing=2 * inner if config.get("use_double_wide_mlp") is True else inner,
         told=_count(config, "hidden_size_per_layer_input"),
         told_vocabulary=_count(config, "vocab_size_per_layer_input"),
     )
 
 
-def _count(config: Mapping[str, Json], key: str) -> int:
-    value = config.get(key)
+def _count(section: Mapping[str, Json] | Json, key: str) -> int:
+    """A number of a section, if it has one; else 0, and shapes of tensors will differ."""
+    value = section.get(key) if isinstance(section, Mapping) else None
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count and isinstance(value, int) else 0
