@@ -43,6 +43,7 @@ from transformers import (
     Qwen3NextForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
+    YoutuForCausalLM,
 )
 
 from ppojob_trainer.models.vision_language import (
@@ -136,6 +137,10 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "glm4_moe_lite": (
         Glm4MoeLiteForCausalLM,
         {**CORRECTED, **LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
+    ),
+    "youtu": (
+        YoutuForCausalLM,
+        {**LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
     ),
     "glm4_moe": (Glm4MoeForCausalLM, {**CORRECTED, "use_qk_norm": True, "attention_bias": True}),
     "minimax_m2": (

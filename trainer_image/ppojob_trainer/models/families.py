@@ -238,16 +238,16 @@ _CORRECTED: Final = Mixture(
     scoring="sigmoid",
     correction=f"gate.{CORRECTION}",
 )
+_LATENT: Final[Mapping[str, Json]] = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _DEEPSEEK3: Final = Family(
     "DeepSeek-V3, Moonlight",
-    defaults={
-        "first_k_dense_replace": 3,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    },
+    defaults={"first_k_dense_replace": 3, **_LATENT},
     only={
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -388,6 +388,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         only={**_DEEPSEEK3.only, "first_k_dense_replace": (None, 1)},
         told_vllm={"first_k_dense_replace": 1},
+        classifiers=(),
+    ),
+    "youtu": replace(
+        _DEEPSEEK3,
+        models="Youtu-LLM",
+        defaults={**_LATENT, "tie_word_embeddings": True},
+        only={"attention_bias": (False,), "rope_interleave": (True,)},
+        is_in_vllm=False,
+        told_vllm={},
+        mixture=None,
         classifiers=(),
     ),
     "glm4_moe": Family(
