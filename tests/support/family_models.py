@@ -6,19 +6,26 @@ are shorter than the rows of tests.
 
 from tiny_models import DELTA_NETWORKS, INTERLEAVED, MIXTURE, PARTLY_ROTATED, SECTIONS
 from transformers import (
+    Cohere2ForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
+    Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
     Exaone4ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4UnifiedForCausalLM,
     GemmaForCausalLM,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
+    HunYuanDenseV1ForCausalLM,
+    HyperCLOVAXForCausalLM,
     LlamaForCausalLM,
+    MiniMaxM2ForCausalLM,
     Ministral3ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
@@ -36,6 +43,7 @@ from transformers import (
     Qwen3NextForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
+    YoutuForCausalLM,
 )
 
 from ppojob_trainer.models.vision_language import (
@@ -50,6 +58,28 @@ from ppojob_trainer.models.vision_language import (
 WINDOW = 4
 NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 3.0,
+}
+TOLD_LAYERS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": 128,
+}
+JOINT_KEYS = {"attention_k_eq_v": True, "num_key_value_heads": 4, "num_global_key_value_heads": 2}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.5,
+}
 OSS_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 150000.0,
@@ -108,7 +138,15 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         Glm4MoeLiteForCausalLM,
         {**CORRECTED, **LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
     ),
+    "youtu": (
+        YoutuForCausalLM,
+        {**LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
+    ),
     "glm4_moe": (Glm4MoeForCausalLM, {**CORRECTED, "use_qk_norm": True, "attention_bias": True}),
+    "minimax_m2": (
+        MiniMaxM2ForCausalLM,
+        {"head_dim": 8, "rotary_dim": 4, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
     "gpt_oss": (
         GptOssForCausalLM,
         {
@@ -125,21 +163,18 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "smollm3": (SmolLM3ForCausalLM, {"no_rope_layers": [0, 1, 0], "pad_token_id": 0}),
     "olmo2": (Olmo2ForCausalLM, {"attention_bias": True, "pad_token_id": 0}),
     "olmo3": (Olmo3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
-    "granite": (
-        GraniteForCausalLM,
-        {
-            "embedding_multiplier": 3.0,
-            "logits_scaling": 2.0,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.5,
-        },
-    ),
+    "granite": (GraniteForCausalLM, MULTIPLIERS),
     "gemma": (GemmaForCausalLM, {"head_dim": 12}),
     "gemma2": (
         Gemma2ForCausalLM,
         {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     ),
     "gemma3_text": (Gemma3ForCausalLM, {**GEMMA, "sliding_window_pattern": 2}),
+    "gemma4_text": (Gemma4ForCausalLM, {**GEMMA4, **TOLD_LAYERS}),
+    "gemma4_unified_text": (
+        Gemma4UnifiedForCausalLM,
+        {**GEMMA4, **JOINT_KEYS, "num_attention_heads": 4},
+    ),
     "glm4": (Glm4ForCausalLM, {"head_dim": 8, "pad_token_id": 0}),
     "seed_oss": (
         SeedOssForCausalLM,
@@ -147,6 +182,28 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     ),
     "exaone4": (Exaone4ForCausalLM, {"sliding_window": WINDOW, "sliding_window_pattern": 2}),
     "ernie4_5": (Ernie4_5ForCausalLM, {"head_dim": 12}),
+    "hunyuan_v1_dense": (
+        HunYuanDenseV1ForCausalLM,
+        {
+            "head_dim": 8,
+            "attention_bias": True,
+            "rope_parameters": DYNAMIC,
+        },
+    ),
+    "cohere2": (
+        Cohere2ForCausalLM,
+        {"sliding_window": WINDOW, "sliding_window_pattern": 2, "logit_scale": 0.3},
+    ),
+    "hyperclovax": (HyperCLOVAXForCausalLM, MULTIPLIERS),
+    "ernie4_5_moe": (
+        Ernie4_5_MoeForCausalLM,
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
     "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen3_vl": (Qwen3VLForCausalLM, {"rope_parameters": INTERLEAVED, "head_dim": 8}),

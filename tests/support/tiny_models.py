@@ -144,13 +144,17 @@ def make_model(
     """A model with drawn weights; `changes` are of `SIZES` and the rest of its configuration."""
     torch.manual_seed(seed)
     model = model_class(model_class.config_class(**{**SIZES, **changes}))
-    for name, bias in model.named_buffers():
+    for name, held in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            bias.normal_(std=0.3)  # large enough to choose other experts
+            held.normal_(std=0.3)  # large enough to choose other experts
+        elif name.endswith("layer_scalar"):
+            held.uniform_(0.5, 1.5)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("_proj_bias", ".sinks")):
                 weight.normal_(std=0.3)
+            elif name.endswith(".gate.weight") and not weight.any():  # ERNIE's
+                weight.normal_(std=model.config.initializer_range)
     return model
 
 

@@ -136,6 +136,8 @@ CASES = {
         recompute=True,
         lora=LoraSpec(rank=2, target_modules=("q_proj", "down_proj")),  # fewer rows than ranks
     ),
+    "shared_keys_recomputed": Case((1, 1, 1, 1, 1), model="gemma4_text", recompute=True),
+    "adapters_of_told_layers": Case((0, 1, 0, 1, 0), model="gemma4_text", lora=LoraSpec(rank=2)),
     "muon": Case((0, 1, 0, 1, 0), budget=40, model="biased", optimizer=MUON),
     "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=MUON, lora=LoraSpec(rank=3)),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
@@ -156,7 +158,7 @@ CASES = {
 ABOVE = ("llama", "qwen2", "qwen3", "qwen3_moe")
 CUT_AS_OTHERS = (
     *("gemma", "glm4", "seed_oss", "exaone4", "ernie4_5", "ministral3"),
-    *("glm4_moe_lite", "deepseek_v2"),
+    *("glm4_moe_lite", "deepseek_v2", "youtu"),
 )
 FAMILIES = {
     family: Case((0, 1, 0, 1, 0), budget=40, model=family)

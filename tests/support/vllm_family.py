@@ -64,6 +64,7 @@ STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_di
 OPTIONS = {
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "gpt_oss": {"head_dim": 2 * HALF},
+    "minimax_m2": {"head_dim": 2 * HALF, "rotary_dim": HALF},
     "deepseek_v2": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
     "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
     "qwen2_vl": {"rope_parameters": SECTIONS},
@@ -78,6 +79,13 @@ OPTIONS = {
     "gemma": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "gemma3_text": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
+    "gemma4_text": {"head_dim": 2 * HALF, "global_head_dim": 4 * HALF},
+    "gemma4_unified_text": {
+        "head_dim": 2 * HALF,
+        "global_head_dim": 4 * HALF,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+    },
     "glm4": {"head_dim": 2 * HALF},
     "glm4_moe": {"head_dim": 2 * HALF},
     "ernie4_5": {"head_dim": 2 * HALF},
@@ -124,8 +132,10 @@ def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu"
 def _saved(family: str, folder: Path) -> PreTrainedModel:
     """A model that lies in the folder, of a family, or a part of a larger one."""
     if family in WHOLES:
-        window = {"sliding_window": WINDOW} if family == "gemma3" else {}
-        save_whole(folder, family, **SIZES, head_dim=2 * HALF, **window)
+        own = {"sliding_window": WINDOW} if family.startswith("gemma") else {}
+        if family.startswith("gemma4"):
+            own["global_head_dim"] = 4 * HALF
+        save_whole(folder, family, **SIZES, head_dim=2 * HALF, **own)
         return load_model(folder).requires_grad_()
     kind, options = FAMILY_MODELS[family]
     changes = {**SIZES, **options, **OPTIONS.get(family, {})}

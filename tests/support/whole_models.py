@@ -7,6 +7,8 @@ import torch
 from tiny_models import NAMES, SIZES, TWO_LAYERS, write_model
 from transformers import (
     Gemma3ForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     InternVLForConditionalGeneration,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -14,6 +16,8 @@ from transformers import (
 
 WHOLES: dict[str, type[PreTrainedModel]] = {
     "gemma3": Gemma3ForConditionalGeneration,
+    "gemma4": Gemma4ForConditionalGeneration,
+    "gemma4_unified": Gemma4UnifiedForConditionalGeneration,
     "mistral3": Mistral3ForConditionalGeneration,
     "internvl": InternVLForConditionalGeneration,
 }
@@ -28,6 +32,15 @@ def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
     more: dict[str, object] = {}
     if name == "gemma3":
         text, more = {"head_dim": 8, **text}, {"mm_tokens_per_image": 4}
+    elif name == "gemma4":
+        told = {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 128}
+        text = {"head_dim": 8, "global_head_dim": 16, **told, **text}
+        tower |= {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
+    elif name == "gemma4_unified":
+        text = {"head_dim": 8, "global_head_dim": 16, "attention_k_eq_v": True, **text}
+        tower = {"patch_size": 4, "mm_embed_dim": 16, "mm_posemb_size": 8}
+        tower |= {"output_proj_dims": text["hidden_size"]}
+        more = {"audio_config": {"audio_embed_dim": 16}}
     elif name == "mistral3":
         text = {"head_dim": 8, "model_type": "mistral", **text}
         tower |= {"model_type": "pixtral", "head_dim": 8}

@@ -30,7 +30,7 @@ def inputs(spans, dtype=torch.float64):
 
 
 def packed(spans, *tensors, tile_scores=TILE_SCORES, stream=0, **options):
-    cut = {"tile_scores": tile_scores, "stream": stream, "heads": HEADS, "key_heads": KEY_HEADS}
+    cut = {"tile_scores": tile_scores, "stream": stream}
     options |= {"attention_plans": AttentionPlans(spans, torch.device("cpu"), **cut)}
     return attend_packed(torch.nn.Module(), *tensors, None, scaling=SCALE, **options)[0]
 
@@ -70,8 +70,8 @@ def test_a_window_of_a_long_row_costs_its_own_length():
     """Blocks out of it are passed by."""
     counts = []
     for length in (400, 800):
-        plans = AttentionPlans([Span(0, length)], torch.device("cpu"), heads=6, key_heads=2)
-        rows = replace(plans.of(16).long_rows, spans=(Span(0, length),), block=8)
+        plans = AttentionPlans([Span(0, length)], torch.device("cpu"))
+        rows = replace(plans.of(16, HEADS, KEY_HEADS).long_rows, spans=(Span(0, length),), block=8)
         counts.append(sum(len(blocks) for _, blocks in _blocks(rows)))
     assert counts[1] < 2.1 * counts[0]
 

@@ -8,7 +8,11 @@ from ppojob_trainer.engine.fused_norms import fusible, normalised
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.tensor_styles import TensorLayer
 
-FUSED = sorted(name for name in FAMILY_MODELS if not FAMILIES[name].centred_norms)
+FUSED = sorted(
+    name
+    for name in FAMILY_MODELS
+    if not (FAMILIES[name].centred_norms or FAMILIES[name].has_layer_norms)
+)
 
 
 @pytest.mark.parametrize("family", FUSED)

@@ -81,7 +81,7 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
         logits, weights, chosen = told
         if forced is not None:
             chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
-            is_sigmoid = hasattr(router, "e_score_correction_bias")
+            is_sigmoid = FAMILIES[model.config.model_type].mixture.scoring == "sigmoid"
             scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=-1)
             weights = scores.gather(-1, chosen)
             # Mixtral's says nothing, and does; nor does DeepSeek-V2's, and does not.

@@ -74,7 +74,7 @@ def test_the_kernel_of_a_gpu_is_close_and_gives_the_same_bits_each_time(
 ):
     exact, tensors = inputs(spans, sizes), inputs(spans, sizes, torch.bfloat16, strict_gpu)
     expected = with_gradients(dense(spans, *exact, scale=SCALE, window=window), exact)
-    plans = AttentionPlans(spans, strict_gpu, heads=sizes[0], key_heads=sizes[1])
+    plans = AttentionPlans(spans, strict_gpu)
     runs = []
     for _ in range(2):
         out, _ = attend_packed(
@@ -97,7 +97,7 @@ def test_the_kernel_of_a_gpu_is_close_and_gives_the_same_bits_each_time(
 @pytest.mark.parametrize("told", [{}, {"softcap": 0.5}, {"dropout": 0.1}])
 def test_tiles_on_a_gpu_are_close_and_give_the_same_bits_each_time(spans, told, strict_gpu):
     exact, tensors = inputs(spans), inputs(spans, dtype=torch.float32, device=strict_gpu)
-    plans = AttentionPlans(spans, strict_gpu, heads=6, key_heads=2)
+    plans = AttentionPlans(spans, strict_gpu)
     runs = []
     for _ in range(2):
         torch.manual_seed(0)

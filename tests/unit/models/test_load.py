@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from tiny_models import MIXTURE, save_model
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.families import CORRECTION
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
@@ -27,6 +29,17 @@ def test_a_saved_model_comes_back(tmp_path, tied):
         assert torch.equal(named[name], tensor)
         assert not named[name].requires_grad
     assert load_model(tmp_path, torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "minimax_m2", "ernie4_5_moe"])
+def test_routers_alone_choose_by_more_than_16_bits(tmp_path, family):
+    kind, options = FAMILY_MODELS[family]
+    save_model(tmp_path, kind, num_hidden_layers=2, **options)
+    stored = load_file(tmp_path / "model.safetensors")
+    loaded = dict(load_model(tmp_path, torch.bfloat16).named_parameters())
+    exact = {name for name, weight in loaded.items() if weight.dtype != torch.bfloat16}
+    assert exact == {name for name in stored if name.endswith(CORRECTION)} != set()
+    assert all(torch.equal(loaded[name], stored[name]) for name in exact)
 
 
 def spoil(folder: Path, **changes: Tensor) -> None:

@@ -36,30 +36,35 @@ THEIRS = {
 
 
 CUT = [name for name, one in FAMILIES.items() if not (one.uncut or one.mixture)]
+NO_PLAN = ("hunyuan_v1_dense",)
+"""Of transformers."""
 MIXTURES = [name for name, one in FAMILIES.items() if one.mixture and not one.uncut]
 
 
-@pytest.mark.parametrize("family", CUT)
+@pytest.mark.parametrize("family", [name for name in CUT if name not in NO_PLAN])
 def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
     theirs = FAMILY_MODELS[family][0].config_class.base_model_tp_plan
     if theirs is None:  # of a language model that is a part of another
         theirs = FAMILY_MODELS[family][0].text_config.base_model_tp_plan
-    cut = {f"model.{name}": THEIRS[kind] for name, kind in theirs.items()}
+    cut = {f"model.{name}": THEIRS.get(kind) for name, kind in theirs.items()}
+    if FAMILIES[family].has_layers_apart:  # mixtures of which are refused
+        cut = {name: style for name, style in cut.items() if ".experts" not in name}
     ours = plan_of(FAMILIES[family])
     assert {name: ours[name] for name in cut} == cut
     assert {name for name, style in ours.items() if style in THEIRS.values()} == {*cut, "lm_head"}
 
 
 @pytest.mark.parametrize(
-    "model_class",
+    ("model_class", "options"),
     [
-        *(FAMILY_MODELS[family][0] for family in CUT),
-        LlamaForSequenceClassification,
-        LlamaForTokenClassification,
+        *(FAMILY_MODELS[family] for family in CUT),
+        (LlamaForSequenceClassification, {}),
+        (LlamaForTokenClassification, {}),
     ],
 )
-def test_every_weight_has_a_style(model_class) -> None:
-    model = make_model(model_class, pad_token_id=0)
+def test_every_weight_has_a_style(model_class, options) -> None:
+    model = make_model(model_class, **{"pad_token_id": 0, **options})
+    split_experts(model)
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     assert styles_of(model).keys() == owners
 
@@ -258,3 +263,32 @@ def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, all
     configs = {"model": SIZES, "critic": {**HEADS, **changes}}
     found = out_of_range(problems(tmp_path, configs, **ppo, roles={"critic": pods}))
     assert found == ({"spec.roles.critic.parallelism.tensor": allowed} if allowed else {})
+
+
+APART = {"model_type": "gemma4_text", **HEADS, "num_hidden_layers": 4, "num_key_value_heads": 4}
+JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "allowed"),
+    [
+        ({"pipeline": 4}, {"hidden_size_per_layer_input": 0}, None),
+        ({"pipeline": 2}, {"hidden_size_per_layer_input": 8}, "at most 1"),
+        (
+            {"pipeline": 2},
+            {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 1},
+            "at most 1",
+        ),
+        ({"tensor": 4}, {}, None),
+        ({"tensor": 4}, JOINT, "a divisor of 2"),  # heads of the last layer
+        ({"sequence": 4}, JOINT, None),
+    ],
+)
+def test_ranks_of_layers_that_differ(tmp_path: Path, ranks, changes, allowed) -> None:
+    pods = {"ranksPerReplica": 4, "parallelism": ranks}
+    grpo = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2}
+    configs = {"model": {**APART, **changes}}
+    job = {"roles": {"actorRollout": pods}, "algorithm": grpo}
+    found = out_of_range(problems(tmp_path, configs, **job))
+    (where,) = (f"spec.roles.actorRollout.parallelism.{name}" for name in ranks)
+    assert found == ({where: allowed} if allowed else {})

@@ -134,29 +134,31 @@ def plan_attention(
 
 
 class AttentionPlans:
-    """The plans of a packed sequence: one for each window that layers of the model have.
+    """The plans of a packed sequence: one for each window and number of heads that layers have.
 
     Beside them the rows as the kernel of GPUs takes them, for which a window is but an argument.
     """
 
     def __init__(self, spans: Sequence[Span], device: torch.device, **options: int) -> None:
-        """Each is made when it is first asked for; options are those of `plan_attention`."""
+        """Each is made when it is first asked for; options are others of `plan_attention`."""
         if device.type == "cuda":
             options = {"tile_scores": GPU_TILE_SCORES, **options}
         self._make = partial(plan_attention, spans, **options)
         self._spans = spans
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
-        self._made: dict[int | None, AttentionPlan] = {}
+        self._made: dict[tuple[int | None, int, int], AttentionPlan] = {}
         self._chunks: dict[int, ChunkPlan] = {}
 
-    def of(self, window: int | None) -> AttentionPlan:
+    def of(self, window: int | None, heads: int, key_heads: int) -> AttentionPlan:
         """The plan of a window; one that no row is longer than is none."""
         if window is not None and window >= self._longest:
             window = None
-        if window not in self._made:
-            self._made[window] = self._make(window=window).to(self._device)
-        return self._made[window]
+        kind = window, heads, key_heads
+        if kind not in self._made:
+            made = self._make(window=window, heads=heads, key_heads=key_heads)
+            self._made[kind] = made.to(self._device)
+        return self._made[kind]
 
     def chunks(self, before: int) -> ChunkPlan:
         """The chunks of linear attention whose convolution sees so many tokens before one."""
@@ -373,9 +375,9 @@ def attend_packed(
     """Attention function in the form transformers calls it; there is no mask.
 
     Queries are (1, H, t, D), keys (1, K, t, D) and values (1, K, t, V <= D), positions applied, of
-    this rank's run of the tokens, and `s_aux`, the sinks, (H,); plans are for all tokens and this
-    rank's share of the heads. The first two keywords are given to the model's forward, which hands
-    them down. Returns (1, t, H, V), and no weights.
+    this rank's run of the tokens, and `s_aux`, the sinks, (H,); plans are for all tokens. The first
+    two keywords are given to the model's forward, which hands them down. Returns (1, t, H, V), and
+    no weights.
     """
     width = value.shape[-1]
     if width < query.shape[-1]:  # of latent attention; what is added says 0
@@ -388,7 +390,8 @@ def attend_packed(
             rows = attention_plans.rows
             output = attend_rows(queries, keys, values, rows, scale=scaling, window=sliding_window)
         else:
-            plan, scoring = attention_plans.of(sliding_window), Scoring(scaling, softcap)
+            plan = attention_plans.of(sliding_window, queries.shape[1], keys.shape[1])
+            scoring = Scoring(scaling, softcap)
             sinks = s_aux
             if sinks is not None:
                 exact = torch.promote_types(sinks.dtype, torch.float32)

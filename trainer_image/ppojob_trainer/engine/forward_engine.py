@@ -214,7 +214,7 @@ def packed_pass(
     that the rows have for them; else `records` says whether `Passed.routes` are kept. The backward
     pass holds the gradient of `router_losses` too.
     """
-    config, (number, tensor) = model.config, tensor_place
+    number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
     tower = tower_of(model)
     shown = (*rows.pictures, *rows.later_pictures)
@@ -222,16 +222,7 @@ def packed_pass(
     form = tower.form if tower is not None else None
     packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size, form=form)
     packed = packed.to(model.device)
-    heads, key_heads = ranks.share(
-        config.num_attention_heads // tensor, config.num_key_value_heads // tensor
-    )
-    plans = AttentionPlans(
-        packed.spans,
-        model.device,
-        heads=heads,
-        key_heads=key_heads,
-        stream=place * HEAD_STREAM,
-    )
+    plans = AttentionPlans(packed.spans, model.device, stream=place * HEAD_STREAM)
     own = packed.run(ranks.number, ranks.size)
 
     arrived = None

@@ -31,7 +31,7 @@ def use_fused_norms(model: PreTrainedModel) -> None:
 def fusible(model: PreTrainedModel) -> Iterator[nn.Module]:
     """Those norms of a model, of whole weights: a tensor rank's sums gradients over the ranks."""
     family = FAMILIES[model.config.model_type]
-    if family.centred_norms:
+    if family.centred_norms or family.has_layer_norms:
         return
     base: Any = model.base_model
     for layer in base.layers:
@@ -42,7 +42,7 @@ def fusible(model: PreTrainedModel) -> Iterator[nn.Module]:
 
 def normalised(norm: nn.Module, states: Tensor) -> Tensor:
     """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of a module of transformers."""
-    weight, epsilon = norm.weight, norm.variance_epsilon
+    weight, epsilon = norm.weight, getattr(norm, "variance_epsilon", None) or norm.eps  # Gemma's
     assert isinstance(weight, Tensor)
     assert isinstance(epsilon, float)
     output = F.rms_norm(states, weight.shape, weight, epsilon)

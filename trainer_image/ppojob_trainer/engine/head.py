@@ -78,6 +78,7 @@ class PolicyHead:
         """The settings with what the model's family makes of its output layer's products."""
         family = FAMILIES[model.config.model_type]
         divisor = getattr(model.config, family.logit_divisor, 1.0)
+        divisor /= getattr(model.config, family.logit_multiplier, 1.0)
         return replace(
             self.settings,
             temperature=self.settings.temperature * divisor,

@@ -17,6 +17,12 @@ from ppojob_trainer.data.pictures import PictureForm
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.layers_apart import (
+    LAYER_SCALAR,
+    Attention,
+    LayersApart,
+    read_layers_apart,
+)
 from ppojob_trainer.models.mixtures import (
     ALIGNED,
     expert_tensors,
@@ -117,6 +123,7 @@ class Sizes:
         has_head_norms: whether queries and keys are normalised.
         latents: of a model whose queries, keys and values are made of latent vectors.
         states: of a model with layers that keep states.
+        apart: of a model whose layers differ from each other.
     """
 
     model_type: str
@@ -136,6 +143,18 @@ class Sizes:
     has_head_norms: bool = False
     latents: Latents | None = None
     states: States | None = None
+    apart: LayersApart | None = None
+
+    def attention(self, layer: int) -> Attention:
+        """The attention of a layer that has one."""
+        if self.apart:
+            return self.apart.attention[layer]
+        return Attention(self.key_heads, self.head_size)
+
+    @property
+    def numbers_of_key_heads(self) -> list[int]:
+        """Those of all layers, each once."""
+        return sorted({self.attention(layer).key_heads for layer in range(self.layers)})
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
@@ -195,6 +214,11 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         and (not family.head_norm_key or config.get(family.head_norm_key) is True),
         latents=latents,
         states=states,
+        apart=read_layers_apart(
+            config, Attention(key_heads, head_size), required["num_hidden_layers"]
+        )
+        if family.has_layers_apart
+        else None,
     )
 
 
@@ -210,6 +234,8 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of all tensors of a model but those of its head."""
     yield EMBEDDING, (sizes.vocabulary, sizes.hidden)
     yield "model.norm.weight", (sizes.hidden,)
+    if sizes.apart:
+        yield from sizes.apart.of_model(sizes.hidden)
     for layer in range(sizes.layers):
         for name, shape in _of_a_layer(sizes, layer):
             yield f"model.layers.{layer}.{name}", shape
@@ -220,14 +246,16 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
 
     Neither routers are among them nor experts, but for one that all tokens go to.
     """
-    hidden = sizes.hidden
-    query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
+    hidden, own = sizes.hidden, sizes.attention(layer)
+    query, key = sizes.heads * own.head_size, own.key_heads * own.head_size
     family = FAMILIES[sizes.model_type]
     attention: dict[str, Shape] = {
-        "self_attn.q_proj": (2 * query if family.has_gates else query, hidden),
-        "self_attn.k_proj": (key, hidden),
-        "self_attn.v_proj": (key, hidden),
+        "self_attn.q_proj": (2 * query if family.has_gates else query, hidden)
     }
+    if own.has_keys:
+        attention["self_attn.k_proj"] = (key, hidden)
+    if own.has_keys and own.has_values:
+        attention["self_attn.v_proj"] = (key, hidden)
     if "qkv_proj" in family.fused:
         attention = {"self_attn.qkv_proj": (query + 2 * key, hidden)}
     attention["self_attn.o_proj"] = (hidden, query)
@@ -238,6 +266,9 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     if family.mixture and layer >= sizes.plain_layers:
         return attention | shared_layers(family.mixture, hidden, sizes.shared)
     inner = sizes.plain if family.mixture else sizes.inner
+    if sizes.apart:
+        attention |= sizes.apart.linear_layers(hidden)
+        inner = inner if own.has_keys else sizes.apart.inner_of_sharing
     feed: dict[str, Shape] = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
     if "gate_up_proj" in family.fused:
         feed = {"mlp.gate_up_proj": (2 * inner, hidden)}
@@ -279,30 +310,42 @@ def _delta_network(states: States, hidden: int, *, is_fused: bool) -> dict[str, 
 
 def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
-    for norm in (*family.norms, *family.late_norms):
-        yield f"{norm}.weight", (sizes.hidden,)
-    if sizes.latents:
-        yield "self_attn.kv_a_layernorm.weight", (sizes.latents.key,)
-    if sizes.latents and sizes.latents.query:
-        yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
+    yield from _norms(sizes, layer)
     for name, shape in linear_layers(sizes, layer).items():
         yield f"{name}.weight", shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
     if family.has_sinks:
         yield "self_attn.sinks", (sizes.heads,)
+    if sizes.apart:
+        yield LAYER_SCALAR, (1,)
     if (mixture := family.mixture) and layer >= sizes.plain_layers:
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
     if (states := sizes.states) and layer in states.layers:
         channels = 2 * states.key_heads * states.key + states.heads * states.value
         yield "linear_attn.conv1d.weight", (channels, 1, states.taps)
-        yield "linear_attn.norm.weight", (states.value,)
         yield from ((f"linear_attn.{name}", (states.heads,)) for name in ("A_log", "dt_bias"))
+
+
+def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
+    family, attention = FAMILIES[sizes.model_type], sizes.attention(layer)
+    for norm in (*family.norms, *family.late_norms):
+        yield f"{norm}.weight", (sizes.hidden,)
+    if sizes.apart and sizes.apart.told:
+        yield "post_per_layer_input_norm.weight", (sizes.hidden,)
+    if sizes.latents:
+        yield "self_attn.kv_a_layernorm.weight", (sizes.latents.key,)
+    if sizes.latents and sizes.latents.query:
+        yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
+    if sizes.states and layer in sizes.states.layers:
+        yield "linear_attn.norm.weight", (sizes.states.value,)
     elif sizes.has_head_norms:
-        each = family.head_norm == "each head"
-        yield "self_attn.q_norm.weight", (sizes.head_size * (1 if each else sizes.heads),)
-        yield "self_attn.k_norm.weight", (sizes.head_size * (1 if each else sizes.key_heads),)
+        each, size = family.head_norm == "each head", attention.head_size
+        of_queries, of_keys = family.head_norms
+        yield f"self_attn.{of_queries}.weight", (size * (1 if each else sizes.heads),)
+        if attention.has_keys:
+            yield f"self_attn.{of_keys}.weight", (size * (1 if each else attention.key_heads),)
 
 
 def _count(value: Json) -> int | None:
@@ -335,10 +378,10 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
-        heads = sizes.heads
-        most = gcd(heads, sizes.key_heads, sizes.inner, sizes.shared, sizes.plain)
+        heads, keys = sizes.heads, sizes.numbers_of_key_heads
+        most = gcd(heads, *keys, sizes.inner, sizes.shared, sizes.plain)
         why = (
-            f"so many ranks share {heads} query heads, {sizes.key_heads} key heads and "
+            f"so many ranks share {heads} query heads, {' or '.join(map(str, keys))} key heads and "
             f"{sizes.inner} inner features of {folder}"
         )
         if uncut := FAMILIES[sizes.model_type].uncut:
@@ -366,14 +409,19 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
                 f"a divisor of {heads}",
                 ReasonCode.OUT_OF_RANGE,
             )
-        if sizes.layers < layout.pipeline:
-            yield Problem(
-                f"spec.roles.{host}.parallelism.pipeline",
-                shown(layout.pipeline),
-                f"each of so many ranks has a layer of {folder} at least",
-                f"at most {sizes.layers}",
-                ReasonCode.OUT_OF_RANGE,
-            )
+        yield from _check_pipeline(host, layout.pipeline, folder, sizes)
+
+
+def _check_pipeline(host: RoleName, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
+    """Layers that cannot be dealt to so many stages, which hand on states and nothing else."""
+    why, most = f"each of so many ranks has a layer of {folder} at least", sizes.layers
+    if sizes.apart and sizes.apart.shares_keys:
+        why, most = f"layers of {folder} attend to keys of layers before them", 1
+    elif sizes.apart and sizes.apart.told:
+        why, most = f"each layer of {folder} is told of a token by an embedding of its own", 1
+    if most < stages:
+        where = f"spec.roles.{host}.parallelism.pipeline"
+        yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
 
 
 def _check_experts(host: RoleName, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
@@ -395,11 +443,11 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     mixture = FAMILIES[sizes.model_type].mixture
     if mixture is not None:
-        if mixture.has_correction and spec.algorithm.has_router_losses:
+        if mixture.correction and spec.algorithm.has_router_losses:
             yield Problem(
                 "spec.algorithm",
                 "losses of routers",
-                f"those of {sizes.model_type} weigh experts by sigmoids: not in this version",
+                f"those of {sizes.model_type} choose experts by a bias too: not in this version",
                 "neither routerBalanceCoefficient nor routerZCoefficient",
                 ReasonCode.NOT_IN_THIS_VERSION,
             )
@@ -440,10 +488,7 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Models that an engine has not; heads and features that its ranks cannot share.
-
-    Of key heads each has one.
-    """
+    """Models that an engine has not, and what it does not compute of them."""
     tensor, sizes = spec.rollout.parallelism.tensor, sizes_of(spec.model.path)
     if sizes is None or spec.algorithm.given:
         return
@@ -465,7 +510,8 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             ReasonCode.CONFLICT,
         )
     own_kind = "of a mixture of experts" if sizes.experts else "of linear attention"
-    has_own_kind = sizes.experts or sizes.states
+    own_kind = "of layers that differ" if sizes.apart else own_kind
+    has_own_kind = sizes.experts or sizes.states or sizes.apart
     if spec.rollout.engine == "vllm" and has_own_kind and spec.adapters_of_engines is not None:
         yield Problem(
             "spec.rollout.adapters",
@@ -497,17 +543,30 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             "bfloat16, or engine: huggingface",
             ReasonCode.CONFLICT,
         )
-    if tensor == 1:
-        return
-    most, keys = gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain), sizes.key_heads
+    if tensor > 1:
+        yield from _check_engine_ranks(spec, sizes)
+
+
+def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
+    """Heads and features that the ranks of an engine cannot share; of key heads each has one."""
+    tensor = spec.rollout.parallelism.tensor
+    most, keys = (
+        gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain),
+        sizes.numbers_of_key_heads,
+    )
     if sizes.states:
         most = gcd(most, sizes.states.key_heads)
-    fitting = [n for n in range(1, most + 1) if most % n == 0 and not (keys % n and n % keys)]
+    fitting = [
+        n
+        for n in range(1, most + 1)
+        if most % n == 0 and not any(own % n and n % own for own in keys)
+    ]
     if tensor not in fitting:
         yield Problem(
             "spec.rollout.parallelism.tensor",
             shown(tensor),
-            f"so many ranks share {sizes.heads} query heads, {keys} key heads and {sizes.inner} "
+            f"so many ranks share {sizes.heads} query heads, {' or '.join(map(str, keys))} key "
+            f"heads and {sizes.inner} "
             f"inner features of {spec.model.path}",
             f"one of {', '.join(map(str, fitting))}",
             ReasonCode.OUT_OF_RANGE,

@@ -17,7 +17,10 @@ TOWER_SECTION: Final = "vision_config"
 _TIED: Final = "tie_word_embeddings"
 TOWER: Final = "visual."
 """What the names of the weights of a vision tower begin with."""
-_PARTS: Final = ("vision_tower", "multi_modal_projector")
+_PARTS: Final = (
+    *("vision_tower", "multi_modal_projector"),
+    *("vision_embedder", "embed_vision", "audio_tower", "embed_audio"),  # of Gemma 4
+)
 WHOLE_NAMES: Final = {
     "model.language_model.": "model.",
     "model.visual.": TOWER,

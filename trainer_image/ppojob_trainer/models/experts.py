@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ppojob_trainer.models.families import FAMILIES, Mixture
-from ppojob_trainer.models.mixtures import CORRECTION
+from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
+from ppojob_trainer.models.layers_apart import LAYER_SCALAR
 from ppojob_trainer.models.routes import follow_routes
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
+
+# Else transformers rounds it where weights are in 16 bits and a family's class does not say so.
+PreTrainedModel._keep_in_fp32_modules_strict = [CORRECTION]
 
 _GAIN: Final = 1.702
 _LIMIT: Final = 7.0
@@ -197,15 +200,19 @@ def _clamped(inner: Tensor) -> Tensor:
 def split_experts(model: PreTrainedModel) -> None:
     """Let the layers of a model of transformers hold each expert by itself, and follow routes.
 
-    The model is whole, on the meta device or with weights. One without experts stays as it is.
+    The model is whole, on the meta device or with weights. Of one without experts nothing changes
+    but what files hold and nobody trains, which goes wherever weights go.
     """
     mixture = mixture_of(model)
+    base: Any = model.base_model
+    if FAMILIES[model.config.model_type].has_layers_apart:
+        for layer in base.layers:
+            _keep(layer, LAYER_SCALAR)
     if mixture is None:
         return
-    base: Any = model.base_model
     for number, layer in enumerate(base.layers):
         router = getattr(layer.mlp, mixture.router, None)
-        follow_routes(layer, router, number, model.config.num_experts_per_tok)
+        follow_routes(layer, router, mixture, number, model.config.num_experts_per_tok)
         if hasattr(layer.mlp, "experts"):
             stacked = layer.mlp.experts
             layer.mlp.experts = (
@@ -213,7 +220,8 @@ def split_experts(model: PreTrainedModel) -> None:
                 if mixture.is_stacked
                 else Experts(stacked, mixture.matrices)
             )
-            _keep_correction(getattr(layer.mlp, mixture.router))
+            if mixture.correction:
+                _keep_correction(layer.mlp, mixture)
             _rename(layer, mixture.block)
 
 
@@ -222,14 +230,23 @@ def experts_of(model: nn.Module) -> list[Experts | StackedExperts]:
     return [one for one in model.modules() if isinstance(one, Experts | StackedExperts)]
 
 
-def _keep_correction(router: nn.Module) -> None:
-    """Let the bias by which a router chooses, if any, go wherever weights go; nobody trains it."""
-    bias = getattr(router, CORRECTION, None)
-    if bias is not None:
-        delattr(router, CORRECTION)
-        setattr(router, CORRECTION, nn.Parameter(bias.detach().float(), requires_grad=False))
-        kind = type(router)
-        router.__class__ = type(f"Exact{kind.__name__}", (_Exact, kind), {})
+def _keep(module: nn.Module, name: str, kind: torch.dtype | None = None) -> None:
+    """Make a parameter without gradient of a buffer that files hold."""
+    values = getattr(module, name).detach().to(kind)
+    delattr(module, name)
+    setattr(module, name, nn.Parameter(values, requires_grad=False))
+
+
+def _keep_correction(block: Any, mixture: Mixture) -> None:
+    """Let the bias by which a router chooses go wherever weights go; nobody trains it."""
+    router = getattr(block, mixture.router)
+    if held := getattr(router, BIAS_MODULE, None):  # which files have beside the router
+        delattr(router, BIAS_MODULE)
+        setattr(block, BIAS_MODULE, held)
+        router.__dict__[BIAS_MODULE] = held
+    _keep(block.get_submodule(mixture.correction.rpartition(".")[0]), CORRECTION, torch.float32)
+    kind = type(router)
+    router.__class__ = type(f"Exact{kind.__name__}", (_Exact, kind), {})
 
 
 class _Exact(nn.Module):

@@ -32,6 +32,10 @@ _DELTA_NETWORKS: Final[Mapping[str, Json]] = {
     "linear_conv_kernel_dim": 4,
     "full_attention_interval": 4,
 }
+CORRECTION: Final = "e_score_correction_bias"
+"""The bias by which routers choose; float32 in whatever type the weights are."""
+BIAS_MODULE: Final = "moe_statics"
+"""Of ERNIE, where files have that bias, in one row."""
 TOKENS: Final = "ForTokenClassification"
 TEXTS: Final = "ForSequenceClassification"
 CLASSIFIERS: Final = (TOKENS, TEXTS)
@@ -57,8 +61,9 @@ class Mixture:
         is_clamped: whether routers and experts add biases, and experts say
             `(up + 1) * gate * sigmoid(1.702 gate)` of gates up to 7 and inner layers from -7 to 7,
             which lie by turns in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
-        has_correction: whether routers weigh by sigmoids, and choose by them and a bias that no
-            gradient trains (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
+        scoring: what routers make of their products, and weigh experts by.
+        correction: the name in a block of a bias with which routers choose and that no gradient
+            trains, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
     """
 
     block: str = "mlp"
@@ -72,7 +77,8 @@ class Mixture:
     is_stacked: bool = False
     is_out_first: bool = False
     is_clamped: bool = False
-    has_correction: bool = False
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    correction: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,9 @@ class Family:
         norms: of a block, of what goes into its matrices.
         late_norms: of what comes out of them.
         centred_norms: whether norms multiply by 1 + weight.
+        has_layer_norms: whether they take the mean off (arXiv:1607.06450), without a bias.
         head_norm: what queries and keys are normalised over, if at all.
+        head_norms: the names of the layers that do it.
         head_norm_key: key that says whether they are; without one they are.
         has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
             arXiv:2405.04434, section 2.1).
@@ -103,6 +111,7 @@ class Family:
             (arXiv:2505.06708).
         has_states: whether the layers that config.json says are gated delta networks (arXiv:
             2412.06464), which keep a state of fixed size in place of keys and values.
+        has_layers_apart: whether layers differ from each other; see `layers_apart`.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
@@ -111,6 +120,7 @@ class Family:
             classes, which it changes for the whole process, and so for the trainer.
         told_vllm: what vLLM reads of config.json where transformers takes it for granted.
         logit_divisor: key of what the output layer's products are divided by, if anything.
+        logit_multiplier: key of what they are multiplied by.
         logit_cap: key of the soft cap that they come under, if any.
         classifiers: the ends of the names of transformers' classes with a head of one number.
     """
@@ -128,18 +138,22 @@ class Family:
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     late_norms: tuple[str, ...] = ()
     centred_norms: bool = False
+    has_layer_norms: bool = False
     head_norm: Literal["none", "each head", "all heads"] = "none"
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
     head_norm_key: str = ""
     has_latents: bool = False
     has_sinks: bool = False
     has_gates: bool = False
     has_states: bool = False
+    has_layers_apart: bool = False
     uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
     is_in_vllm: bool = True
     told_vllm: Mapping[str, Json] = field(default_factory=dict)
     logit_divisor: str = ""
+    logit_multiplier: str = ""
     logit_cap: str = ""
     classifiers: tuple[str, ...] = CLASSIFIERS
 
@@ -189,6 +203,29 @@ _GEMMA2: Final = replace(
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     logit_cap="final_logit_softcapping",
 )
+_GEMMA4: Final = Family(
+    "Gemma 4 E2B, E4B and 31B (text)",
+    defaults={
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
+    },
+    only={
+        "use_bidirectional_attention": (None, "vision"),
+        "enable_moe_block": (False, None),
+    },
+    has_windows=True,
+    ropes=(None, "default", "proportional"),
+    has_ropes_by_layer=True,
+    norms=_GEMMA2.norms,
+    late_norms=_GEMMA2.late_norms,
+    head_norm="each head",
+    has_layers_apart=True,
+    logit_cap=_GEMMA2.logit_cap,
+    classifiers=(),
+)
 _WITH_SHARED: Final = Mixture(
     shared="shared_expert",
     shared_inner=("shared_expert_intermediate_size",),
@@ -198,18 +235,19 @@ _CORRECTED: Final = Mixture(
     shared="shared_experts",
     shared_inner=("moe_intermediate_size", "n_shared_experts"),
     dense_first="first_k_dense_replace",
-    has_correction=True,
+    scoring="sigmoid",
+    correction=f"gate.{CORRECTION}",
 )
+_LATENT: Final[Mapping[str, Json]] = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _DEEPSEEK3: Final = Family(
     "DeepSeek-V3, Moonlight",
-    defaults={
-        "first_k_dense_replace": 3,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    },
+    defaults={"first_k_dense_replace": 3, **_LATENT},
     only={
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -334,7 +372,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"topk_method": "greedy", "scoring_func": "softmax"},
             **{"n_group": 1, "topk_group": 1},
         },
-        mixture=replace(_CORRECTED, has_correction=False),
+        mixture=replace(_CORRECTED, scoring="softmax", correction=""),
         classifiers=(TEXTS,),
     ),
     "deepseek_v3": _DEEPSEEK3,
@@ -352,6 +390,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
         told_vllm={"first_k_dense_replace": 1},
         classifiers=(),
     ),
+    "youtu": replace(
+        _DEEPSEEK3,
+        models="Youtu-LLM",
+        defaults={**_LATENT, "tie_word_embeddings": True},
+        only={"attention_bias": (False,), "rope_interleave": (True,)},
+        is_in_vllm=False,
+        told_vllm={},
+        mixture=None,
+        classifiers=(),
+    ),
     "glm4_moe": Family(
         "GLM-4.5, 4.6",
         defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "use_qk_norm": False},
@@ -360,6 +408,30 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="each head",
         head_norm_key="use_qk_norm",
         mixture=_CORRECTED,
+        classifiers=(),
+    ),
+    "minimax_m2": Family(
+        "MiniMax-M2",
+        defaults={"head_dim": 128, "num_key_value_heads": 8},
+        only={
+            "hidden_act": ("silu",),
+            "router_jitter_noise": (0.0,),
+            "scoring_func": (None, "sigmoid"),
+            "use_routing_bias": (None, True),
+            "use_qk_norm": (None, True),
+            "qk_norm_type": (None, "per_layer"),
+        },
+        biases={},
+        head_norm="all heads",
+        uncut="queries and keys are normalised over all heads",
+        told_vllm={"use_routing_bias": True, "scoring_func": "sigmoid"},
+        mixture=Mixture(
+            "block_sparse_moe",
+            ("w1", "w3", "w2"),
+            "intermediate_size",
+            scoring="sigmoid",
+            correction=CORRECTION,
+        ),
         classifiers=(),
     ),
     "gpt_oss": Family(
@@ -427,6 +499,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="each head",
         classifiers=(TEXTS,),
     ),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": replace(
+        _GEMMA4,
+        models="Gemma 4 12B (text)",
+        defaults={**_GEMMA4.defaults, "hidden_size_per_layer_input": 0},
+        only={"use_bidirectional_attention": ("vision", None)},
+        told_vllm={"architectures": ["Gemma4ForCausalLM"]},
+    ),
     "glm4": Family(
         "GLM-4-0414, GLM-Z1",
         defaults={"head_dim": 128, "num_key_value_heads": 2, "attention_bias": True},
@@ -459,6 +539,51 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "num_key_value_heads": 2, "tie_word_embeddings": True},
         only={"use_bias": (False,)},
         biases={},
+        classifiers=(),
+    ),
+    "hunyuan_v1_dense": Family(
+        "Hunyuan of 0.5B, 1.8B, 4B and 7B",
+        only={"use_qk_norm": (None, True), "use_cla": (None, False)},
+        ropes=(*_FIXED_ROPES, "dynamic"),
+        head_norm="each head",
+        head_norms=("query_layernorm", "key_layernorm"),
+        is_in_vllm=False,
+        classifiers=(TEXTS,),
+    ),
+    "cohere2": Family(
+        "Command R7B, Command A",
+        defaults={"tie_word_embeddings": True},
+        only={"hidden_act": ("silu",), "attention_bias": (False,)},
+        has_windows=True,
+        biases={},
+        norms=("input_layernorm",),
+        has_layer_norms=True,
+        logit_multiplier="logit_scale",
+        classifiers=(),
+    ),
+    "hyperclovax": Family(
+        "HyperCLOVA X SEED Think",
+        only={"use_post_norm": (True,)},
+        biases={**_ATTENTION, **_FEED_FORWARD},
+        late_norms=("post_norm1", "post_norm2"),
+        logit_multiplier="logits_scaling",
+        classifiers=(),
+    ),
+    "ernie4_5_moe": Family(
+        "ERNIE 4.5 mixtures of experts",
+        defaults={
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            "moe_layer_start_index": 1,
+        },
+        only={"hidden_act": ("silu",), "use_bias": (False,), "moe_layer_interval": (1,)},
+        biases={},
+        mixture=Mixture(
+            shared="shared_experts",
+            shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
+            dense_first="moe_layer_start_index",
+            correction=f"{BIAS_MODULE}.{CORRECTION}",
+        ),
         classifiers=(),
     ),
     "qwen2_vl": _QWEN2_VL,
@@ -496,6 +621,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 WHOLES: Final[Mapping[str, Whole]] = {
     "gemma3": Whole("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
+    "gemma4": Whole("Gemma 4 E2B, E4B and 31B", "gemma4_text"),
+    "gemma4_unified": Whole("Gemma 4 12B", "gemma4_unified_text"),
     "mistral3": Whole("Mistral Small 3.1 and on, Ministral 3", "mistral"),
     "internvl": Whole("InternVL 3.5 as transformers has it (`-HF`)", "qwen2"),
 }

@@ -35,8 +35,11 @@ _WANTED: Final = (
     "ppojob model makes one of a hub id"
 )
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_WHOLE_LENGTH: Final = (None, "default", "mrope", "llama3", "yarn")
-"""Types of rotary positions whose `max_position_embeddings` is the length after any stretching."""
+_WHOLE_LENGTH: Final = (None, "default", "mrope", "llama3", "yarn", "proportional", "dynamic")
+"""Types of rotary positions whose `max_position_embeddings` is the length after any stretching.
+
+Of dynamic ones it is the length up to which angles are fixed.
+"""
 _BY_LENGTH: Final = ("longrope", "su")
 """Those that are fixed up to `original_max_position_embeddings`, and others beyond."""
 _BY_ROWS: Final = ("dynamic", *_BY_LENGTH)

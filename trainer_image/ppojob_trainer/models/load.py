@@ -26,11 +26,11 @@ from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import WHOLE_NAMES, folder_has_tower, read_config
 from ppojob_trainer.models.experts import experts_of, split_experts
-from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
+from ppojob_trainer.models.families import CORRECTION, FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import POLICY, REWARD, ModelKind
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
-from ppojob_trainer.models.mixtures import CORRECTION, stays_float32
+from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
@@ -220,6 +220,9 @@ def _load_whole(
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
     split_experts(model)
+    for name, parameter in model.named_parameters():
+        if not stays_float32(name):  # transformers keeps routers of ERNIE so
+            parameter.data = parameter.data.to(options["dtype"])
     if lora is not None:
         add_adapters(model, lora)
     model.to(world.device)
@@ -302,7 +305,7 @@ def _own(weight: Tensor) -> Tensor:
 
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compute what no folder holds, rotary frequencies and the scale of Gemma's embedding.
+    """Compute what no folder holds, rotary frequencies and the scales of Gemma's embeddings.
 
     The meta device has no values.
     """
@@ -311,9 +314,9 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     tower: Any = trained_tower(model)
     if tower is not None:
         tower.rotary_pos_emb = type(tower.rotary_pos_emb)(tower.config).to(device)
-    scale = getattr(base.embed_tokens, "scalar_embed_scale", None)
-    if scale is not None:
-        base.embed_tokens.embed_scale = torch.tensor(scale, dtype=torch.float32, device=device)
+    for embedding in base.children():
+        if (scale := getattr(embedding, "scalar_embed_scale", None)) is not None:
+            embedding.embed_scale = torch.tensor(scale, dtype=torch.float32, device=device)
     left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not left, f"{left[0]}: nobody computes this buffer"
 

@@ -10,14 +10,11 @@ from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.families import FAMILIES, Mixture
+from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
 from ppojob_trainer.models.problems import ModelReason
 
 ALIGNED: Final = 8
 """What widths are multiples of: PyTorch's grouped products take rows of whole 16 bytes."""
-
-CORRECTION: Final = "e_score_correction_bias"
-"""The bias by which routers choose; float32 in whatever type the weights are."""
 
 
 def stays_float32(name: str) -> bool:
@@ -46,8 +43,13 @@ def key_of_experts(config: Mapping[str, Json]) -> str:
 
     The hub's folders have their family's name; transformers 5 writes another one of Qwen3.
     """
-    names = ("n_routed_experts", "num_local_experts")
+    names = ("n_routed_experts", "num_local_experts", "moe_num_experts")
     return next((name for name in names if name in config), "num_experts")
+
+
+def key_of_chosen(config: Mapping[str, Json]) -> str:
+    """Where config.json says how many of them a token goes to."""
+    return "moe_k" if "moe_k" in config else "num_experts_per_tok"
 
 
 def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
@@ -79,8 +81,9 @@ def expert_tensors(
             yield f"{at}.gate_up_proj_bias", (experts, 2 * inner)
             yield f"{at}.down_proj_bias", (experts, hidden)
         return
-    if mixture.has_correction:
-        yield f"{router}.{CORRECTION}", (experts,)
+    if mixture.correction:
+        shape = (1, experts) if mixture.correction.startswith(BIAS_MODULE) else (experts,)
+        yield f"{mixture.block}.{mixture.correction}", shape
     for expert in range(experts):
         shapes = (inner, hidden), (inner, hidden), (hidden, inner)
         for matrix, shape in zip(mixture.matrices, shapes, strict=True):
@@ -106,10 +109,15 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
         got = ABSENT if config.get(key) is None else shown(config[key])
         return Problem(f"{path}:{key}", got, why, allowed, reason)
 
-    experts, chosen = config.get(key_of_experts(config)), config.get("num_experts_per_tok")
+    key = key_of_chosen(config)
+    experts, chosen = config.get(key_of_experts(config)), config.get(key)
     if isinstance(experts, int) and not (isinstance(chosen, int) and 0 < chosen <= experts):
         why, allowed = "each token goes to so many experts", f"an integer from 1 to {experts}"
-        yield problem("num_experts_per_tok", why, allowed, ModelReason.BAD_CONFIG)
+        yield problem(key, why, allowed, ModelReason.BAD_CONFIG)
+    layers, last = config.get("num_hidden_layers"), config.get("moe_layer_end_index", -1)  # ERNIE's
+    if isinstance(layers, int) and last not in (-1, layers - 1):
+        why, allowed = "layers behind it would have no experts", f"{layers - 1}, the last layer"
+        yield problem("moe_layer_end_index", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
     for key in ("hidden_size", mixture.inner):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
             why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"

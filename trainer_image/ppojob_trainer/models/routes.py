@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.models.mixtures import CORRECTION
+from ppojob_trainer.models.families import Mixture
 
 EXPERT_DTYPE = torch.int16
 """Of numbers of experts where they are kept."""
@@ -45,7 +45,9 @@ class Routes:
         self._attach = attach
         self._chosen: dict[int, Tensor] = {}
 
-    def through(self, layer: int, router: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def through(
+        self, layer: int, router: Any, mixture: Mixture, told: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         """What a router of transformers says: logits, weights and experts of each token."""
         logits, weights, found = told
         chosen = found
@@ -53,7 +55,7 @@ class Routes:
             self._chosen[layer] = chosen.to(EXPERT_DTYPE)
         else:
             chosen = self._given[:, layer].long()
-            weights = _worth(router, logits, chosen).to(weights.dtype)
+            weights = _worth(router, mixture, logits, chosen).to(weights.dtype)
         if self._attach is not None:
             weights = self._attach(layer, logits, found, weights)
         return logits, weights, chosen
@@ -70,14 +72,13 @@ class Routes:
         return torch.stack([self._chosen.get(layer, absent) for layer in range(layers)], dim=1)
 
 
-def _worth(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Tensor:
     """How much each of given experts counts, as routers of transformers say of those they find."""
-    if hasattr(router, CORRECTION):
-        worth = logits.sigmoid().gather(-1, chosen)
-        if router.norm_topk_prob:
+    if mixture.scoring == "sigmoid":
+        worth = logits.float().sigmoid().gather(-1, chosen)
+        if getattr(router, "norm_topk_prob", True):  # MiniMax's always does
             worth = worth / (worth.sum(dim=-1, keepdim=True) + 1e-20)
-        scaled: Tensor = worth * router.routed_scaling_factor
-        return scaled
+        return worth * float(getattr(router, "routed_scaling_factor", 1.0))
     if hasattr(router, "bias"):  # gpt-oss's: the same but for the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)
     worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
@@ -110,7 +111,9 @@ def _told_as(config: Any) -> type[np.integer[Any]]:
     return np.uint8 if experts <= 256 else np.int16
 
 
-def follow_routes(layer: nn.Module, router: nn.Module | None, number: int, count: int) -> None:
+def follow_routes(
+    layer: nn.Module, router: nn.Module | None, mixture: Mixture, number: int, count: int
+) -> None:
     """Let the router of a layer go by the `routes` that the layer is called with, if any.
 
     They come with each call, for a layer may be computed again behind another pass. A token has
@@ -124,7 +127,7 @@ def follow_routes(layer: nn.Module, router: nn.Module | None, number: int, count
             routes.pass_by(number, args[0], count)
 
     def go_by(router: nn.Module, _args: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return told if of_call[0] is None else of_call[0].through(number, router, told)
+        return told if of_call[0] is None else of_call[0].through(number, router, mixture, told)
 
     layer.register_forward_pre_hook(take, with_kwargs=True)
     if router is not None:

@@ -63,9 +63,14 @@ _FEED_FORWARD: Final = {
     "model.layers.*.mlp.up_proj": ROWS,
     "model.layers.*.mlp.down_proj": COLUMNS,
 }
-_HEAD_NORMS: Final = {
-    "model.layers.*.self_attn.q_norm": IN_EACH_HEAD,
-    "model.layers.*.self_attn.k_norm": IN_EACH_HEAD,
+_LAYERS_APART: Final = {
+    "model.layers.*": WHOLE,  # the number that it is multiplied by
+    "model.embed_tokens_per_layer": VOCABULARY,
+    "model.per_layer_model_projection": WHOLE,
+    "model.per_layer_projection_norm": WHOLE,
+    "model.layers.*.per_layer_input_gate": WHOLE,
+    "model.layers.*.per_layer_projection": WHOLE,
+    "model.layers.*.post_per_layer_input_norm": WHOLE,
 }
 
 
@@ -77,9 +82,13 @@ def plan_of(family: Family) -> dict[str, Style]:
         plan |= _FEED_FORWARD | {"model.layers.*.mlp.down_proj": COLUMNS_ALONE}
     plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
     plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
+    if family.has_layers_apart:
+        plan |= _LAYERS_APART
     if family.has_sinks:
         plan["model.layers.*.self_attn"] = Style(TensorLayer, {"sinks": "rows"})
-    return plan if family.head_norm == "none" else plan | _HEAD_NORMS
+    if family.head_norm != "none":
+        plan |= {f"model.layers.*.self_attn.{norm}": IN_EACH_HEAD for norm in family.head_norms}
+    return plan
 
 
 def _mixture(mixture: Mixture) -> dict[str, Style]:
@@ -87,6 +96,9 @@ def _mixture(mixture: Mixture) -> dict[str, Style]:
     block = f"model.layers.*.{mixture.block}"
     cuts = ROWS, ROWS, COLUMNS_ALONE
     plan = {block: SUMMANDS, f"{block}.{mixture.router}": WEIGHS_SUMMANDS}
+    owner = mixture.correction.rpartition(".")[0]
+    if owner not in {"", mixture.router}:
+        plan[f"{block}.{owner}"] = WHOLE
     if mixture.is_stacked:
         return plan | {f"{block}.experts": STACKS}
     plan |= {
@@ -117,7 +129,7 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
         if name.startswith(TOWER):  # which is whole on each of them
             found[name] = WHOLE
             continue
-        place = re.sub(r"\.\d+\.", ".*.", name)
+        place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
         if place in plan or any(True for _ in module.parameters(recurse=False)):
             found[name] = plan[place]
     return found

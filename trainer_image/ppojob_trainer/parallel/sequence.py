@@ -40,14 +40,10 @@ class SequenceRanks:
         group = world.along("sequence")
         return cls() if group is None else cls(group.rank(), group.size(), group)
 
-    def share(self, heads: int, key_heads: int) -> tuple[int, int]:
-        """Query and key heads of each rank, of H, which S divides, and K."""
-        return heads // self.size, lcm(key_heads, self.size) // self.size
-
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """(t, H, D), (t, K, D) and (t, K, D) to (T, H / S, D) and twice (T, K' / S, D).
 
-        They are of one type.
+        S divides H. They are of one type.
         """
         if self.size == 1:
             return query, key, value

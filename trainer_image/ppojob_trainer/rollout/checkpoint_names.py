@@ -48,20 +48,18 @@ def _sizes(config: PretrainedConfig) -> Sizes:
 def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
     """Return what one token takes in a rank's cache: keys and values of its heads, of all layers.
 
-    Layers that keep states have none. Ranks that share an engine share the heads, and each has one
-    at the least.
+    Layers that keep states have none, and no more have those that take an earlier layer's. Ranks
+    that share an engine share the heads, and each has one at the least.
     """
     latent = getattr(config, "kv_lora_rank", None)
     if latent is not None:  # which all heads share
         width = latent + config.qk_rope_head_dim
         return int(config.num_hidden_layers * width * dtype.itemsize)
-    num_heads = config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    heads = max(1, num_kv_heads // ranks)
-    states = _sizes(config).states
-    layers = config.num_hidden_layers - (len(states.layers) if states else 0)
-    return int(2 * layers * heads * head_dim * dtype.itemsize)
+    sizes = _sizes(config)
+    of_states = sizes.states.layers if sizes.states else frozenset()
+    attention = [sizes.attention(layer) for layer in range(sizes.layers) if layer not in of_states]
+    widths = (max(1, one.key_heads // ranks) * one.head_size for one in attention if one.has_keys)
+    return int(2 * sum(widths) * dtype.itemsize)
 
 
 def state_bytes(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:

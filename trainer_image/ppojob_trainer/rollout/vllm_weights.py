@@ -17,6 +17,7 @@ from vllm.distributed import parallel_state
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -63,8 +64,10 @@ class EngineWeights:
         if has_adapters_alone:
             adapters.update(given)
         else:
+            engine.apply_model(_name_loaders)
             if self._on_cpu:
                 engine.apply_model(_forget_packed_experts)
+                engine.apply_model(_choose_by_bias)
             weights = _by_expert(_weights_of(given, adapters, sinks), self._mixture)
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             engine.apply_model(_repack_tied_heads)
@@ -160,6 +163,24 @@ def _forget_packed_experts(model: nn.Module) -> None:
         method: Any = getattr(module, "quant_method", None)
         if hasattr(method, "moe_kernel"):
             method.moe_kernel = None
+
+
+def _name_loaders(model: nn.Module) -> None:
+    """Name loaders that are made of others, whose names vLLM's reload asks for (MiniMax-M2)."""
+    for weight in model.parameters():
+        loader = getattr(weight, "weight_loader", None)
+        if isinstance(loader, partial):
+            loader.__name__ = loader.func.__name__  # type: ignore[attr-defined]
+
+
+def _choose_by_bias(model: nn.Module) -> None:
+    """Let routers on the CPU choose by their bias, which vLLM reads there of groups alone."""
+    for module in model.modules():
+        router: Any = getattr(module, "router", None)
+        if isinstance(router, CPURouter) and router.e_score_correction_bias is not None:
+            router.use_grouped_topk = True
+            router.num_expert_group = router.num_expert_group or 1
+            router.topk_group = router.topk_group or 1
 
 
 def _repack_tied_heads(model: nn.Module) -> None:

@@ -1,0 +1,114 @@
+"""Layers that differ from each other, as those of Gemma 4 do: what config.json says of each.
+
+Those that see whole rows have heads of their own number and width. The last layers attend to keys
+and values of earlier ones (Brandon et al. 2024, arXiv:2405.12981). Each layer may be told of a
+token by an embedding of its own. Loads no torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ppojob_trainer.json_value import Json
+
+LAYER_SCALAR: Final = "layer_scalar"
+"""What a layer's states are multiplied by; nobody trains it."""
+
+_FULL: Final = "full_attention"
+_PERIOD: Final = 6
+_FULL_HEAD: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Sizes of the attention of a layer.
+
+    Attributes:
+        key_heads: key and value heads.
+        head_size: width of a head.
+        has_keys: whether keys and values are its own; else they are an earlier layer's.
+        has_values: whether values have a matrix of their own; else they are made of the keys'.
+    """
+
+    key_heads: int
+    head_size: int
+    has_keys: bool = True
+    has_values: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LayersApart:
+    """Sizes that differ from layer to layer.
+
+    Attributes:
+        attention: of each layer.
+        inner_of_sharing: width within feed-forward blocks of layers without keys of their own.
+        told: width of what each layer is told of a token; 0 where it is told nothing.
+        told_vocabulary: rows of the embeddings that say it.
+    """
+
+    attention: tuple[Attention, ...]
+    inner_of_sharing: int
+    told: int
+    told_vocabulary: int
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether layers attend to keys and values of others."""
+        return not all(one.has_keys for one in self.attention)
+
+    def linear_layers(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Those of each layer that take what it is told."""
+        if not self.told:
+            return {}
+        return {
+            "per_layer_input_gate": (self.told, hidden),
+            "per_layer_projection": (hidden, self.told),
+        }
+
+    def of_model(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Tensors in front of the layers, which say what each is told."""
+        if self.told:
+            width = len(self.attention) * self.told
+            yield "model.embed_tokens_per_layer.weight", (self.told_vocabulary, width)
+            yield "model.per_layer_model_projection.weight", (width, hidden)
+            yield "model.per_layer_projection_norm.weight", (self.told,)
+
+
+def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int) -> LayersApart:
+    """Read them as transformers does; `usual` is the attention of layers that see a window."""
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        kinds = [_FULL if (layer + 1) % _PERIOD == 0 else None for layer in range(layers)]
+    sees_all = [kind == _FULL for kind in kinds[:-1]] + [True]
+    is_joint = config.get("attention_k_eq_v") is True
+    of_full = {"head_dim": config.get("global_head_dim", _FULL_HEAD)}
+    if is_joint:
+        of_full["num_key_value_heads"] = config.get("num_global_key_value_heads")
+    own: dict[int, Json] = {layer: of_full for layer in range(layers) if sees_all[layer]}
+    if isinstance(each := config.get("per_layer_config"), dict):  # what transformers 5 writes
+        own = {int(layer): of_it for layer, of_it in each.items() if layer.isdecimal()}
+    first_sharing = layers - _count(config, "num_kv_shared_layers")
+    attention = tuple(
+        Attention(
+            _count(own.get(layer), "num_key_value_heads") or usual.key_heads,
+            _count(own.get(layer), "head_dim") or usual.head_size,
+            has_keys=layer < first_sharing,
+            has_values=not (is_joint and sees_all[layer]),
+        )
+        for layer in range(layers)
+    )
+    inner = _count(config, "intermediate_size")
+    return LayersApart(
+        attention,
+        inner_of_sharing=2 * inner if config.get("use_double_wide_mlp") is True else inner,
+        told=_count(config, "hidden_size_per_layer_input"),
+        told_vocabulary=_count(config, "vocab_size_per_layer_input"),
+    )
+
+
+def _count(section: Mapping[str, Json] | Json, key: str) -> int:
+    """A number of a section, if it has one; else 0, and shapes of tensors will differ."""
+    value = section.get(key) if isinstance(section, Mapping) else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if is_count and isinstance(value, int) else 0
