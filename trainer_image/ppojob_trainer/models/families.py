@@ -484,7 +484,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True, has_ropes_by_layer=True),
     "granite": Family(
-        "Granite 3, 4 dense",
+        "Granite 3",
         biases={**_ATTENTION, **_FEED_FORWARD},
         logit_divisor="logits_scaling",
         classifiers=(),
