@@ -2,6 +2,7 @@
 
 from ppojob_api.rules.rule import either, present, rules
 from ppojob_api.shape import members
+from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.roles import RolePods
 
 MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
@@ -63,6 +64,16 @@ _ADAPTED = (
     ("critic", "actorRollout", f"!({_CRITIC_IN_OWN_PODS})"),
 )
 
+# Losses of whole groups, and when a job has them.
+_COMPARING = (
+    ("algorithm.type: online_dpo", "self.algorithm.type == 'online_dpo'"),
+    *(
+        (f"algorithm.policyLoss.type: {name}", f"self.algorithm.policyLoss.type == '{name}'")
+        for name, one in LOSSES.items()
+        if one.compares_group
+    ),
+)
+
 # Rows and weights go from GPU to GPU, or from processor to processor.
 _CHANNELS = (("rollout", "has(self.roles.rollout)"), *((r, _in_own_pods(r)) for r in _HOSTED[:2]))
 
@@ -95,13 +106,19 @@ ROLE_RULES = (
         """
         spec | $BATCH | OutOfRange
             each rank of roles.actorRollout, or those that share rows, takes whole prompts with
-            algorithm.type: online_dpo; at least as many as its ranks over sequence, tensor and
-            pipeline ${$PARTS}
-        when: self.algorithm.type == 'online_dpo' $GIVEN
+            $LOSS; at least as many as its ranks over sequence, tensor and pipeline ${$PARTS}
+        when: $COMPARES $GIVEN
         must: self.$BATCH >= $PARTS
         """,
         each=(
-            {"BATCH": field, "GIVEN": given, "PARTS": _coordinates("actorRollout")}
+            {
+                "BATCH": field,
+                "GIVEN": given,
+                "PARTS": _coordinates("actorRollout"),
+                "LOSS": loss,
+                "COMPARES": compares,
+            }
+            for loss, compares in _COMPARING
             for field, given in (
                 ("algorithm.promptsPerStep", ""),
                 (
