@@ -141,7 +141,9 @@ def _policy_loss(verl: Verl, job: Draft) -> None:
     for name in _OWN.get(kind, ()):
         job.copy(f"{_ACTOR}.{name}")
     if kind == "gvpo":
-        why = "a mean over prompts here; ppo_micro_batch_size_per_gpu / rollout.n times as much there"
+        why = (
+            "a mean over prompts here; ppo_micro_batch_size_per_gpu / rollout.n times as much there"
+        )
         job.note(f"{why}, which gradientClip sees", mode)
     _aggregation(verl, job, kind, mode)
     _one_bound(verl, job)

@@ -212,7 +212,9 @@ def dro(row: Row, frozen: list[float], whole: Whole, beta: float):
 def implied_less_got(row: Row, to: list[float], per_nat: float, per_reward: float) -> float:
     times = trained_times(row)
     log_ratio = math.fsum(row.logprobs[t] - to[t] for t in times)
-    return per_nat * log_ratio - per_reward * math.fsum(row.advantages[t] for t in times) / len(times)
+    return per_nat * log_ratio - per_reward * math.fsum(row.advantages[t] for t in times) / len(
+        times
+    )
 
 
 def gvpo(row: Row, frozen: list[float], whole: Whole, beta: float):

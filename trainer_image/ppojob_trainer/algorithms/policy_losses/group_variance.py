@@ -22,8 +22,7 @@ def gvpo(inputs: LossInputs, *, beta: float) -> LossOutput:
     Numbers and gradients are those of verl's recipe, as a mean over responses of whole groups.
     """
     log_ratio = inputs.log_ratio()
-    ratios = row_sum(log_ratio, inputs.mask, inputs.lengths)
-    distances = beta * ratios - _rewards(inputs)
+    distances = beta * _of_rows(log_ratio, inputs) - _rewards(inputs)
     means, sizes = _of_groups(distances, inputs)
     loss = 0.5 * (distances - means).square() * sizes / (sizes - 1.0).clamp(min=1.0)
     return LossOutput(_to_tokens(loss, inputs), {"actor/ppo_kl": -bounded(log_ratio).detach()})
@@ -38,8 +37,7 @@ def trajectory_balance(inputs: LossInputs, *, beta: float) -> LossOutput:
     """
     assert inputs.ref_logprobs is not None, "the reference comes before the update"
     log_ratio = inputs.trained(inputs.logprobs) - inputs.trained(inputs.ref_logprobs)
-    ratios = row_sum(log_ratio, inputs.mask, inputs.lengths)
-    distances = ratios - _rewards(inputs) / beta
+    distances = _of_rows(log_ratio, inputs) - _rewards(inputs) / beta
     means, _ = _of_groups(distances, inputs)
     metrics = {
         "actor/ppo_kl": -bounded(inputs.log_ratio()).detach(),
@@ -48,9 +46,14 @@ def trajectory_balance(inputs: LossInputs, *, beta: float) -> LossOutput:
     return LossOutput(_to_tokens((distances - means).square(), inputs), metrics)
 
 
+def _of_rows(log_ratio: Tensor, inputs: LossInputs) -> Tensor:
+    """(rows,) float64, that of each response."""
+    return row_sum(log_ratio.double(), inputs.mask, inputs.lengths)
+
+
 def _rewards(inputs: LossInputs) -> Tensor:
-    """(rows,) A of each response."""
-    return row_mean(inputs.advantages, inputs.mask, inputs.lengths)
+    """(rows,) float64, A of each response."""
+    return row_mean(inputs.advantages.double(), inputs.mask, inputs.lengths)
 
 
 def _of_groups(values: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
@@ -69,5 +72,6 @@ def _of_groups(values: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
 
 
 def _to_tokens(values: Tensor, inputs: LossInputs) -> Tensor:
-    """Each row's number at its trained tokens: (rows,) -> (tokens,)."""
-    return inputs.trained(values.repeat_interleave(inputs.lengths))
+    """Each row's number at its trained tokens: (rows,) -> (tokens,), as exact as those are."""
+    tokens = values.to(inputs.logprobs.dtype).repeat_interleave(inputs.lengths)
+    return inputs.trained(tokens)
