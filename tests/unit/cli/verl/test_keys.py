@@ -292,13 +292,6 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
             "spec.algorithm.lossAggregation": "sequence_mean_token_mean",
         },
     ),
-    (
-        f"{ACTOR}.policy_loss.loss_mode=gvpo {ACTOR}.gvpo_beta=0.2",
-        {
-            "spec.algorithm.policyLoss.gvpo.beta": 0.2,
-            "spec.algorithm.lossAggregation": "sequence_mean_token_mean",
-        },
-    ),
     (f"{ACTOR}.policy_loss.loss_mode=kl_cov", {"spec.algorithm.policyLoss.klCov.coefficient": 0.1}),
     (
         f"{ACTOR}.policy_loss.loss_mode=dppo_tv {ACTOR}.clip_ratio_high=0.15",
