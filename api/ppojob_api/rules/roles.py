@@ -1,6 +1,6 @@
 """Pods of roles: ranks, cores, GPUs, and the prompts that ranks need."""
 
-from ppojob_api.rules.rule import either, present, rules
+from ppojob_api.rules.rule import either, present, rules, words
 from ppojob_api.shape import members
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.roles import RolePods
@@ -64,16 +64,6 @@ _ADAPTED = (
     ("critic", "actorRollout", f"!({_CRITIC_IN_OWN_PODS})"),
 )
 
-# Losses of whole groups, and when a job has them.
-_COMPARING = (
-    ("algorithm.type: online_dpo", "self.algorithm.type == 'online_dpo'"),
-    *(
-        (f"algorithm.policyLoss.type: {name}", f"self.algorithm.policyLoss.type == '{name}'")
-        for name, one in LOSSES.items()
-        if one.compares_group
-    ),
-)
-
 # Rows and weights go from GPU to GPU, or from processor to processor.
 _CHANNELS = (("rollout", "has(self.roles.rollout)"), *((r, _in_own_pods(r)) for r in _HOSTED[:2]))
 
@@ -105,20 +95,14 @@ ROLE_RULES = (
     *rules(
         """
         spec | $BATCH | OutOfRange
-            each rank of roles.actorRollout, or those that share rows, takes whole prompts with
-            $LOSS; at least as many as its ranks over sequence, tensor and pipeline ${$PARTS}
-        when: $COMPARES $GIVEN
+            each rank of roles.actorRollout, or those that share rows, takes whole prompts, whose
+            responses the loss compares; at least as many as its ranks over sequence, tensor and
+            pipeline ${$PARTS}
+        when: ($DRAWN_PAIRS || self.algorithm.policyLoss.type in $COMPARING) $GIVEN
         must: self.$BATCH >= $PARTS
         """,
         each=(
-            {
-                "BATCH": field,
-                "GIVEN": given,
-                "PARTS": _coordinates("actorRollout"),
-                "LOSS": loss,
-                "COMPARES": compares,
-            }
-            for loss, compares in _COMPARING
+            {"BATCH": field, "GIVEN": given, "PARTS": _coordinates("actorRollout")}
             for field, given in (
                 ("algorithm.promptsPerStep", ""),
                 (
@@ -127,6 +111,8 @@ ROLE_RULES = (
                 ),
             )
         ),
+        DRAWN_PAIRS="self.algorithm.type == 'online_dpo'",
+        COMPARING=words(name for name, one in LOSSES.items() if one.compares_group),
     ),
     *rules(
         """
