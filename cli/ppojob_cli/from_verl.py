@@ -62,7 +62,7 @@ def from_verl(
 ) -> None:
     """Print a PPOJob of what trains with verl: a script, YAML, or KEY=VALUE alone.
 
-    A script calls main_ppo, main_dapo, main_prime, sft_trainer, fully_async_main,
+    A script calls main_ppo, main_dapo, main_prime, gvpo_main_ppo, sft_trainer, fully_async_main,
     one_step_off_policy, partial_rollout or main_generation_server. It is read and not run, as if
     called in the folder where the job will be run: assignments, arrays, defaults, conditions on
     what is known and a YAML that --config-name names are followed, and what only a run could say is

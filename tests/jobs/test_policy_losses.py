@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import run_folders
+import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -24,6 +25,36 @@ def test_what_a_loss_draws_is_drawn_again(run_twice, tiny_job):
     whole = run_twice(job, *points)
     drawn = [record["actor/pg_covfrac"] for record in run_folders.metrics(whole)[-4:]]
     assert all(0.0 < share < 0.1 for share in drawn), drawn
+
+
+def test_a_loss_of_groups_is_that_of_one_rank_and_survives_kills(
+    alone, run_through, even_folder, tmp_path
+):
+    """Two ranks have a prompt of a mini-batch each, of more tokens than a micro-batch."""
+    balance = {"type": "trajectory_balance", "trajectoryBalance": {"beta": 0.5}}
+    job = {
+        "algorithm": {
+            **ALGORITHM,
+            "policyLoss": balance,
+            "lossAggregation": "sequence_mean_token_mean",
+            "kl": {"referenceRefresh": {"everySteps": 2}},
+        },
+        "training": {"autocast": "none", "microBatchTokens": 8},
+        "roles": {"actorRollout": {"ranksPerReplica": 2}},
+        "steps": FOUR_STEPS,
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    calm = alone(even_folder, **job)
+    plain = {"roles": {}, "training": {"autocast": "none"}}
+    run_folders.assert_close(calm, alone(even_folder, **(job | plain)))
+    records = run_folders.metrics(calm)[-4:]
+    assert not run_folders.unnamed(records)
+    assert all(record["actor/log_z"] != 0.0 for record in records), "behind the first update"
+
+    killed = tmp_path / "run"
+    points = ("rpc.update.answer.before@4=kill", "controller.step.computed@3=kill")
+    run_through(tiny_jobs.write_manifest(tmp_path, even_folder, **job), killed, *points)
+    assert run_folders.result(killed) == run_folders.result(calm)
 
 
 def test_a_loss_against_the_sampler_leaves_out_what_is_left_behind(start, tiny_job, output: Path):

@@ -5,6 +5,7 @@ from pydantic.alias_generators import to_camel
 from ppojob_api.rules.rule import rules, words
 from ppojob_api.v1alpha1.algorithm import FULL_KL, GRADIENT_OF_K2
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN, PAIRS, SAMPLED_REVERSE_KL
+from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.preferences import PAIR_LOSSES
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
@@ -295,6 +296,7 @@ ALGORITHM_RULES = rules(
     spec.algorithm | kl.referenceRefresh | NoEffect
         it has no effect with kl.in: none; remove it, or in: loss or in: reward
     when: self.kl.__in__ == 'none' && self.type != 'online_dpo'
+        && !(self.policyLoss.type in $COMPARE_REFERENCE)
     must: !has(self.kl.referenceRefresh)
 
     spec.algorithm.kl | controller | NoEffect
@@ -462,6 +464,7 @@ ALGORITHM_RULES = rules(
     when: has(self.$FIELD)
     must: self.algorithm.kl.__in__ != 'none'
         || self.algorithm.type in ['dpo', 'kto', 'online_dpo', 'distillation']
+        || self.algorithm.policyLoss.type in $COMPARE_REFERENCE
 
     spec | roles.reference.colocateWith | NotInThisVersion
         answers that are compared with a reference in pods of its own: not in this version;
@@ -472,6 +475,7 @@ ALGORITHM_RULES = rules(
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling",
     BESIDE_TEACHER="kl dynamicSampling resampling overlongPenalty",
+    COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),
     FULL=FULL_KL,

@@ -6,6 +6,8 @@ from ppojob_api.rules.rule import rules, words
 from ppojob_api.v1alpha1.estimators import GIVEN
 from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, RATIO_MODES
 
+_COMPARE_GROUPS = [name for name, one in LOSSES.items() if one.compares_group]
+
 POLICY_LOSS_RULES = rules(
     """
     spec.algorithm.policyLoss | $WITH_OPTIONS | NoEffect
@@ -32,9 +34,16 @@ POLICY_LOSS_RULES = rules(
         no token lies between it and covarianceLow ${self.covarianceLow}; above that
     must: self.covarianceLow < self.covarianceHigh
 
+    spec.algorithm | samplesPerPrompt | OutOfRange
+        policyLoss.type ${self.policyLoss.type} compares the responses of a prompt with each other;
+        at least 2, or another type
+    when: !(self.type in $GIVEN) && self.policyLoss.type in $COMPARE_GROUPS
+    must: self.samplesPerPrompt >= 2
+
     spec.algorithm | highEntropyShare | Conflict
-        policyLoss.type: geo_mean has one loss for all tokens of a response; 1, or another type
-    when: !(self.type in $GIVEN) && self.policyLoss.type == 'geo_mean'
+        policyLoss.type ${self.policyLoss.type} has one loss for all tokens of a response; 1, or
+        another type
+    when: !(self.type in $GIVEN) && self.policyLoss.type in $OF_ROWS
     must: self.highEntropyShare == 1.0
 
     spec.algorithm | lossAggregation | Conflict
@@ -96,6 +105,7 @@ POLICY_LOSS_RULES = rules(
     must: self.high >= 1.0
     """,
     CLIP_FIELDS=" ".join(map(to_camel, CLIP_FIELDS)),
+    COMPARE_GROUPS=words(_COMPARE_GROUPS),
     GIVEN=words(GIVEN),
     HAVE_THE_RATIO=words(
         name for name, one in LOSSES.items() if one.is_of_sampler and name != "bypass"
@@ -104,6 +114,7 @@ POLICY_LOSS_RULES = rules(
     IS_REINFORCE="has(self.policyLoss.bypass) && self.policyLoss.bypass.form == 'reinforce'",
     MAY_BE_SUMS=words(name for name, one in LOSSES.items() if one.may_be_sums),
     MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
+    OF_ROWS=words(["geo_mean", *_COMPARE_GROUPS]),
     RATIO_MODES=words(RATIO_MODES),
     WITH_OPTIONS=" ".join(to_camel(name) for name, one in LOSSES.items() if one.options),
 )

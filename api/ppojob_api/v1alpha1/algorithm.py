@@ -389,7 +389,15 @@ class AlgorithmSpec(Section):
     @property
     def compares_rows(self) -> bool:
         """Whether a loss of whole rows compares them with the reference."""
-        return self.type == "kto" or (self.pairs is not None and self.pairs.loss.has_reference)
+        if self.pairs is not None:
+            return self.pairs.loss.has_reference
+        return self.type == "kto" or self.policy_loss.loss.has_reference
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether the rows of a group are computed together, as the loss compares them."""
+        has_pairs = self.type in PAIRS or self.estimator.has_pairs
+        return has_pairs or self.policy_loss.loss.compares_group
 
     @property
     def compares_answers(self) -> bool:

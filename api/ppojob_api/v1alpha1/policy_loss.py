@@ -23,6 +23,8 @@ PolicyLossType = Literal[
     "vespo",
     "prime_rl",
     "ipo",
+    "gvpo",
+    "trajectory_balance",
     "bypass",
     "custom",
 ]
@@ -35,6 +37,7 @@ GateTemperature = Annotated[float, Field(gt=0, le=1_000)]
 KernelNumber = Annotated[float, Field(gt=0, le=1_000)]
 SquareWeight = Annotated[float, Field(ge=0, le=1_000_000)]
 RatioLimit = Annotated[float, Field(gt=1, le=1_000_000)]
+Beta = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
 class DppoTvSpec(Section):
@@ -135,7 +138,7 @@ class GeoMeanSpec(Section):
 class DroSpec(Section):
     """Settings of `type: dro` (Richemond et al. 2024, arXiv:2405.19107)."""
 
-    beta: Annotated[float, Field(gt=0, le=1_000_000)]
+    beta: Beta
     """Weight of the squared log-ratio. verl: dro_beta, which has no default either."""
 
 
@@ -192,6 +195,20 @@ class IpoSpec(Section):
     """Weight of the squared log-ratio to the sampler; 0: none. prime-rl: kl_tau."""
 
 
+class GvpoSpec(Section):
+    """Settings of `type: gvpo` (Zhang et al. 2025, arXiv:2504.19599)."""
+
+    beta: Beta = 0.1
+    """Weight of the KL to the policy before the step. verl: gvpo_beta, 0.1."""
+
+
+class TrajectoryBalanceSpec(Section):
+    """Settings of `type: trajectory_balance` (TBA: Bartoldson et al. 2025, arXiv:2503.18929)."""
+
+    beta: Beta = 0.012
+    """Weight of the KL to the reference. TBA's code: kl_coef, 0.012 at first."""
+
+
 class BypassSpec(Section):
     """Settings of `type: bypass`: the sampler's log-probabilities stand for the old policy's."""
 
@@ -225,12 +242,17 @@ class Loss:
         may_be_sums: nor any other than that and sequence_mean_token_sum.
         is_of_sampler: its ratios are those to the sampler, whose log-probabilities stand for those
             of the policy before the step.
+        compares_group: it compares the responses of a prompt, so it needs two of them, and they are
+            computed together.
+        has_reference: it compares the policy with the reference.
     """
 
     options: type[Section] | None = None
     means_of_responses: bool = False
     may_be_sums: bool = False
     is_of_sampler: bool = False
+    compares_group: bool = False
+    has_reference: bool = False
 
 
 LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
@@ -248,6 +270,10 @@ LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
     "vespo": Loss(VespoSpec),
     "prime_rl": Loss(PrimeRlSpec, is_of_sampler=True),
     "ipo": Loss(IpoSpec, is_of_sampler=True),
+    "gvpo": Loss(GvpoSpec, means_of_responses=True, compares_group=True),
+    "trajectory_balance": Loss(
+        TrajectoryBalanceSpec, means_of_responses=True, compares_group=True, has_reference=True
+    ),
     "bypass": Loss(BypassSpec, is_of_sampler=True),
     "custom": Loss(CustomSpec),
 }
@@ -311,6 +337,12 @@ class PolicyLossSpec(Section):
 
     ipo: IpoSpec | None = None
     """Settings of type ipo."""
+
+    gvpo: GvpoSpec | None = None
+    """Settings of type gvpo."""
+
+    trajectory_balance: TrajectoryBalanceSpec | None = None
+    """Settings of type trajectory_balance."""
 
     bypass: BypassSpec | None = None
     """Settings of type bypass."""

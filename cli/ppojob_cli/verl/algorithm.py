@@ -41,8 +41,9 @@ _OWN = {
     ),
     "kl_cov": ("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"),
     "dro": ("policy_loss.dro_beta",),
+    "gvpo": ("gvpo_beta",),
 }
-_WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean")
+_WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean", "gvpo")
 """Losses of verl's that are means over responses, whatever loss_agg_mode says."""
 _OF_ONE = {
     "grpo": "reinforce",
@@ -139,6 +140,11 @@ def _policy_loss(verl: Verl, job: Draft) -> None:
         job.copy(f"{_ACTOR}.clip_ratio_c", f"{_LOSS}.{_LIMITS[kind]}")
     for name in _OWN.get(kind, ()):
         job.copy(f"{_ACTOR}.{name}")
+    if kind == "gvpo":
+        why = (
+            "a mean over prompts here; ppo_micro_batch_size_per_gpu / rollout.n times as much there"
+        )
+        job.note(f"{why}, which gradientClip sees", mode)
     _aggregation(verl, job, kind, mode)
     _one_bound(verl, job)
     for name in ("tau_pos", "tau_neg"):

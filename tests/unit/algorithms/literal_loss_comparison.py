@@ -116,6 +116,11 @@ CASES = (
     *(Case("dro", {"beta": beta}, partial(literal.dro, beta=beta)) for beta in (0.5, 2.0)),
     *_of_range("cispo", literal.cispo, (0.2, 0.28), (1.0, 0.2), (10.0, 5.0)),
     *_prime_rl(),
+    *(Case("gvpo", {"beta": beta}, partial(literal.gvpo, beta=beta)) for beta in (0.1, 1.5)),
+    *(
+        Case("trajectory_balance", {"beta": beta}, partial(literal.trajectory_balance, beta=beta))
+        for beta in (0.5, 2.0)
+    ),
     *_bypass(),
 )
 METRICS = {
@@ -123,16 +128,23 @@ METRICS = {
     "actor/pg_clipfrac_lower": lambda token: float(token.lower),
     "actor/pg_covfrac": lambda token: float(token.chosen),
     "actor/ppo_kl": lambda token: -token.log_ratio,
+    "actor/log_z": lambda token: token.log_z,
 }
 
 
 def rows_of(batch: Batch) -> list[Row]:
     columns = (batch.logprobs, batch.old_logprobs, batch.rollout_logprobs, batch.advantages)
-    return [Row(*row) for row in zip(*columns, batch.mask, strict=True)]
+    return [Row(*row) for row in zip(*columns, batch.mask, batch.ref_logprobs, strict=True)]
+
+
+def wholes(batch: Batch, rows: list[Row], chosen: set[tuple[int, int]]) -> Iterator[Whole]:
+    for i, own in enumerate(batch.groups):
+        group = [row for row, other in zip(rows, batch.groups, strict=True) if other == own]
+        yield Whole(i, chosen, group)
 
 
 def inputs_of(batch: Batch, dtype: torch.dtype) -> Any:
-    names = ("logprobs", "old_logprobs", "rollout_logprobs", "advantages")
+    names = ("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "ref_logprobs")
     columns = {name: batch.flat_poisoned(name, dtype) for name in names}
     columns["logprobs"].requires_grad_()
     of_losses = importlib.import_module("ppojob_trainer.algorithms.policy_losses.inputs")
@@ -149,8 +161,8 @@ def compare_loss(table: ModuleType, batch: Batch, dtype: torch.dtype, name: str)
             continue
         tokens = [
             token
-            for i, row in enumerate(rows)
-            for token in case.form(row, row.logprobs, Whole(i, chosen))
+            for row, whole in zip(rows, wholes(batch, rows, chosen), strict=True)
+            for token in case.form(row, row.logprobs, whole)
         ]
         output = table.POLICY_LOSSES[name].compute(inputs_of(batch, dtype), **case.options)
         assert_close(output.loss, [token.loss for token in tokens])
@@ -169,7 +181,8 @@ def compare_loss_gradient(table: ModuleType, batch: Batch, dtype: torch.dtype, n
         loss = table.POLICY_LOSSES[name].compute(inputs, **case.options).loss
         assert loss.requires_grad
         (gradient,) = torch.autograd.grad(loss.sum(), inputs.logprobs)
-        expected = [slopes(case.form, row, Whole(i, chosen)) for i, row in enumerate(rows)]
+        pairs = zip(rows, wholes(batch, rows, chosen), strict=True)
+        expected = [slopes(case.form, row, whole) for row, whole in pairs]
         assert_close(gradient, flatten(expected))
 
 

@@ -18,6 +18,7 @@ class Row:
     rollout: list[float]
     advantages: list[float]
     mask: list[bool]
+    ref: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,19 @@ class Token:
     lower: bool = False
     chosen: bool = False
     log_ratio: float = 0.0
+    log_z: float = 0.0
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What a loss looks at beside the row: the tokens that covariance singles out, (row, token)."""
+    """What a loss looks at beside the row: the tokens that covariance singles out, (row, token).
+
+    And the rows of its prompt, the row itself among them as it is where it is frozen.
+    """
 
     row: int = 0
     singled_out: set[tuple[int, int]] = field(default_factory=set)
+    group: list[Row] = field(default_factory=list)
 
 
 def clamp(value: float, low: float, high: float) -> float:
@@ -200,6 +206,38 @@ def dro(row: Row, frozen: list[float], whole: Whole, beta: float):
         log_ratio = row.logprobs[t] - row.old[t]
         gain = row.advantages[t] * row.logprobs[t] - beta / 2.0 * log_ratio**2
         tokens[t] = Token(-gain, log_ratio=clamp(log_ratio, -20.0, 20.0))
+    return tokens
+
+
+def implied_less_got(row: Row, to: list[float], per_nat: float, per_reward: float) -> float:
+    times = trained_times(row)
+    log_ratio = math.fsum(row.logprobs[t] - to[t] for t in times)
+    return per_nat * log_ratio - per_reward * math.fsum(row.advantages[t] for t in times) / len(
+        times
+    )
+
+
+def gvpo(row: Row, frozen: list[float], whole: Whole, beta: float):
+    tokens = [Token() for _ in row.mask]
+    members = [one for one in whole.group if trained_times(one)]
+    mean = math.fsum(implied_less_got(one, one.old, beta, 1.0) for one in members)
+    for t in trained_times(row):
+        distance = implied_less_got(row, row.old, beta, 1.0) - mean / len(members)
+        variance = distance**2 * len(members) / max(1, len(members) - 1)
+        log_ratio = clamp(row.logprobs[t] - row.old[t], -20.0, 20.0)
+        tokens[t] = Token(variance / 2.0, log_ratio=log_ratio)
+    return tokens
+
+
+def trajectory_balance(row: Row, frozen: list[float], whole: Whole, beta: float):
+    tokens = [Token() for _ in row.mask]
+    members = [one for one in whole.group if trained_times(one)]
+    total = math.fsum(-implied_less_got(one, one.ref, 1.0, 1.0 / beta) for one in members)
+    for t in trained_times(row):
+        log_z = total / len(members)
+        error = log_z + implied_less_got(row, row.ref, 1.0, 1.0 / beta)
+        log_ratio = clamp(row.logprobs[t] - row.old[t], -20.0, 20.0)
+        tokens[t] = Token(error**2, log_ratio=log_ratio, log_z=log_z)
     return tokens
 
 

@@ -273,6 +273,24 @@ MISTAKES = {
     ("dro", "dro_gradient"): (
         ("penalty has no gradient", "log_ratio.square()", "log_ratio.detach().square()"),
     ),
+    ("group_variance", "gvpo"): (
+        ("gvpo: biased variance", "sizes / (sizes - 1.0).clamp(min=1.0)", "1.0"),
+        ("gvpo: reward of all tokens", "row_mean(inputs.advantages", "row_sum(inputs.advantages"),
+        ("gvpo: groups not sorted", "rows[torch.argsort(inputs.groups[rows], stable=True)]",
+         "rows"),
+        ("gvpo: rows without tokens are members", "rows_with_any(inputs.mask, inputs.lengths)",
+         "torch.arange(len(inputs.lengths))"),
+    ),
+    ("group_variance", "gvpo_gradient"): (
+        ("gvpo: the mean has a gradient", "values.detach()[rows]", "values[rows]"),
+    ),
+    ("group_variance", "trajectory_balance"): (
+        ("trajectory balance: to the old policy", "inputs.trained(inputs.ref_logprobs)",
+         "inputs.trained(inputs.old_logprobs)"),
+        ("trajectory balance: reward times beta", "_rewards(inputs) / beta",
+         "_rewards(inputs) * beta"),
+        ("trajectory balance: partition upside down", "_to_tokens(-means", "_to_tokens(means"),
+    ),
     ("cispo", "cispo"): (
         ("sign flipped", "loss = -weight", "loss = weight"),
         ("weight not clipped", "loss = -weight", "loss = -ratio"),

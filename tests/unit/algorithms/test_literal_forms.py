@@ -76,8 +76,8 @@ ALGORITHMS = (
     "value_loss", "aggregate", "kl",
 )  # fmt: skip
 POLICY_LOSSES = (
-    "inputs", "clip", "bypass", "cispo", "covariance", "dppo", "dro", "geo_mean", "gpg", "gspo",
-    "prime_rl", "sapo", "vespo", "table",
+    "inputs", "clip", "bypass", "cispo", "covariance", "dppo", "dro", "geo_mean", "gpg",
+    "group_variance", "gspo", "prime_rl", "sapo", "vespo", "table",
 )  # fmt: skip
 # After the losses' inputs.
 CORRECTION = ("rollout_correction", "rollout_diagnostics", "token_masks", "resampling")

@@ -37,6 +37,7 @@ def inputs(
         mask=torch.tensor(mask or [True] * len(log_ratios)),
         lengths=torch.tensor(lengths or [len(log_ratios)]),
         groups=torch.zeros(len(lengths or [0]), dtype=torch.int64),
+        ref_logprobs=columns,
     )
 
 

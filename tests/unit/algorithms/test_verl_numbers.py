@@ -1,6 +1,7 @@
 """Numbers that verl's own functions gave, stored in verl_numbers.json, agree with ours.
 
-A loss that verl has not is TRL's, in trl_numbers.json, or prime-rl's, in prime_rl_numbers.json.
+A loss that verl has not is TRL's, in trl_numbers.json, or prime-rl's, in prime_rl_numbers.json;
+those of groups are its recipe's and TBA's, in group_numbers.json.
 Those of verl's recipe PRIME are in prime_numbers.json, with rows of its own. All were made outside
 of this tree by running the commit that the file names. Rewards lie on trained tokens and every row
 has one, so that what departs from verl on purpose plays no part.
@@ -12,7 +13,7 @@ import pytest
 import torch
 from literal_comparison import assert_close
 from ragged_batches import DTYPES
-from verl_batches import PRIME_RL, TRL, VERL, advantages_of_trl, stored_batches, table
+from verl_batches import OF_GROUPS, PRIME_RL, TRL, VERL, advantages_of_trl, stored_batches, table
 
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
@@ -29,7 +30,7 @@ from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 from ppojob_trainer.algorithms.token_masks import off_policy
 
-LOSSES = (*VERL["losses"], *TRL["losses"], *PRIME_RL["losses"])
+LOSSES = (*VERL["losses"], *TRL["losses"], *PRIME_RL["losses"], *OF_GROUPS["losses"])
 METRICS = {
     "ppo_kl": "actor/ppo_kl",
     "pg_clipfrac": "actor/pg_clipfrac",
@@ -83,6 +84,7 @@ def test_losses(case: dict[str, Any], dtype: torch.dtype):
             mask=stored.mask,
             lengths=stored.lengths,
             groups=stored.groups,
+            ref_logprobs=stored["ref_logprobs"],
         )
         output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
         loss = stored.total(output.loss, case.get("aggregation", "token_mean"))

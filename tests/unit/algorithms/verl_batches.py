@@ -14,7 +14,9 @@ def table(name: str) -> dict[str, Any]:
     return json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
 
 
-VERL, TRL, PRIME_RL = table("verl_numbers"), table("trl_numbers"), table("prime_rl_numbers")
+VERL, TRL, PRIME_RL, OF_GROUPS = (
+    table(f"{name}_numbers") for name in ("verl", "trl", "prime_rl", "group")
+)
 
 
 class Stored:

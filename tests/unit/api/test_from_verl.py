@@ -69,6 +69,7 @@ OURS = {
     *("spec.algorithm.highEntropyShare", "spec.algorithm.offPolicyThreshold"),
     *("spec.algorithm.maskTruncated", "spec.algorithm.onlineDpo"),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("vespo", "primeRl", "ipo")),
+    "spec.algorithm.policyLoss.trajectoryBalance",
     "spec.algorithm.distillation.beta",  # of a divergence that verl has not
     # It stands at that of a KL in the loss alone.
     *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),

@@ -93,11 +93,16 @@ def make_rows() -> MakeRows:
 def parts_add_up() -> Callable[..., None]:
     """Holds an objective of parts of a mini-batch of 12 rows against that of the whole."""
 
-    def check(objective: Any, outputs: tuple[torch.Tensor, ...], rows: Experience) -> None:
+    def check(
+        objective: Any,
+        outputs: tuple[torch.Tensor, ...],
+        rows: Experience,
+        ends: tuple[int, ...] = (5, 6),
+    ) -> None:
         denominators = Denominators.of(rows)
         whole = objective(outputs, rows, denominators)
         parts = []
-        for cut in (torch.arange(0, 5), torch.arange(5, 6), torch.arange(6, 12)):
+        for cut in torch.arange(12).tensor_split(ends):
             places = rows.token_index(cut)
             own = tuple(output[places] for output in outputs)
             parts.append(objective(own, rows.select(cut), denominators))

@@ -3,6 +3,7 @@ import torch
 from padded_reference import padded_logprobs, relative_difference
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
+from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
@@ -85,10 +86,12 @@ def test_updates_equal_adamw_stepped_by_hand(make_model, make_rows, tied):
     ],
     ids=str,
 )
-def test_how_it_is_computed_changes_no_gradient(make_model, make_rows, training):
+@pytest.mark.parametrize("loss", ["clip", "trajectory_balance"])
+def test_how_it_is_computed_changes_no_gradient(make_model, make_rows, training, loss):
     rows = make_rows(groups=4, old=True)
     rows.advantages[rows.token_index(torch.arange(3, 6))] = 0.0
-    goal = objective(loss_aggregation="sequence_mean_token_mean")
+    chosen = PolicyLossSpec(type=loss)
+    goal = objective(loss_aggregation="sequence_mean_token_mean", policy_loss=chosen)
     expected = gradient(make_model(), rows, goal)
     assert relative_difference(gradient(make_model(), rows, goal, **training), expected) < 1e-5
 

@@ -74,6 +74,7 @@ class PolicyObjective:
     kl: KlTerm | None = None
     # of `off_policy`; None where every token has its loss
     off_policy_threshold: float | None = None
+    whole_groups: bool = False  # the loss compares the rows of a group
 
     area: ClassVar = "actor"
 
@@ -103,6 +104,7 @@ class PolicyObjective:
             ),
             kl=KlTerm.of(spec.kl, kl_coefficient),
             off_policy_threshold=spec.off_policy_threshold,
+            whole_groups=spec.whole_groups,
         )
 
     @property
@@ -193,6 +195,7 @@ class PolicyObjective:
             mask=mask,
             lengths=rows.lengths,
             groups=rows.row_groups,
+            ref_logprobs=rows.ref_logprobs,
         )
         output = self.policy_loss.compute(inputs, **self.options)
         loss = output.loss

@@ -125,7 +125,7 @@ class TrainEngine(ForwardEngine):
         rows = torch.arange(experience.num_rows)
         # Of the rows of a group that are kept together two may have a loss: the others would cost
         # more memory than the budget.
-        whole_groups = isinstance(objective, PairObjective)
+        whole_groups = _compares_rows(objective)
         if router_losses is None and (self._training.skip_zero_gradient_groups or whole_groups):
             rows = objective.rows_with_gradient(experience)
         self._clear_gradients()
@@ -297,3 +297,10 @@ class TrainEngine(ForwardEngine):
             values={**measured.values, f"{area}/grad_norm": norm, f"{area}/skipped": skipped},
             state=state,
         )
+
+
+def _compares_rows(objective: Objective) -> bool:
+    """Whether the rows of a group have a loss together only."""
+    if isinstance(objective, PolicyObjective):
+        return objective.whole_groups
+    return isinstance(objective, PairObjective)

@@ -11,7 +11,6 @@ from ppojob_api import contract
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import model_pods, world_size
-from ppojob_api.v1alpha1.estimators import PAIRS
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import check_layouts, sizes_of
@@ -88,7 +87,7 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
         costs=GroupCosts(
             linear_cost(sizes),
             spec.training.share_prompts,
-            whole_groups=spec.algorithm.type in PAIRS or spec.algorithm.estimator.has_pairs,
+            whole_groups=spec.algorithm.whole_groups,
         ),
         dims_of=lambda role: role_dims(environment, role),
     )

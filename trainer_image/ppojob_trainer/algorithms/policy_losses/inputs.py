@@ -27,6 +27,7 @@ class LossInputs:
         mask: (tokens,) bool, True where the token is trained.
         lengths: (rows,) int64, tokens of each response.
         groups: (rows,) int64, the prompt of each response.
+        ref_logprobs: (tokens,) log π_ref, where the job asks the reference for them; else None.
     """
 
     logprobs: Tensor
@@ -36,6 +37,7 @@ class LossInputs:
     mask: Tensor
     lengths: Tensor
     groups: Tensor
+    ref_logprobs: Tensor | None = None
 
     def trained(self, values: Tensor) -> Tensor:
         """A column with zeros, and no gradient, where a token is not trained."""

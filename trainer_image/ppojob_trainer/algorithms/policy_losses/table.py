@@ -10,6 +10,7 @@ from ppojob_trainer.algorithms.policy_losses.dppo import dppo_kl, dppo_tv
 from ppojob_trainer.algorithms.policy_losses.dro import dro
 from ppojob_trainer.algorithms.policy_losses.geo_mean import geo_mean
 from ppojob_trainer.algorithms.policy_losses.gpg import gpg
+from ppojob_trainer.algorithms.policy_losses.group_variance import gvpo, trajectory_balance
 from ppojob_trainer.algorithms.policy_losses.gspo import gspo
 from ppojob_trainer.algorithms.policy_losses.inputs import PolicyLoss
 from ppojob_trainer.algorithms.policy_losses.prime_rl import ipo, prime_rl
@@ -20,6 +21,7 @@ _KL: Final = "actor/ppo_kl"
 _CLIPPED: Final = "actor/pg_clipfrac"
 _CLIPPED_LOWER: Final = "actor/pg_clipfrac_lower"
 _CHOSEN: Final = "actor/pg_covfrac"
+_LOG_Z: Final = "actor/log_z"
 
 # The covariance of a token is one with all others, those of rows without advantage included; a
 # distance that is penalised has a gradient without one.
@@ -44,6 +46,8 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "vespo": PolicyLoss(vespo, (_KL,), vanishes_without_advantage=True),
     "prime_rl": PolicyLoss(prime_rl, (_CLIPPED, _KL)),
     "ipo": PolicyLoss(ipo, (_CLIPPED, _KL)),
+    "gvpo": PolicyLoss(gvpo, (_KL,), is_of_rows=True),
+    "trajectory_balance": PolicyLoss(trajectory_balance, (_KL, _LOG_Z), is_of_rows=True),
     "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True),
 }
 """Every policy loss by the name of `spec.algorithm.policyLoss.type`."""
