@@ -32,7 +32,6 @@ from ppojob_trainer.data.pictures import why_blind
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
-from ppojob_trainer.models.architectures import check_layouts, check_targets
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder, check_use
 from ppojob_trainer.models.kinds import (
@@ -44,6 +43,7 @@ from ppojob_trainer.models.kinds import (
     SCORER,
     ModelKind,
 )
+from ppojob_trainer.models.layout_checks import check_layouts, check_targets
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.tokenizer_fit import (
     check_rows,

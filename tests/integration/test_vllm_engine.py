@@ -9,8 +9,8 @@ from engine_processes import run_together
 from made_once import made_once
 from tiny_models import FOR_ENGINES, save_model
 
-from ppojob_trainer.models.architectures import NO_FLOAT16_IN_VLLM
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.layout_checks import NO_FLOAT16_IN_VLLM
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -358,7 +358,7 @@ class TrainingSpec(Section):
     verl: fsdp_config.dtype, bfloat16."""
 
     micro_batch_tokens: Tokens = 16_384
-    """Tokens of one forward and backward; a longer group goes alone. Ranks that share tokens
+    """Tokens of one forward and backward; a longer row goes alone. Ranks that share tokens
     (`parallelism.sequence`) have so many each.
     verl: ppo_max_token_len_per_gpu, 16384."""
 

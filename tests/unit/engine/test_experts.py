@@ -15,9 +15,9 @@ from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.models.architectures import check_targets
 from ppojob_trainer.models.experts import grouped_product
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.layout_checks import check_targets
 from ppojob_trainer.models.load import load_model
 
 VOCAB = 97

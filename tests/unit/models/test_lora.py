@@ -20,8 +20,8 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import check_adapters
-from ppojob_trainer.models.architectures import check_targets
 from ppojob_trainer.models.kinds import CRITIC, POLICY
+from ppojob_trainer.models.layout_checks import check_targets
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import (
     LoraLinear,

@@ -1,19 +1,13 @@
-"""The sizes of a model, the tensors that it consists of, and which ranks can share them."""
+"""The sizes of a model, and the tensors that it consists of."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import gcd, prod
+from math import prod
 from pathlib import Path
 from typing import Final
 
-from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
-from ppojob_api.suggestions import NEAR
-from ppojob_api.topology import model_pods
-from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
-from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.pictures import PictureForm
+from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
@@ -24,7 +18,6 @@ from ppojob_trainer.models.layers_apart import (
     read_layers_apart,
 )
 from ppojob_trainer.models.mixtures import (
-    ALIGNED,
     expert_tensors,
     key_of_experts,
     required_sizes,
@@ -34,12 +27,6 @@ from ppojob_trainer.models.problems import ModelReason
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
-
-NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4"})
-"""Types of models that vLLM does not compute in float16, for their numbers become too large."""
-
-VLLM_LATENT: Final = 576
-"""What a token's latents are for vLLM's kernels: DeepSeek-V3's 512 and 64."""
 
 _MAX_SIZE: Final = 2**31 - 1
 _LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -351,277 +338,6 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
 def _count(value: Json) -> int | None:
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIZE
     return value if is_count and isinstance(value, int) else None
-
-
-def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Models that cannot be dealt to ranks as their layout says; nothing of a folder that is wrong.
-
-    Ranks have whole heads and layers. They need not have equally many tokens of the vocabulary.
-    """
-    yield from _check_engines(spec)
-    yield from _check_routers(spec)
-    yield from _check_tower(spec)
-    pods = model_pods(spec.roles)
-    references = spec.reference_paths if spec.algorithm.has_reference else ()
-    folders: list[tuple[RoleName, str | None]] = [
-        ("actorRollout", spec.model.path),
-        *(("reference", folder) for folder in references),
-        *(("critic", folder) for folder in spec.critic_paths),
-        ("rewardModel", spec.reward_model.path if spec.reward_model else None),
-    ]
-    # A role without pods of its own lives in those of the policy.
-    hosted = {(role if role in pods else "actorRollout", folder) for role, folder in folders}
-    for host, pod in pods.items():
-        own = {sizes_of(folder) for where, folder in hosted if where == host and folder}
-        yield from _check_experts(host, pod.parallelism.expert, own)
-    for host, folder in sorted((host, folder) for host, folder in hosted if folder):
-        layout, sizes = pods[host].parallelism, sizes_of(folder)
-        if sizes is None:
-            continue
-        heads, keys = sizes.heads, sizes.numbers_of_key_heads
-        most = gcd(heads, *keys, sizes.inner, sizes.shared, sizes.plain)
-        why = (
-            f"so many ranks share {heads} query heads, {' or '.join(map(str, keys))} key heads and "
-            f"{sizes.inner} inner features of {folder}"
-        )
-        if uncut := FAMILIES[sizes.model_type].uncut:
-            why, most = f"{uncut} in {folder}, a model of {sizes.model_type}", 1
-        if sizes.experts:
-            most = gcd(most, sizes.inner // ALIGNED)
-        if most % layout.tensor:
-            yield Problem(
-                f"spec.roles.{host}.parallelism.tensor",
-                shown(layout.tensor),
-                why,
-                f"a divisor of {most}",
-                ReasonCode.OUT_OF_RANGE,
-            )
-        else:
-            heads //= layout.tensor
-        if sizes.states:
-            heads = gcd(heads, sizes.states.key_heads)
-        if heads % layout.sequence:
-            of_states = " and those of its linear attention" if sizes.states else ""
-            yield Problem(
-                f"spec.roles.{host}.parallelism.sequence",
-                shown(layout.sequence),
-                f"the query heads of {folder}{of_states} are dealt to so many ranks",
-                f"a divisor of {heads}",
-                ReasonCode.OUT_OF_RANGE,
-            )
-        yield from _check_pipeline(host, layout.pipeline, folder, sizes)
-
-
-def _check_pipeline(host: RoleName, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
-    """Layers that cannot be dealt to so many stages, which hand on states and nothing else."""
-    why, most = f"each of so many ranks has a layer of {folder} at least", sizes.layers
-    if sizes.apart and sizes.apart.shares_keys:
-        why, most = f"layers of {folder} attend to keys of layers before them", 1
-    elif sizes.apart and sizes.apart.told:
-        why, most = f"each layer of {folder} is told of a token by an embedding of its own", 1
-    if most < stages:
-        where = f"spec.roles.{host}.parallelism.pipeline"
-        yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
-
-
-def _check_experts(host: RoleName, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
-    """Experts that cannot be dealt to so many ranks, of models that live in the same pods."""
-    where = f"spec.roles.{host}.parallelism.expert"
-    counts = {0 if sizes is None else sizes.experts for sizes in models}
-    if ranks > 1 and not any(counts) and None not in models:
-        why = "no model of these pods has experts"
-        yield Problem(where, shown(ranks), why, "remove it", ReasonCode.NO_EFFECT)
-    elif (most := gcd(*counts)) % ranks:
-        why = "so many ranks share the experts of each layer"
-        yield Problem(where, shown(ranks), why, f"a divisor of {most}", ReasonCode.OUT_OF_RANGE)
-
-
-def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Settings of routers, of a model that has none."""
-    sizes, replay = sizes_of(spec.model.path), spec.algorithm.router_replay
-    if sizes is None:
-        return
-    mixture = FAMILIES[sizes.model_type].mixture
-    if mixture is not None:
-        if mixture.correction and spec.algorithm.has_router_losses:
-            yield Problem(
-                "spec.algorithm",
-                "losses of routers",
-                f"those of {sizes.model_type} choose experts by a bias too: not in this version",
-                "neither routerBalanceCoefficient nor routerZCoefficient",
-                ReasonCode.NOT_IN_THIS_VERSION,
-            )
-        return
-    why, allowed = f"a model of {sizes.model_type} has no routers", "remove it"
-    if replay != "none":
-        where = "spec.algorithm.routerReplay"
-        yield Problem(where, shown(replay), why, allowed, ReasonCode.NO_EFFECT)
-    for where, weight in (
-        ("spec.algorithm.routerBalanceCoefficient", spec.algorithm.router_balance_coefficient),
-        ("spec.algorithm.routerZCoefficient", spec.algorithm.router_z_coefficient),
-    ):
-        if weight:
-            yield Problem(where, shown(weight), why, allowed, ReasonCode.NO_EFFECT)
-    if spec.model.freeze_routers:
-        where = "spec.model.freezeRouters"
-        yield Problem(where, shown(True), why, allowed, ReasonCode.NO_EFFECT)
-
-
-def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
-    """What is said of a tower and of pictures, of a model that is never shown one."""
-    folder, sizes = spec.model.path, sizes_of(spec.model.path)
-    said = {
-        "spec.model.freezeVisionTower": None if spec.model.freeze_vision_tower else False,
-        "spec.data.maxPicturePixels": spec.data.max_picture_pixels,
-        "spec.data.minPicturePixels": spec.data.min_picture_pixels,
-    }
-    if sizes is None:
-        return
-    why = f"a model of {sizes.model_type} sees no pictures"
-    if FAMILIES[sizes.model_type].sees_pictures:
-        if PictureForm.read(Path(folder)) is not None:
-            return
-        why = f"{folder} has no processor of pictures, so it is shown none"
-    for where, value in said.items():
-        if value is not None:
-            yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
-
-
-def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Models that an engine has not, and what it does not compute of them."""
-    tensor, sizes = spec.rollout.parallelism.tensor, sizes_of(spec.model.path)
-    if sizes is None or spec.algorithm.given:
-        return
-    if spec.rollout.engine == "vllm" and not FAMILIES[sizes.model_type].is_in_vllm:
-        yield Problem(
-            "spec.rollout.engine",
-            shown(spec.rollout.engine),
-            f"vLLM has no model of {sizes.model_type} of its own, and would change transformers' "
-            "for the trainer too",
-            "huggingface",
-            ReasonCode.CONFLICT,
-        )
-    if spec.rollout.engine == "vllm" and sizes.latents and sizes.latents.cached != VLLM_LATENT:
-        yield Problem(
-            "spec.rollout.engine",
-            shown(spec.rollout.engine),
-            f"vLLM has no kernel for latents of {sizes.latents.cached} numbers a token",
-            f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
-            ReasonCode.CONFLICT,
-        )
-    own_kind = "of a mixture of experts" if sizes.experts else "of linear attention"
-    own_kind = "of layers that differ" if sizes.apart else own_kind
-    has_own_kind = sizes.experts or sizes.states or sizes.apart
-    if spec.rollout.engine == "vllm" and has_own_kind and spec.adapters_of_engines is not None:
-        yield Problem(
-            "spec.rollout.adapters",
-            shown(spec.rollout.adapters),
-            f"adapters beside the weights {own_kind} in vLLM: not in this version",
-            "merged, or engine: huggingface",
-            ReasonCode.NOT_IN_THIS_VERSION,
-        )
-    is_half = spec.rollout.engine == "vllm" and spec.rollout.dtype == "float16"
-    if is_half and sizes.model_type in NO_FLOAT16_IN_VLLM:
-        yield Problem(
-            "spec.rollout.dtype",
-            shown(spec.rollout.dtype),
-            f"numbers of {sizes.model_type} become too large for it, and vLLM does not take it",
-            "bfloat16 or float32",
-            ReasonCode.CONFLICT,
-        )
-    is_on_cpu = (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0
-    if (
-        spec.rollout.engine == "vllm"
-        and sizes.states
-        and is_on_cpu
-        and spec.rollout.dtype != "bfloat16"
-    ):
-        yield Problem(
-            "spec.rollout.dtype",
-            shown(spec.rollout.dtype),
-            f"vLLM computes linear attention of {sizes.model_type} in one type on processors",
-            "bfloat16, or engine: huggingface",
-            ReasonCode.CONFLICT,
-        )
-    if tensor > 1:
-        yield from _check_engine_ranks(spec, sizes)
-
-
-def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
-    """Heads and features that the ranks of an engine cannot share; of key heads each has one."""
-    tensor = spec.rollout.parallelism.tensor
-    most, keys = (
-        gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain),
-        sizes.numbers_of_key_heads,
-    )
-    if sizes.states:
-        most = gcd(most, sizes.states.key_heads)
-    fitting = [
-        n
-        for n in range(1, most + 1)
-        if most % n == 0 and not any(own % n and n % own for own in keys)
-    ]
-    if tensor not in fitting:
-        yield Problem(
-            "spec.rollout.parallelism.tensor",
-            shown(tensor),
-            f"so many ranks share {sizes.heads} query heads, {' or '.join(map(str, keys))} key "
-            f"heads and {sizes.inner} "
-            f"inner features of {spec.model.path}",
-            f"one of {', '.join(map(str, fitting))}",
-            ReasonCode.OUT_OF_RANGE,
-        )
-
-
-def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
-    """Targets that no layer of a model is called; nothing where its folder is wrong.
-
-    `where` is the section of the adapters.
-    """
-    if (sizes := sizes_of(folder)) is None:
-        return
-    names = {
-        name.rpartition(".")[2]
-        for layer in range(sizes.layers)
-        for name in linear_layers(sizes, layer)
-    }
-    if lora.experts:
-        yield from _check_expert_adapters(lora, sizes, where)
-        names |= {name.rpartition(".")[2] for name in expert_layers(sizes)}
-    for index, target in enumerate(lora.target_modules or ()):
-        if target not in names | {ALL_LINEAR}:
-            near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
-            meant = f", did you mean {near[0]}" if near else ""
-            mixture = FAMILIES[sizes.model_type].mixture
-            is_expert = mixture is not None and target in mixture.matrices
-            yield Problem(
-                f"{where}.targetModules[{index}]",
-                shown(target),
-                "experts of a mixture take none without experts: true"
-                if is_expert
-                else f"no linear layer of the model is called so{meant}",
-                f"{', '.join(sorted(names))}; without the field all of them",
-                ReasonCode.NOT_ONE_OF,
-            )
-
-
-def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator[Problem]:
-    """What keeps experts from having adapters."""
-    mixture, matrices = FAMILIES[sizes.model_type].mixture, expert_layers(sizes)
-    if mixture is not None and mixture.is_stacked:
-        why = f"experts of {sizes.model_type} lie in one tensor: not in this version"
-        reason = ReasonCode.NOT_IN_THIS_VERSION
-        yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)
-    elif not any(map(lora.adapts, matrices)):
-        why = f"no target is a matrix of an expert of {sizes.model_type}"
-        reason = ReasonCode.NO_EFFECT
-        yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)
-    if lora.rank % ALIGNED:
-        why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"
-        yield Problem(f"{where}.rank", shown(lora.rank), why, allowed, ReasonCode.OUT_OF_RANGE)
-    if lora.dropout:
-        why, reason = "of experts: not in this version", ReasonCode.NOT_IN_THIS_VERSION
-        yield Problem(f"{where}.dropout", shown(lora.dropout), why, "0, or no experts", reason)
 
 
 def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:

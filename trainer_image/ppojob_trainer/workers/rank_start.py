@@ -13,7 +13,8 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import model_pods, world_size
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.architectures import check_layouts, sizes_of
+from ppojob_trainer.models.architectures import sizes_of
+from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.memory import GIB, count_parameters, held_in_turns, in_gib, machine_bytes
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
