@@ -34,6 +34,11 @@ POLICY_LOSS_RULES = rules(
         no token lies between it and covarianceLow ${self.covarianceLow}; above that
     must: self.covarianceLow < self.covarianceHigh
 
+    spec.algorithm | policyLoss.type | Conflict
+        it regresses rewards of whole responses, and a teacher rewards tokens; another type
+    when: self.type == 'distillation'
+    must: !(self.policyLoss.type in $COMPARE_GROUPS)
+
     spec.algorithm | samplesPerPrompt | OutOfRange
         policyLoss.type ${self.policyLoss.type} compares the responses of a prompt with each other;
         at least 2, or another type

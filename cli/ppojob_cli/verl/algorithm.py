@@ -144,7 +144,7 @@ def _policy_loss(verl: Verl, job: Draft) -> None:
         why = (
             "a mean over prompts here; ppo_micro_batch_size_per_gpu / rollout.n times as much there"
         )
-        job.note(f"{why}, which gradientClip sees", mode)
+        job.note(f"{why}, which gradientClip sees, and what stands beside it", mode)
     _aggregation(verl, job, kind, mode)
     _one_bound(verl, job)
     for name in ("tau_pos", "tau_neg"):

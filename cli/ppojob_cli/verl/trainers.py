@@ -41,7 +41,13 @@ ONE_STEP_OFF: Final = Trainer(r"(?:.*[./])?one_step_off_policy[./]main_ppo(?:\.p
 PARTIAL: Final = Trainer(r"(?:.*[./])?partial_rollout[./]main_ppo(?:\.py)?")
 """Of the recipe whose long rows go on in the next step; it generates where it trains."""
 FULLY_ASYNC: Final = Trainer(r"(?:.*[./])?fully_async_main(?:\.py)?", _PODS)
-GVPO: Final = Trainer(r"(?:.*[./])?gvpo_main_ppo(?:\.py)?", {"trainer.project_name": "gvpo"})
+GVPO: Final = Trainer(
+    r"(?:.*[./])?gvpo_main_ppo(?:\.py)?",
+    {
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "gvpo",
+        "trainer.project_name": "gvpo",
+    },
+)
 _OF_MODEL: Final = ("lr", "weight_decay", "lr_warmup_steps", "lr_warmup_steps_ratio")
 PRIME: Final = Trainer(
     r"(?:.*[./])?main_prime(?:\.py)?",

@@ -7,11 +7,12 @@ from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from tiny_models import MIXTURE, save_model
 from torch import Tensor
-from transformers import Qwen3MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import CORRECTION
-from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.load import hold_in, load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
 NORM = "model.norm.weight"
@@ -40,6 +41,13 @@ def test_routers_alone_choose_by_more_than_16_bits(tmp_path, family):
     exact = {name for name, weight in loaded.items() if weight.dtype != torch.bfloat16}
     assert exact == {name for name in stored if name.endswith(CORRECTION)} != set()
     assert all(torch.equal(loaded[name], stored[name]) for name in exact)
+    config = AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):  # as ranks that share a model begin
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    split_experts(model)
+    hold_in(torch.bfloat16, model)
+    kept = {name for name, weight in model.named_parameters() if weight.dtype == torch.float32}
+    assert kept == exact
 
 
 def spoil(folder: Path, **changes: Tensor) -> None:

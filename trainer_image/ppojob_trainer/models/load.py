@@ -220,15 +220,24 @@ def _load_whole(
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
     split_experts(model)
-    for name, parameter in model.named_parameters():
-        if not stays_float32(name):  # transformers keeps routers of ERNIE so
-            parameter.data = parameter.data.to(options["dtype"])
+    hold_in(options["dtype"], model)
     if lora is not None:
         add_adapters(model, lora)
     model.to(world.device)
     for parameter in model.parameters():
         parameter.data = _own(parameter.data)
     return model, set(info["missing_keys"])
+
+
+def hold_in(dtype: torch.dtype, model: nn.Module) -> None:
+    """Give all weights a type but those that stay in float32.
+
+    transformers keeps more of some families in that, routers of ERNIE for one: ranks cannot share
+    layers of two types.
+    """
+    for name, parameter in model.named_parameters():
+        if not stays_float32(name):
+            parameter.data = parameter.data.to(dtype)
 
 
 @contextmanager
@@ -260,6 +269,7 @@ def _load_sharded(
     with torch.device("meta"):
         model = auto_class.from_config(**options)
     split_experts(model)
+    hold_in(options["dtype"], model)
     if lora is not None:
         add_adapters(model, lora)
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))

@@ -191,7 +191,8 @@ def model_config(
     if beta := ropes.get("llama_4_scaling_beta"):  # which vLLM reads elsewhere
         positions = ropes["original_max_position_embeddings"]
         changed.llama_4_scaling = {"original_max_position_embeddings": positions, "beta": beta}
-    if changed.model_type == "cohere2":  # whose windows vLLM makes a token longer
+    if changed.model_type == "cohere2" and changed.sliding_window:
+        # vLLM makes its windows a token longer.
         changed.sliding_window -= 1
     kind = vllm_pictures.SEEING.get(changed.model_type) if sees else None
     if changed.model_type.startswith(_HYBRIDS):

@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Sequence
 from math import prod
 
-from ppojob_trainer.models.architectures import EMBEDDING, Sizes, backbone_tensors
+from ppojob_trainer.models.architectures import Sizes, backbone_tensors
 from ppojob_trainer.rows.batch_index import BatchIndex
 
 _Share = tuple[int, tuple[int, ...]]  # cost and items of a part
@@ -109,7 +109,7 @@ def linear_cost(sizes: Sizes) -> int:
     blocks = sum(
         prod(shape)
         for name, shape in backbone_tensors(sizes)
-        if len(shape) == 2 and name != EMBEDDING
+        if len(shape) == 2 and "embed_tokens" not in name
     )
     weights = blocks + sizes.vocabulary * sizes.hidden
     attending = sizes.layers - len(sizes.states.layers if sizes.states else ())
