@@ -125,7 +125,7 @@ class TrainEngine(ForwardEngine):
         rows = torch.arange(experience.num_rows)
         # Of the rows of a group that are kept together two may have a loss: the others would cost
         # more memory than the budget.
-        whole_groups = _compares_rows(objective)
+        whole_groups = _keeps_groups_whole(objective)
         if router_losses is None and (self._training.skip_zero_gradient_groups or whole_groups):
             rows = objective.rows_with_gradient(experience)
         self._clear_gradients()
@@ -299,7 +299,7 @@ class TrainEngine(ForwardEngine):
         )
 
 
-def _compares_rows(objective: Objective) -> bool:
+def _keeps_groups_whole(objective: Objective) -> bool:
     """Whether the rows of a group have a loss together only."""
     if isinstance(objective, PolicyObjective):
         return objective.whole_groups
