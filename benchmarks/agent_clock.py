@@ -104,7 +104,7 @@ class Tools:
         self._free = [0.0] * self.parallel
         self.seconds = 0.0
 
-    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> float:
+    def start(self, number: int, turn: int, calls: Sequence[ToolCall], _: None) -> float:
         share = random.Random(number * 1000 + turn).paretovariate(1.2) - 1.0
         seconds = min(self.shortest * (1.0 + share), self.longest)
         self.seconds += seconds
@@ -122,6 +122,8 @@ class Tools:
 
 class Form:
     """A call where a turn ends with one."""
+
+    pictures = None
 
     def read(self, tokens: Sequence[int]) -> Turn:
         return Turn((ToolCall("tool", "{}"),)) if tokens[-1] == CALLS else Turn()

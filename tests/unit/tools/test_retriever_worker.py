@@ -45,7 +45,7 @@ def tools(serve, agent: AgentSpec) -> Iterator[Peer]:
 def ask(caller, tools: list[Peer], retrievers: list[Peer], *calls: ToolCall) -> list[ToolAnswer]:
     caller.default_deadline_seconds = 60.0
     remote = RemoteTools(
-        caller, tools, retrievers, [(BatchName(0, 3, "train"), 7)], [PromptTokens(0, [])]
+        caller, tools, retrievers, 3, [(BatchName(0, 3, "train"), 7)], [PromptTokens(0, [])]
     )
     return remote.answers(remote.start(0, 0, calls))
 
