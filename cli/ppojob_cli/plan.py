@@ -120,7 +120,24 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
         f"micro-batches of {ranks * spec.training.micro_batch_tokens} tokens{shared}; "
         f"the longest prompt and response take {prompt_and_response}"
     )
+    yield from _whole_groups(spec)
     yield from _waiting_stages(spec)
+
+
+def _whole_groups(spec: PPOJobSpec) -> Iterator[str]:
+    """Groups whose rows are computed together, where that may take more than a micro-batch."""
+    algorithm, data, training = spec.algorithm, spec.data, spec.training
+    if not algorithm.whole_groups:
+        return
+    is_pair = algorithm.estimator.has_pairs or algorithm.given
+    rows = 2 if is_pair else algorithm.samples_per_prompt
+    prompts = 1 if training.share_prompts else rows
+    tokens = prompts * data.max_prompt_tokens + rows * data.max_response_tokens
+    if tokens > spec.roles.actor_rollout.parallelism.sequence * training.micro_batch_tokens:
+        yield (
+            f"the loss compares {rows} responses to a prompt, which are in one micro-batch: up to "
+            f"{tokens} tokens"
+        )
 
 
 def _waiting_stages(spec: PPOJobSpec) -> Iterator[str]:

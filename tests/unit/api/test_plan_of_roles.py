@@ -99,3 +99,25 @@ def test_stages_that_always_have_one_micro_batch_are_told_of(tokens: int, waits:
 def test_nothing_is_trained(field: str, told: str) -> None:
     lines = planned(steps={field: True})
     assert lines[lines.index("Run") + 1] == f"  {told}"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told"),
+    [
+        (
+            {"policyLoss": {"type": "gvpo"}},
+            "8 responses to a prompt, which are in one micro-batch: up to 4608 tokens",
+        ),
+        (
+            {"type": "online_dpo"},
+            "2 responses to a prompt, which are in one micro-batch: up to 1536 tokens",
+        ),
+        ({}, None),
+    ],
+)
+def test_how_large_a_micro_batch_becomes_whose_rows_are_compared(algorithm, told) -> None:
+    loss = {"lossAggregation": "sequence_mean_token_mean"} if "policyLoss" in algorithm else {}
+    compared = {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8, **algorithm, **loss}
+    lines = planned(algorithm=compared, training={"microBatchTokens": 1024})
+    found = [line for line in lines if "the loss compares" in line]
+    assert found == ([f"  the loss compares {told}"] if told else [])
