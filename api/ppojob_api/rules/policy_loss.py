@@ -6,7 +6,7 @@ from ppojob_api.rules.rule import rules, words
 from ppojob_api.v1alpha1.estimators import GIVEN
 from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, RATIO_MODES
 
-_COMPARE_GROUPS = [name for name, one in LOSSES.items() if one.compares_group]
+COMPARE_GROUPS = [name for name, one in LOSSES.items() if one.compares_group]
 
 POLICY_LOSS_RULES = rules(
     """
@@ -110,7 +110,7 @@ POLICY_LOSS_RULES = rules(
     must: self.high >= 1.0
     """,
     CLIP_FIELDS=" ".join(map(to_camel, CLIP_FIELDS)),
-    COMPARE_GROUPS=words(_COMPARE_GROUPS),
+    COMPARE_GROUPS=words(COMPARE_GROUPS),
     GIVEN=words(GIVEN),
     HAVE_THE_RATIO=words(
         name for name, one in LOSSES.items() if one.is_of_sampler and name != "bypass"
@@ -119,7 +119,7 @@ POLICY_LOSS_RULES = rules(
     IS_REINFORCE="has(self.policyLoss.bypass) && self.policyLoss.bypass.form == 'reinforce'",
     MAY_BE_SUMS=words(name for name, one in LOSSES.items() if one.may_be_sums),
     MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
-    OF_ROWS=words(["geo_mean", *_COMPARE_GROUPS]),
+    OF_ROWS=words(["geo_mean", *COMPARE_GROUPS]),
     RATIO_MODES=words(RATIO_MODES),
     WITH_OPTIONS=" ".join(to_camel(name) for name, one in LOSSES.items() if one.options),
 )

@@ -1,8 +1,8 @@
 """Pods of roles: ranks, cores, GPUs, and the prompts that ranks need."""
 
+from ppojob_api.rules.policy_loss import COMPARE_GROUPS
 from ppojob_api.rules.rule import either, present, rules, words
 from ppojob_api.shape import members
-from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.roles import RolePods
 
 MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
@@ -98,7 +98,7 @@ ROLE_RULES = (
             each rank of roles.actorRollout, or those that share rows, takes whole prompts, whose
             responses the loss compares; at least as many as its ranks over sequence, tensor and
             pipeline ${$PARTS}
-        when: ($DRAWN_PAIRS || self.algorithm.policyLoss.type in $COMPARING) $GIVEN
+        when: ($DRAWN_PAIRS || self.algorithm.policyLoss.type in $COMPARE_GROUPS) $GIVEN
         must: self.$BATCH >= $PARTS
         """,
         each=(
@@ -112,7 +112,7 @@ ROLE_RULES = (
             )
         ),
         DRAWN_PAIRS="self.algorithm.type == 'online_dpo'",
-        COMPARING=words(name for name, one in LOSSES.items() if one.compares_group),
+        COMPARE_GROUPS=words(COMPARE_GROUPS),
     ),
     *rules(
         """
