@@ -8,6 +8,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.rows.experience import Experience
 
 DENSE = sorted(name for name, family in FAMILIES.items() if not family.mixture)
 """Of mixtures see `test_experts`: their products are none of float64."""
@@ -90,3 +91,38 @@ def test_rows_in_any_order_and_empty_responses(make_model, make_rows):
     rows.row_groups = torch.cat([rows.row_groups, torch.tensor([1])])
     got = packed_pass(model, LOGPROBS, rows).outputs[0]
     torch.testing.assert_close(got, padded_logprobs(model, rows)[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5_text"])
+def test_each_context_is_read_by_itself(make_model, make_rows, family, share):
+    """As if the later ones were rows of their own, whose prompts are what they begin with."""
+    model, rows = make_model(family, dtype=torch.float64), make_rows(longest=30)
+    parts, kept = [], []
+    for row in range(rows.num_rows):
+        tokens = torch.arange(*rows.offsets[row : row + 2].tolist())
+        for number, part in enumerate(tokens.tensor_split(3) if len(tokens) > 12 else [tokens]):
+            if number:
+                rows.context_starts[part[0]] = True
+                rows.mask[part[:2]] = False
+            ids, given = rows.response_tokens[part], 2 if number else 0
+            prompt = ids[:given] if number else rows.prompts[int(rows.row_groups[row])]
+            parts.append((prompt, ids[given:], rows.mask[part[given:]]))
+            kept.append(part[given:])
+    alone = Experience(
+        prompts=[prompt for prompt, _, _ in parts],
+        row_groups=torch.arange(len(parts)),
+        response_tokens=torch.cat([ids for _, ids, _ in parts]),
+        lengths=torch.tensor([len(ids) for _, ids, _ in parts]),
+        mask=torch.cat([mask for _, _, mask in parts]),
+        rollout_logprobs=torch.zeros(sum(len(ids) for _, ids, _ in parts)),
+    )
+    assert rows.context_starts.sum() > 4, "too few contexts to tell"
+    expected = torch.zeros(rows.num_tokens, dtype=torch.float64)
+    expected[torch.cat(kept)] = padded_logprobs(model, alone)[0]
+    factors = torch.randn(rows.num_tokens, dtype=torch.float64)
+    of_alone = gradients(model, (factors * expected).sum())
+    use_packed_attention(model)
+    got = packed_pass(model, LOGPROBS, rows, share_prompts=share).outputs[0]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    assert relative_difference(gradients(model, (factors * got).sum()), of_alone) < 1e-5

@@ -170,7 +170,7 @@ def test_a_token_costs_its_columns_and_nothing_else_on_the_wire():
         return move_rows(link, index, plan, batch if link.member == 0 else None, ["values"])
 
     all_at_once(shared, act, act)
-    assert shared.moved_bytes == {(0, 1): 3 * 8 + (4 + 5) * (8 + 1 + 4 + 4)}
+    assert shared.moved_bytes == {(0, 1): 3 * 8 + (4 + 5) * (8 + 1 + 4 + 1 + 4)}
 
 
 INDEX = BatchIndex((3, 2), (4, 5), 1, (0, 0))

@@ -2,8 +2,10 @@
 
 With shared prompts a group lies as `prompt, response_1, ..., response_n`: every response attends
 to all of the prompt and causally to itself, never to another response, and its positions go on from
-the prompt's. Without, every row lies as `prompt, response`. Of a response, what comes before its
-last trained token is the input: nothing is predicted from the rest.
+the prompt's. Without, every row lies as `prompt, response`. A row of several contexts has
+its first one so; each later one lies behind it, reads itself alone, and its positions are from 0. Of
+each context, what comes before its last trained token is the input: nothing is predicted from the
+rest.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ppojob_trainer.data.pictures import PictureForm, packed, unpacked_later
+from ppojob_trainer.data.pictures import LaterPicture, PictureForm, packed, unpacked_later
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -117,14 +119,37 @@ class _Text:
         positions = torch.tensor(form.positions(listed, pictures, later))
         return cls(ids, sources, positions, pictures, torch.cat(places))
 
-    def followed_by(
-        self, ids: Tensor, sources: Tensor, form: PictureForm | None, shown: Sequence[bytes]
-    ) -> _Text:
-        """What is read behind it of a response, which may show pictures farther behind, too."""
-        seen = [one for held in shown for one in unpacked_later(held) if one.start < len(ids)]
-        files, starts = packed([one.file for one in seen]), [one.start for one in seen]
-        read = self.of(ids, sources[: len(ids)], form, files, starts)
+    def followed_by(self, read: _Text) -> _Text:
+        """What is read behind it, of a response."""
         return replace(read, positions=read.positions + self.positions.max() + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """The response of a row."""
+
+    ids: Tensor  # (tokens,) int64
+    sources: Tensor  # (tokens,) int64, see `PackedRows`
+    trained: Tensor  # (n,) int64, places of its trained tokens
+    starts: Tensor  # (contexts - 1,) int64, where the later ones begin
+    shown: tuple[LaterPicture, ...]  # what it shows
+
+    def contexts(self, form: PictureForm | None) -> list[tuple[_Text, Tensor]]:
+        """What is read of each context, the first one of them behind the prompt, and places in it
+        of what is trained. Later ones in which nothing is trained are left out.
+        """
+        ends = [*self.starts.tolist(), len(self.ids)]
+        found = []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            places = self.trained[(self.trained >= begin) & (self.trained < end)] - begin
+            if begin and not len(places):
+                continue
+            own = slice(begin, begin + (int(places[-1]) if len(places) else 0))
+            seen = [one for one in self.shown if own.start <= one.start < own.stop]
+            files, at = packed([one.file for one in seen]), [one.start - begin for one in seen]
+            read = _Text.of(self.ids[own], self.sources[own], form, files, at)
+            found.append((read, places))
+        return found
 
 
 class _Packer:
@@ -193,7 +218,10 @@ def pack_rows(
     tokens_of_prompts = sum(prompt.numel() for prompt in experience.prompts)
     of_prompts = _numbered(experience.prompt_lengths.tolist())
     of_responses = _numbered(lengths, first=tokens_of_prompts)
-    trained = [mask.nonzero()[:, 0] for mask in torch.split(experience.mask, lengths)]
+    trained, starts = (
+        [column.nonzero()[:, 0] for column in torch.split(whole, lengths)]
+        for whole in (experience.mask, experience.context_starts)
+    )
     shown = experience.pictures or [b""] * experience.num_groups
     prompts = [
         _Text.of(ids, sources, form, pictures)
@@ -205,10 +233,12 @@ def pack_rows(
     groups = experience.row_groups.tolist()
     first_rows = {group: row for row, group in reversed(list(enumerate(groups)))}
     for row in sorted(range(len(groups)), key=lambda row: (first_rows[groups[row]], row)):
-        places, prompt = trained[row], prompts[groups[row]]
-        ids = responses[row][: int(places[-1]) if len(places) else 0]
+        prompt = prompts[groups[row]]
         held = experience.later_pictures[row : row + 1]
-        read = prompt.followed_by(ids, of_responses[row], form, held)
+        later = tuple(one for pictures in held for one in unpacked_later(pictures))
+        response = _Response(responses[row], of_responses[row], trained[row], starts[row], later)
+        (first_read, places), *others = response.contexts(form)
+        read = prompt.followed_by(first_read)
         if share_prompts:
             if groups[row] not in shared:
                 shared[groups[row]] = packer.add(prompt)
@@ -220,9 +250,14 @@ def pack_rows(
             whole = packer.add(prompt, read)
             last = whole.start + len(prompt.ids) - 1
             readings[row], first = (whole,), last + 1
-        if not len(places):
+        found = [torch.where(places == 0, last, first + places - 1)]
+        for text, places_of_context in others:
+            whole = packer.add(text)
+            readings[row] = (*readings[row], whole)
+            found.append(whole.start + places_of_context - 1)
+        if not len(trained[row]):
             readings[row] = ()
-        predictors[row] = torch.where(places == 0, last, first + places - 1)
+        predictors[row] = torch.cat(found)
     filler = torch.zeros(-packer.end % multiple, dtype=torch.int64)
     packer.add(_Text.of(filler, filler - 1, form))
     targets = experience.response_tokens[experience.mask]

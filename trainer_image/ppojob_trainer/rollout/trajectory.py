@@ -21,6 +21,8 @@ class Segment:
     logprobs: tuple[float, ...] = ()  # empty where the tokens were given
     policy_version: int | None = None  # of the weights that drew them; None where they were given
     reward: float = 0.0  # of the turn that ends with this segment
+    # given tokens that what follows is read behind, and no token before them
+    begins_context: bool = False
 
     @property
     def is_trained(self) -> bool:
@@ -49,6 +51,15 @@ class Trajectory:
     def mask(self) -> list[bool]:
         """Which tokens are trained, (tokens,)."""
         return [s.is_trained for s in self.segments for _ in s.tokens]
+
+    @property
+    def context_starts(self) -> list[bool]:
+        """Which tokens begin a context, (tokens,); the first, the prompt's, is none of these."""
+        return [
+            segment.begins_context and place == 0
+            for segment in self.segments
+            for place in range(len(segment.tokens))
+        ]
 
     @property
     def logprobs(self) -> list[float]:

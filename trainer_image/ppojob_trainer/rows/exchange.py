@@ -19,7 +19,7 @@ from ppojob_trainer.parallel.link import Link
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import COLUMN_DTYPES, Experience
 
-ROLLOUT_COLUMNS = ("response_tokens", "mask", "rollout_logprobs")
+ROLLOUT_COLUMNS = ("response_tokens", "mask", "rollout_logprobs", "context_starts")
 """Per-token columns that every row has from its birth; they travel with it always."""
 
 

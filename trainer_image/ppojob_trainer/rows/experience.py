@@ -33,6 +33,9 @@ class Experience:
     # the others (log-probabilities, values) is 0.
     mask: Tensor
     rollout_logprobs: Tensor  # (tokens,) float32, log mu(a_t|s_t) as the sampler reported it
+    # (tokens,) bool, True where the row's next context begins: from there on, neither its prompt
+    # nor what stands before is read. None for nowhere.
+    context_starts: Tensor = None  # type: ignore[assignment]
     # (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None  # (tokens,) float32, log pi_ref(a_t|s_t)
@@ -71,6 +74,10 @@ class Experience:
     later_pictures: list[bytes] = field(default_factory=list)
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.context_starts is None:
+            self.context_starts = torch.zeros_like(self.mask)
 
     @property
     def num_rows(self) -> int:
@@ -214,6 +221,7 @@ COLUMN_DTYPES = {
     **dict.fromkeys(TOKEN_COLUMNS, torch.float32),
     "response_tokens": torch.int64,
     "mask": torch.bool,
+    "context_starts": torch.bool,
     "update_mask": torch.bool,
     "copies": torch.int64,
     **dict.fromkeys(ROUTER_COLUMNS, torch.int16),

@@ -22,7 +22,12 @@ from ppojob_trainer.rewards.records import ValueKind
 ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
 
 _SEGMENT: Final = pa.struct(
-    [("tokens", pa.int32()), ("version", pa.int32()), ("reward", pa.float64())]
+    [
+        ("tokens", pa.int32()),
+        ("version", pa.int32()),
+        ("reward", pa.float64()),
+        ("begins_context", pa.bool_()),
+    ]
 )
 _PICTURE: Final = pa.struct([("start", pa.int32()), ("file", pa.large_binary())])
 _GROUP_ROWS: Final = 16
@@ -59,7 +64,7 @@ SCHEMA: Final = pa.schema(
 - `score`: NaN where nobody scores, in a job that only generates.
 - `segments`: which tokens of a response belong together. `version` is that of the weights that drew
   them; null where they were given (by a tool, say) and are not trained. `reward` is what a tool
-  gave for a turn.
+  gave for a turn. `begins_context`: what follows is read behind it, and behind nothing before it.
 - `experts`: of each token of prompt and response that the engine read, which experts of every layer
   it went to; null where nobody asks.
 - `pictures`: those that tools showed the row, each with its first token in the response; null

@@ -34,6 +34,7 @@ class Span(NamedTuple):
     tokens: int  # how many
     version: int | None  # of the weights that drew them; None where they were given
     reward: float  # of the turn that ends with it
+    begins_context: bool  # whether what follows is read behind it, and behind nothing before it
 
 
 @dataclass
@@ -92,6 +93,7 @@ def own_rows(
         lengths=torch.tensor(lengths, dtype=torch.int64),
         mask=column((t.mask for t in trajectories), torch.bool),
         rollout_logprobs=column((t.logprobs for t in trajectories), torch.float32),
+        context_starts=column((t.context_starts for t in trajectories), torch.bool),
         turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
         pictures=shown if any(shown := [prompt.pictures for prompt in prompts]) else [],
         later_pictures=later
@@ -107,7 +109,10 @@ def own_rows(
         experience=experience,
         truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
         spans=[
-            [Span(len(s.tokens), s.policy_version, s.reward) for s in trajectory.segments]
+            [
+                Span(len(s.tokens), s.policy_version, s.reward, s.begins_context)
+                for s in trajectory.segments
+            ]
             for trajectory in trajectories
         ],
         figures=[trajectory.figures for trajectory in trajectories],
@@ -250,7 +255,7 @@ def _segments(ids: list[int], logprobs: list[float], spans: list[dict[str, Any]]
         part = slice(start, start + span["tokens"])
         start = part.stop
         drawn = () if span["version"] is None else tuple(logprobs[part])
-        # Rows that an earlier version wrote have no rewards of turns.
-        reward = span.get("reward") or 0.0
-        found.append(Segment(tuple(ids[part]), drawn, span["version"], reward))
+        # Rows that an earlier version wrote have no rewards of turns, and one context.
+        reward, begins = span.get("reward") or 0.0, span.get("begins_context") or False
+        found.append(Segment(tuple(ids[part]), drawn, span["version"], reward, begins))
     return found
