@@ -36,6 +36,15 @@ class PatientInteraction(BaseInteraction):
 
 def brief(messages, query):
     return True, f"enough of {query}", 0.5
+
+def notes(messages, query):
+    """Two contexts of two turns each, and a third."""
+    said = yield
+    for number in range(2):
+        said = yield f"no {2 * number + 1}", len(said) / 100
+        context = [{"role": "user", "content": f"no {2 * number + 2} {said[:5]}"}]
+        said = yield context, 0.5
+    return len(said) / 10
 '''
 REWARD = '''
 def talk(data_source, solution_str, ground_truth, extra_info):
@@ -44,12 +53,17 @@ def talk(data_source, solution_str, ground_truth, extra_info):
         assert "interaction_kwargs" not in extra_info and extra_info["num_turns"] == 2
         return {"score": len(solution_str) / 10, "asked": 0}
     scores, name = extra_info["turn_scores"], extra_info["interaction_kwargs"]["name"]
-    assert len(scores) <= (3 if name == "patient" else 1)
-    assert all(f"no {n + 1}" in solution_str for n in range(min(2, len(scores) - 1)))
+    assert len(scores) <= {"patient": 3, "brief": 1, "notes": 5}[name]
+    assert all(f"no {n + 1}" in solution_str for n in range(len(scores) - 1))
     return {"score": sum(scores) + extra_info["num_turns"], "asked": len(scores)}
 '''
+POINTS = (
+    "rpc.act.answer.before@3=kill",
+    "rpc.act.answer.after@9=kill",
+    "rpc.update.answer.before@3=kill",  # rows come from the disk behind it
+)
 STOPS = [tiny_models.NAMES.index(sign) for sign in ".,:;!?+-*/"]
-NAMES = ("patient", "brief")
+NAMES = ("patient", "brief", "notes")
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +76,7 @@ def speaking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / f"{name}.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for number, row in enumerate(rows):
-            told = {"name": NAMES[number % 2], "query": row["prompt"][0]["content"]}
+            told = {"name": NAMES[number % 3], "query": row["prompt"][0]["content"]}
             row["extra_info"]["interaction_kwargs"] = told
             if number % 5 == 4:
                 del row["extra_info"]["interaction_kwargs"]
@@ -83,6 +97,7 @@ def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: obje
             "config": {"seconds": seconds},
         },
         {"name": "brief", "source": source},
+        {"name": "notes", "source": source},
     ]
     spec = tiny_jobs.make_manifest(speaking)["spec"]
     sections = {
@@ -134,15 +149,21 @@ def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed
         assert (figures["tool_calls"], figures["tool_failures"]) == (0, 0)
         for number in range(1, len(drawn)):
             assert f"user\nno {number}" in row["response"]
+        begun = [number for number, s in enumerate(row["segments"]) if s["begins_context"]]
+        assert begun == ([3, 7][: (len(drawn) - 1) // 2] if name == "notes" else [])
+        assert figures.get("contexts", 1) == len(begun) + 1
         assert "enough" not in row["response"], "the last words of a user are left out"
     assert {name: max(numbers) for name, numbers in asked.items()} == {
         "patient": 3,
         "brief": 1,
+        "notes": 5,
         "short": 1,
         "single": 1,
     }
-    line = run_folders.metrics(undisturbed_speech)[1]
-    assert 3 <= line["num_turns/max"] <= 7
+    lines = run_folders.metrics(undisturbed_speech)
+    line = lines[1]
+    assert 3 <= line["num_turns/max"] <= 11
+    assert max(line.get("num_contexts/max", 0) for line in lines) == 3
     assert line["tool_call_counts/max"] == line["tool/failed_share"] == 0
     assert 0 < line["response/given_share"] < 1
 
@@ -151,6 +172,6 @@ def test_users_that_are_killed_say_the_same_again_and_cost_no_step(
     speaking_folder: Path, run_through, tmp_path: Path, output: Path, undisturbed_speech: Path
 ):
     job = manifest(tmp_path / "job", speaking_folder, seconds=0.05)  # by chance
-    run_through(job, output, "rpc.act.answer.before@3=kill", "rpc.act.answer.after@9=kill")
+    run_through(job, output, *POINTS)
     assert run_folders.result(output) == run_folders.result(undisturbed_speech)
-    assert run_folders.rewinds(output) == 1, "a lost tools pod costs no step"
+    assert run_folders.rewinds(output) == 2, "a lost tools pod costs no step"

@@ -22,7 +22,7 @@ from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Finished, RolloutError, SamplingParams, StopTexts
-from ppojob_trainer.rollout.trajectory import Trajectory, turn_rewards
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
 from ppojob_trainer.tools.wire import Conversation
@@ -88,6 +88,9 @@ class Form:
     def heard(self, _: Sequence[int], text: str) -> list[int]:
         return [11, int(text) % VOCAB, 13]
 
+    def opened(self, messages: Sequence[dict[str, str]], _: Sequence[str]) -> list[int]:
+        return [17, *(int(one["content"]) % VOCAB for one in messages), 19]
+
 
 class Eager(Form):
     """Each turn is replied to."""
@@ -110,11 +113,13 @@ class Workers:
     Attributes:
         seconds: at most so many a call, drawn by `seed`.
         refused: numbers of rows whose calls fail.
+        begins: whether the user begins new contexts.
     """
 
     seconds: float = 0.0
     seed: int = 0
     refused: frozenset[int] = frozenset()
+    begins: bool = False
     started: list[tuple[int, int]] = field(default_factory=list)
     asked: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     given_up: int = 0
@@ -150,6 +155,10 @@ class Workers:
         assert heard.messages[-1]["role"] == "assistant"
         said = sum(int(word) for one in heard.messages for word in str(one["content"]).split())
         self.asked.append((len(heard.messages), tuple(heard.asked)))
+        if self.begins and said % 3:
+            first = heard.contexts()[-1][0]["content"].split()[0]
+            words = [{"role": "user", "content": word} for word in (first, f"{said}")]
+            return ToolAnswer("", said % 7 / 4, context=msgspec.json.encode(words))
         return ToolAnswer(f"{said}", said % 7 / 4, failure, ends=said % 6 == 0)
 
 
@@ -222,6 +231,56 @@ def test_log_probabilities_of_later_turns_are_those_of_a_forward_over_the_whole_
         )
 
 
+def contexts(trajectory: Trajectory, prompt: tuple[int, ...]) -> list[list[Segment]]:
+    """The segments of each context, the first with its prompt."""
+    found = [[Segment(prompt)]]
+    for segment in trajectory.segments:
+        if segment.begins_context:
+            found.append([])
+        found[-1].append(segment)
+    return found
+
+
+def test_a_context_is_drawn_as_if_it_were_all_there_is() -> None:
+    episodes = rows(user=USER)
+    Driver(engine(), Workers(begins=True), 8).run(episodes)
+    model, several = engine()._model, 0
+    for number, episode in enumerate(episodes):
+        found, figures = episode.trajectory, episode.figures
+        each = contexts(found, (1, 2, number % VOCAB))
+        several += len(each) > 2
+        assert figures.contexts == len(each)
+        assert sum(found.context_starts) == len(each) - 1
+        for segments in each:
+            ids = torch.tensor([[token for one in segments for token in one.tokens]])
+            mask = torch.tensor([one.is_trained for one in segments for _ in one.tokens])
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, :-1]
+            said = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
+            told = torch.tensor([x for one in segments if one.is_trained for x in one.logprobs])
+            torch.testing.assert_close(told, said[mask[1:]], atol=1e-5, rtol=0)
+    assert several > 2, "too few rows of three contexts"
+
+
+def test_a_context_that_does_not_fit_ends_the_row() -> None:
+    trajectories, figures = run(Workers(begins=True), user=USER, tokens=12)
+    ended = [t for t in trajectories if t.finish_reason == "length"]
+    assert ended
+    assert all(len(t.tokens) <= 12 and t.segments[-1].is_trained for t in trajectories)
+    assert {one.contexts for one in figures} >= {1, 2}
+
+
+def test_experts_of_contexts_lie_where_their_tokens_do() -> None:
+    """Two bytes a token; of the last token of a context, which no engine has read, none are known."""
+    (one,) = rows(user=USER)[:1]
+    one.take(Finished(one.name, (8, 9, 4), (0.0,) * 3, "stop", 0, bytes(range(2 * 5))))
+    context = msgspec.json.encode([{"role": "user", "content": "7"}])
+    one.answer([ToolCall("critic", "", to_user=True)], [ToolAnswer("", context=context)])
+    assert one.request().prompt == (17, 7, 19)
+    one.take(Finished(one.name, (4,), (0.0,), "stop", 0, bytes(range(50, 56))))
+    assert one.trajectory.experts == bytes(range(10)) + bytes(2) + bytes(range(50, 56))
+
+
 def test_rows_without_calls_are_those_of_a_single_turn() -> None:
     episodes, alone = rows(form=Silent), rows(form=Silent)
     told: list[int] = []
@@ -235,16 +294,17 @@ def test_rows_without_calls_are_those_of_a_single_turn() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 3, math.inf])
-@pytest.mark.parametrize("user", [None, USER])
+@pytest.mark.parametrize(("user", "begins"), [(None, False), (USER, False), (USER, True)])
 @pytest.mark.parametrize("form", ["Form", "Eager", "Silent"])
-def test_rows_go_on_in_later_phases_as_if_in_one(form: str, user, delay: float) -> None:
+def test_rows_go_on_in_later_phases_as_if_in_one(form, user, begins, delay: float) -> None:
     """Greedy rows, which no seed decides, in phases of three steps, from states as of a file."""
     more = {"form": globals()[form], "user": user, "temperature": 0.0}
     whole = rows(**more, turn_tokens=5, tool_rewards="add")
-    Driver(engine(), Workers(), delay).run(whole)
+    tools = Workers(begins=begins)
+    Driver(engine(), tools, delay).run(whole)
     parts, model, phases = rows(**more, turn_tokens=5, tool_rewards="add"), engine(), 0
     while under_way := [one for one in parts if not one.state.is_over]:
-        Driver(model, Workers(), delay, is_enough=lambda steps, _: steps == 3).run(under_way)
+        Driver(model, tools, delay, is_enough=lambda steps, _: steps == 3).run(under_way)
         for one in under_way:
             one.state = msgspec.convert(
                 msgspec.json.decode(msgspec.json.encode(one.state)), RowState

@@ -38,6 +38,33 @@ def odd(messages, value):
 def slow(messages, **told):
     time.sleep(100)
 
+def notes(messages, chunks):
+    said = yield
+    for number, chunk in enumerate(chunks):
+        if chunk == "slow" and not count:
+            time.sleep(100)
+        if chunk == "raise":
+            raise KeyError(said)
+        if chunk == "count":
+            count.append(1)
+            chunk = str(len(count))
+        if chunk == "go on":
+            said = yield f"{messages[0]['content']} {said}", 0.25
+        elif chunk == "odd":
+            said = yield [{"role": "user"}]
+        else:
+            said = yield [{"role": "system", "content": "Note."}, {"role": "user", "content": chunk + said}]
+    return float(len(said))
+
+async def later_notes(messages):
+    yield
+
+def eager_notes(messages):
+    yield "first"
+
+def shops(messages):
+    return [{"role": "user", "content": f"{len(messages)}"}]
+
 class Bare:
     pass
 
@@ -105,6 +132,72 @@ def test_a_class_in_verls_form_goes_on_where_it_was_in_whichever_process() -> No
         missing = say(pool, "patient", talk("q", "a"))
         assert missing.failure == "raised"
         assert ask(pool, "patient").failure == "unknown", "a model called its user"
+
+
+def lines(*contents: str) -> bytes:
+    """Messages of a new context, the last of which is a user's."""
+    roles = ("user", "system")[: len(contents)][::-1]
+    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+    return msgspec.json.encode(messages)
+
+
+def heard_by_loop(*turns: str, then: tuple[bytes | str, ...] = ()) -> str:
+    """What a loop hears: turns of the model, and between them what it said."""
+    heard = Conversation([{"role": "user", "content": "q"}])
+    for turn, answer in zip(turns, (*then, ""), strict=True):
+        heard.messages.append({"role": "assistant", "content": turn})
+        if isinstance(answer, bytes):
+            heard.asked.append(len(heard.messages))
+            heard.starts.append(len(heard.messages))
+            heard.messages += msgspec.json.decode(answer)
+        elif answer:
+            heard.asked.append(len(heard.messages))
+            heard.messages.append({"role": "user", "content": answer})
+    return msgspec.json.encode(heard).decode()
+
+
+@pytest.mark.processes
+def test_a_loop_is_a_generator_that_begins_contexts(file: str) -> None:
+    with ToolPool(agent(user(file, "notes", timeLimitSeconds=3)), processes=2) as pool:
+        chunks = ["one", "go on"]
+        first = say(pool, "notes", heard_by_loop("a"), chunks=chunks)
+        assert (first.text, first.context, first.ends) == ("", lines("Note.", "onea"), False)
+        heard = heard_by_loop("a", "bc", then=(first.context,))
+        second = say(pool, "notes", heard, chunks=chunks)
+        assert (second.text, second.context, second.reward) == ("q bc", b"", 0.25)
+        heard = heard_by_loop("a", "bc", "done", then=(first.context, second.text))
+        last = say(pool, "notes", heard, chunks=chunks)
+        assert (last.text, last.reward, last.ends, last.failure) == ("", 4.0, True, "")
+
+
+@pytest.mark.processes
+def test_what_goes_wrong_in_a_loop_ends_its_row(file: str) -> None:
+    loop = user(file, "notes", timeLimitSeconds=1)
+    with ToolPool(agent(loop, user(file, "eager_notes"))) as pool:
+        late = say(pool, "notes", heard_by_loop("a"), chunks=["slow"])
+        assert (late.failure, late.ends) == ("timeout", False)
+        told = heard_by_loop("a", "b", then=(late.text,))
+        assert say(pool, "notes", told, chunks=["one"]).ends, "it goes on as if nothing were"
+        raised = say(pool, "notes", heard_by_loop("a"), chunks=["raise"])
+        assert (raised.failure, raised.ends) == ("raised", True)
+        assert raised.text == "Error: notes failed: KeyError: 'a'"
+        odd = say(pool, "notes", heard_by_loop("a"), chunks=["odd"])
+        assert odd.ends
+        assert "a message has a role, one of system, user, assistant, and content" in odd.text
+        first = say(pool, "notes", heard_by_loop("a"), chunks=["count", "count"])
+        other = heard_by_loop("a", "b", then=(first.context,))
+        changed = say(pool, "notes", other, chunks=["count", "count"])
+        assert (changed.failure, changed.ends) == ("raised", True)
+        assert "the same words to the same turns" in changed.text
+        early = say(pool, "eager_notes", heard_by_loop("a"))
+        assert "the first yield of a loop has no value" in early.text
+
+
+@pytest.mark.processes
+def test_a_function_may_begin_a_context_and_hears_the_last(file: str) -> None:
+    with ToolPool(agent(user(file, "shops"))) as pool:
+        heard = heard_by_loop("a", "b", then=(lines("2"),))
+        assert say(pool, "shops", heard).context == lines("2")
 
 
 @pytest.mark.processes

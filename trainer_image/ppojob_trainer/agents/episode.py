@@ -17,6 +17,7 @@ import msgspec
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
 from ppojob_trainer.data.pictures import LaterPicture, packed, unpacked
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
@@ -35,8 +36,11 @@ class RowState:
         segments: what was drawn and given.
         finish_reason: of the last request; "abort": it goes on.
         is_waiting: whether the last turn waits for an answer.
-        experts: of the row up to the last request, see `Finished`.
+        experts: of its context up to the last request, see `Finished`.
         turn_began: number of the first segment of the turn that is being drawn.
+        context_began: likewise of the context that is read; of the first one that behind its prompt.
+        contexts: that the row has.
+        experts_before: those of the contexts before it, with what the engine has not read.
         turns: that the model has ended.
         answered: how many answers it was given.
         answers: of tools, without what they say, which is in `segments`.
@@ -50,6 +54,9 @@ class RowState:
     is_waiting: bool = False
     experts: bytes = b""
     turn_began: int = 0
+    context_began: int = 0
+    contexts: int = 1
+    experts_before: bytes = b""
     turns: int = 0
     answered: int = 0
     answers: list[ToolAnswer] = field(default_factory=list)
@@ -80,7 +87,8 @@ class RowState:
             segments=list(self.segments),
             answers=list(self.answers),
             of_user=list(self.of_user),
-            conversation=heard and Conversation(list(heard.messages), list(heard.asked)),
+            conversation=heard
+            and Conversation(list(heard.messages), list(heard.asked), list(heard.starts)),
             shown=list(self.shown),
         )
 
@@ -100,6 +108,7 @@ class Episode:
         user: answers the turns that call no tool; None: such a turn ends the row.
         place: what people are told of it: step, prompt and sample.
         pictures: those of the prompt, as `data.pictures.packed` has them.
+        tools: names of those that it may call; empty for all.
         state: how far it has come; a row that an earlier phase began goes on from its state there.
     """
 
@@ -113,6 +122,7 @@ class Episode:
     user: Interaction | None = None
     place: str = ""
     pictures: bytes = b""
+    tools: Sequence[str] = ()
     state: RowState = field(default_factory=RowState)
 
     def __post_init__(self) -> None:
@@ -129,15 +139,19 @@ class Episode:
         if begun and sampling.stop_texts is not None:
             stop_texts = replace(sampling.stop_texts, before=begun)
             sampling = replace(sampling, stop_texts=stop_texts)
-        so_far = [token for segment in state.segments for token in segment.tokens]
-        files = [one.file for one in state.shown]
+        is_first = state.contexts == 1
+        before, of_prompt = (self.prompt, self.pictures) if is_first else ((), b"")
+        begin = _tokens(state.segments[: state.context_began])
+        shown = [one for one in state.shown if one.start >= begin]
+        files = [one.file for one in shown]
+        read = state.segments[state.context_began :]
         return Request(
             request_id=f"{self.name}/{state.turns}" if state.turns else self.name,
-            prompt=(*self.prompt, *so_far),
+            prompt=(*before, *(token for segment in read for token in segment.tokens)),
             sampling=sampling,
             seed=self.seed_of(sum(segment.is_trained for segment in state.segments)),
-            pictures=packed([*unpacked(self.pictures), *files]) if files else self.pictures,
-            later=tuple(len(self.prompt) + one.start for one in state.shown),
+            pictures=packed([*unpacked(of_prompt), *files]) if files else of_prompt,
+            later=tuple(len(before) + one.start - begin for one in shown),
         )
 
     @property
@@ -220,8 +234,31 @@ class Episode:
         if answer.ends:
             self.state.answered += 1
             return
+        if answer.context:
+            self._begin_context(_messages(answer.context))
+            return
         self._tell("user", answer.text)
         self._go_on(self._form.heard(self.state.written, answer.text))
+
+    def _begin_context(self, messages: list[Message]) -> None:
+        """The model goes on behind these messages alone."""
+        state, heard = self.state, self.state.conversation
+        assert heard is not None, "a user begins it"
+        heard.starts.append(len(heard.messages))
+        heard.messages += messages
+        try:
+            given = self._form.opened(messages, self.tools)
+        except BadChatTemplate as refused:
+            raise BadChatTemplate(f"a new context of {self.place}: {refused}") from None
+        read = _tokens(state.segments[state.context_began :])
+        read += len(self.prompt) if state.contexts == 1 else 0
+        if self._go_on(given, begins_context=True):
+            # Of the last token, which the engine has drawn and not read, nobody asks.
+            of_token = len(state.experts) // max(1, read - 1)
+            state.experts_before += state.experts + bytes(of_token)
+            state.experts = b""
+            state.context_began = len(state.segments) - 1
+            state.contexts += 1
 
     def reply(self, reply: str) -> None:
         """Take in what the model is told where it called no tool; as `answer`."""
@@ -229,21 +266,25 @@ class Episode:
         self._tell("user", reply)
         self._go_on(self._form.replied(self.state.written, reply))
 
-    def _go_on(self, given: Sequence[int], shown: Sequence[bytes] = ()) -> None:
+    def _go_on(
+        self, given: Sequence[int], shown: Sequence[bytes] = (), *, begins_context: bool = False
+    ) -> bool:
+        """Give tokens, and have the model go on, where it has a token left; whether it does."""
         state, tokens = self.state, self._tokens
         if tokens + len(given) >= self.response_tokens:
             state.finish_reason = "length"
-            return
+            return False
         if shown:
             form = self._form.pictures
             assert form is not None, "tools were told that they can show some"
             places = [tokens + start for start, _ in form.spans(given, packed(shown))]
             state.shown += map(LaterPicture, places, shown)
         if given:
-            state.segments.append(Segment(tuple(given)))
+            state.segments.append(Segment(tuple(given), begins_context=begins_context))
         state.turn_began = len(state.segments)
         state.answered += 1
         state.finish_reason = "abort"
+        return True
 
     @property
     def figures(self) -> RowFigures:
@@ -256,6 +297,7 @@ class Episode:
             tool_rewards=[answer.reward for answer in state.answers],
             given_tokens=sum(len(s.tokens) for s in state.segments if not s.is_trained),
             turn_scores=[answer.reward for answer in state.of_user] if self.user else None,
+            contexts=state.contexts,
         )
 
     @property
@@ -264,13 +306,15 @@ class Episode:
         state = self.state
         segments = tuple(state.segments)
         if self.agent.tool_failure == "mask" and self.figures.tool_failures:
-            segments = tuple(Segment(segment.tokens) for segment in segments)
+            segments = tuple(
+                Segment(one.tokens, begins_context=one.begins_context) for one in segments
+            )
         return Trajectory(
             segments,
             state.finish_reason,
             b"" if self.form is None else msgspec.json.encode(self.figures),
             tool_seconds=sum(answer.seconds for answer in state.answers),
-            experts=state.experts,
+            experts=state.experts_before + state.experts,
             pictures=tuple(state.shown),
         )
 
@@ -281,7 +325,7 @@ class Episode:
 
     @property
     def _tokens(self) -> int:
-        return sum(len(segment.tokens) for segment in self.state.segments)
+        return _tokens(self.state.segments)
 
     def _tell(self, role: str, text: str) -> None:
         """Something is said that the user hears, where there is one."""
@@ -289,5 +333,9 @@ class Episode:
             self.state.conversation.messages.append({"role": role, "content": text})
 
 
+def _tokens(segments: Sequence[Segment]) -> int:
+    return sum(len(segment.tokens) for segment in segments)
+
+
 def _without_words(answer: ToolAnswer) -> ToolAnswer:
-    return msgspec.structs.replace(answer, text="", pictures=b"")
+    return msgspec.structs.replace(answer, text="", pictures=b"", context=b"")

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
-from ppojob_trainer.data.chat import ChatTokenizer, Tools
+from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
 from ppojob_trainer.data.pictures import PictureForm, behind_pictures, packed, unpacked
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import ToolCall
+from ppojob_trainer.tools.wire import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +95,16 @@ class ChatForm:
         """What stands for the words of a user."""
         user = {"role": "user", "content": text}
         return self.template.delta([user], self.tools, written=written)
+
+    def opened(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
+        """The tokens of a new context, as a prompt has them; of these tools, empty for all.
+
+        Raises:
+            BadChatTemplate: the template refuses the messages.
+        """
+        named = {tool_name(schema): schema for schema in self.tools}
+        chosen = [named[name] for name in tools] if tools else self.tools
+        (outcome,) = self.chat.encode_chats([messages], self.template.variables, tools=chosen)
+        if isinstance(outcome, BadChatTemplate):
+            raise outcome
+        return outcome

@@ -270,6 +270,7 @@ response_length_non_aborted/* | tokens | lengths of responses that were not abor
 response_length_non_aborted/clip_ratio | share | of those, ended by a length limit
 response/aborted_ratio | share | responses aborted or empty
 num_turns/* | turns | turns of a row: of the model, of what answers it, and the prompt
+num_contexts/* | contexts | contexts that the model read in a row with a user
 tool_call_counts/* | calls | calls of tools in a row
 tool/failed_share | share | of calls and of users' answers, those that failed
 response/given_share | share | of response tokens, those that tools or users wrote

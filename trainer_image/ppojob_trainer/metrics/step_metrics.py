@@ -75,6 +75,7 @@ class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
         given_tokens: tokens of the row that the model did not write.
         turn_scores: what the user gave for the turns that it answered, in order; absent where the
             row had none.
+        contexts: that the model has read, one after the other.
     """
 
     num_turns: int
@@ -83,6 +84,7 @@ class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_rewards: list[float]
     given_tokens: int
     turn_scores: list[float] | None = None
+    contexts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +178,10 @@ def _turn_metrics(rows: StepRows) -> dict[str, float]:
     asked = sum(calls) + sum(len(own.turn_scores or ()) for own in rows.figures)
     failures = sum(own.tool_failures for own in rows.figures)
     given = sum(own.given_tokens for own in rows.figures)
+    contexts = [own.contexts for own in rows.figures if own.turn_scores is not None]
     return {
         **Spread.of([own.num_turns for own in rows.figures]).named("num_turns"),
+        **(Spread.of(contexts).named("num_contexts") if contexts else {}),
         **Spread.of(calls).named("tool_call_counts"),
         "tool/failed_share": failures / max(1, asked),
         "response/given_share": given / max(1, sum(rows.response_tokens)),

@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from PIL import Image
 
@@ -29,6 +29,22 @@ FAILURES: Final = {
     "died": "Error: {name} ended without an answer.",
 }
 """What a model is told of a call that failed, by the word for it."""
+
+
+_ROLES: Final = ("system", "user", "assistant")
+
+
+class Reply(NamedTuple):
+    """What a user returned: whether the conversation ends, its words, and the score of the turn.
+
+    Attributes:
+        context: messages of a new context, in place of words; empty: it begins none.
+    """
+
+    ends: bool
+    text: str
+    score: float
+    context: list[dict[str, str]]
 
 
 def read_answer(value: object) -> tuple[str, list[bytes], float]:
@@ -67,22 +83,52 @@ def response(text: str, images: Sequence[Json]) -> object:
     return SimpleNamespace(text=text, image=files, video=None) if files else text
 
 
-def read_reply(value: object) -> tuple[bool, str, float]:
-    """Whether a conversation ends, what the user says, and the score of the turn.
+def read_reply(value: object) -> Reply:
+    """Read what a user returned.
 
-    By the rules of verl's `generate_response`, which returns them and a dict of metrics. All behind
-    the text may be left out, and all but the text. No score counts as 0.
+    By the rules of verl's `generate_response`, which returns whether the conversation ends, text, a
+    score and a dict of metrics. All behind the text may be left out, and all but the text, in whose
+    place a list of messages may stand. No score counts as 0.
 
     Raises:
         BadResult: it is something else, or the score is no finite number.
     """
-    if isinstance(value, str):
+    if isinstance(value, str | list):
         value = (False, value)
-    if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or not isinstance(value[1], str):
-        form = "(whether the conversation ends, text, score), or text"
-        raise BadResult("BadAnswer", shown(value), f"a user returns {form}")
-    ends, text, score = bool(value[0]), str.__str__(value[1]), (*value, None)[2]
-    return ends, text, 0.0 if score is None else read_number(score, "a score is a number")
+    if not isinstance(value, tuple) or not 2 <= len(value) <= 4:
+        raise _no_reply(value)
+    ends, said, score = bool(value[0]), value[1], (*value, None)[2]
+    if not isinstance(said, str | list):
+        raise _no_reply(value)
+    number = 0.0 if score is None else read_number(score, "a score is a number")
+    if isinstance(said, str):
+        text = for_the_model(str.__str__(said), REPLY_CHARACTERS, "left")
+        return Reply(ends, text, number, [])
+    return Reply(ends, "", number, _context(said))
+
+
+def _no_reply(value: object) -> BadResult:
+    form = "(whether the conversation ends, text or messages, score), or one of these two"
+    return BadResult("BadAnswer", shown(value), f"a user returns {form}")
+
+
+def _context(messages: Sequence[object]) -> list[dict[str, str]]:
+    """The messages of a new context."""
+    found = []
+    for message in messages:
+        one = message if isinstance(message, dict) else {}
+        role, content = one.get("role"), one.get("content")
+        if role not in _ROLES or not isinstance(content, str):
+            why = f"a message has a role, one of {', '.join(_ROLES)}, and content, a text"
+            raise BadResult("BadAnswer", shown(message), why)
+        found.append({"role": role, "content": encodable(str.__str__(content))})
+    if not found or found[-1]["role"] == "assistant":
+        why = "the last message of a new context is one that the model answers"
+        raise BadResult("BadAnswer", shown(messages), why)
+    if (size := sum(len(one["content"]) for one in found)) > REPLY_CHARACTERS:
+        why = f"a new context has at most {REPLY_CHARACTERS}"
+        raise BadResult("BadAnswer", f"{size} characters", why)
+    return found
 
 
 def cut(text: str, most: int, side: Side) -> str:

@@ -29,10 +29,11 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
-from ppojob_trainer.tools.answers import REPLY_CHARACTERS, for_the_model, read_answer, read_reply
+from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import Tool, http_tool, load_tool, load_user
+from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.describe import describe_tools
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.schemas import tool_schema
@@ -51,6 +52,7 @@ from ppojob_trainer.tools.wire import (
 # Bound before users' code is loaded, which may replace them in their modules.
 _decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
+_encode_json: Final = msgspec.json.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
 _decode_conversation: Final = msgspec.json.Decoder(Conversation).decode
 
@@ -62,11 +64,13 @@ class _Loaded:
     Attributes:
         ask: a `Tool` or a `User`.
         folder: where its file lies; empty where it has none.
+        is_loop: whether what it raises ends the conversation: it cannot go on.
     """
 
     ask: Callable[..., object]
     is_user: bool
     folder: str
+    is_loop: bool = False
 
 
 class Tools:
@@ -120,9 +124,9 @@ class Tools:
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
             if tool.is_user:  # models read all of what users say
-                ends, text, score = read_reply(value)
-                text = for_the_model(text, REPLY_CHARACTERS, "left")
-                return ToolCalled(number, text, score, ends=ends)
+                ends, text, score, context = read_reply(value)
+                told = _encode_json(context) if context else b""
+                return ToolCalled(number, text, score, ends=ends, context=told)
             text, pictures, reward = read_answer(value)
             if pictures and request.pictures is None:
                 why = "the model, its chat template, its critic or its reference sees none of tools"
@@ -134,10 +138,10 @@ class Tools:
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
             return ToolCalled(number, text, reward, pictures=pictures)
         except BadResult as bad:
-            return ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
+            return ToolCalled(number, raised=f"got {bad.got}: {bad.why}", ends=tool.is_loop)
         except BaseException as error:  # SystemExit and its kin are answers too
             text, where = raised(error, __file__)
-            return ToolCalled(number, raised=text, where=where)
+            return ToolCalled(number, raised=text, where=where, ends=tool.is_loop)
 
     def _open_servers(self) -> list[str]:
         """Ask the servers what their tools take, if need be; what is wrong with each."""
@@ -163,7 +167,7 @@ class Tools:
         self._imports.enter(folder)
         if isinstance(one, InteractionSpec):
             user = load_user(path, name, one, modules) if path else USERS[name].answer
-            return _Loaded(user, True, folder)
+            return _Loaded(user, True, folder, isinstance(user, Loop))
         if path:
             tool = load_tool(path, name, one, tool_schema(one), modules)
         else:

@@ -27,6 +27,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools import verl_names
 from ppojob_trainer.tools.answers import response
+from ppojob_trainer.tools.loop import Loop, told_by_row
 from ppojob_trainer.tools.wire import Conversation, Message
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenPicture]], object]
@@ -76,10 +77,14 @@ def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, Mo
     found = _named_in(path, name, user.config, modules, _USERS)
     if isinstance(found, type):
         return _user_of_class(name, found, {**user.config, "name": user.name})
+    if inspect.isgeneratorfunction(found):
+        return Loop(found)
+    if inspect.isasyncgenfunction(found):
+        why = "an asynchronous generator"
+        raise ConfigError(f"source.function: got {name}: {why}; {_USERS}")
 
     def answer(conversation: Conversation, arguments: dict[str, Json], _row: str) -> object:
-        own = {name: value for name, value in arguments.items() if name != "name"}
-        return found(conversation.messages, **own)
+        return found(conversation.contexts()[-1], **told_by_row(arguments))
 
     return answer
 
@@ -240,8 +245,8 @@ def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
         await user.start_interaction(row, **arguments)
         try:
             for length in conversation.asked:
-                await _repeat(user, row, conversation.messages[:length], arguments)
-            return await user.generate_response(row, conversation.messages, **arguments)
+                await _repeat(user, row, conversation.contexts(length)[-1], arguments)
+            return await user.generate_response(row, conversation.contexts()[-1], **arguments)
         finally:
             # In verl's base class this method takes nothing, in its examples the row.
             finalize = user.finalize_interaction

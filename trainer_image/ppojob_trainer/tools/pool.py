@@ -166,7 +166,8 @@ class ToolPool(Closeable):
             return self._failed("died", call)
         if answer.raised:
             self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)
-            return self._failed("raised", call, answer.raised)
+            failed = self._failed("raised", call, answer.raised)
+            return msgspec.structs.replace(failed, ends=answer.ends and call.to_user)
         try:
             shown = packed(read_pictures(answer.pictures))
         except BadPicture as bad:
@@ -176,8 +177,8 @@ class ToolPool(Closeable):
         limit_of_tools = self._agent.max_tool_response_characters
         most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
         text = cut(answer.text, most, self._agent.tool_response_truncate_side)
-        ends = answer.ends and call.to_user
-        return ToolAnswer(text, answer.reward, ends=ends, pictures=shown)
+        ends, context = (answer.ends, answer.context) if call.to_user else (False, b"")
+        return ToolAnswer(text, answer.reward, ends=ends, pictures=shown, context=context)
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
         began = time.monotonic()

@@ -14,12 +14,22 @@ class Conversation(msgspec.Struct):
     """A conversation, as its user has heard it.
 
     Attributes:
-        messages: with "role" and "content".
+        messages: with "role" and "content", of all contexts, one after the other.
         asked: how many there were when the user was asked before.
+        starts: how many there were when the user began each later context.
     """
 
     messages: list[Message]
     asked: list[int] = msgspec.field(default_factory=list)
+    starts: list[int] = msgspec.field(default_factory=list)
+
+    def contexts(self, length: int | None = None) -> list[list[Message]]:
+        """The messages of each context, of so many; None: of all."""
+        length = len(self.messages) if length is None else length
+        starts = [0, *(start for start in self.starts if start < length)]
+        return [
+            self.messages[start:end] for start, end in zip(starts, [*starts[1:], length], strict=True)
+        ]
 
 
 class ServerCode(msgspec.Struct, frozen=True):
@@ -104,8 +114,9 @@ class ToolCalled(Numbered, frozen=True):
     Attributes:
         raised: what the tool raised instead of an answer; empty: nothing.
         where: it was raised, for the log.
-        ends: the user ends the conversation.
+        ends: the user ends the conversation, also by what it raised.
         pictures: encoded.
+        context: JSON list of the messages of a new context; empty where the user begins none.
     """
 
     text: str = ""
@@ -114,6 +125,7 @@ class ToolCalled(Numbered, frozen=True):
     where: str = ""
     ends: bool = False
     pictures: list[bytes] = msgspec.field(default_factory=list)
+    context: bytes = b""
 
 
 ToolRequest = LoadTools | CallTool | DescribeTools

@@ -164,6 +164,7 @@ class Generation:
             prompt.interaction if agent and agent.spec.interactions else None,
             row.place,
             prompt.pictures,
+            prompt.tools,
             RowState() if state is None else state,
         )
 

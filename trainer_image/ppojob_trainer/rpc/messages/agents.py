@@ -65,6 +65,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
         failure: empty, or a word: `unknown`, `arguments`, `raised`, `timeout`, `died`.
         ends: the user ends the conversation.
         pictures: that stand before the text, as `data.pictures.packed` has them.
+        context: JSON list of messages, by which the user begins a new context; empty: it does not.
     """
 
     text: str
@@ -73,6 +74,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
     seconds: float = 0.0
     ends: bool = False
     pictures: bytes = b""
+    context: bytes = b""
 
 
 class Acted(msgspec.Struct, frozen=True):
