@@ -267,6 +267,13 @@ def test_house(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     assert 0.0 < step["critic/turns_compared"] <= 1.0
 
 
+def test_ledger(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    first, step = run_short(any_home, tmp_path / "run", "ledger", *engine)
+    assert 0.0 <= first["val-aux/ledger/right/mean@1"] <= 1.0
+    assert step["num_contexts/max"] == 3
+    assert step["training/rollout_probs_diff_mean"] < 1e-2
+
+
 def export_is_the_saved_model(output: Path) -> None:
     """transformers loads the export as it is, with the bits of the last checkpoint."""
     (shard,) = (output / "checkpoints" / "latest").glob("*/rank-00000/model.safetensors")

@@ -164,6 +164,7 @@ def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed
     line = lines[1]
     assert 3 <= line["num_turns/max"] <= 11
     assert max(line.get("num_contexts/max", 0) for line in lines) == 3
+    assert all(line.get("training/rollout_probs_diff_mean", 0) < 1e-5 for line in lines)
     assert line["tool_call_counts/max"] == line["tool/failed_share"] == 0
     assert 0 < line["response/given_share"] < 1
 

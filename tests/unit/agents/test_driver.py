@@ -271,7 +271,7 @@ def test_a_context_that_does_not_fit_ends_the_row() -> None:
 
 
 def test_experts_of_contexts_lie_where_their_tokens_do() -> None:
-    """Two bytes a token; of the last token of a context, which no engine has read, none are known."""
+    """Two bytes a token; of the last token of a context, which no engine has read, none."""
     (one,) = rows(user=USER)[:1]
     one.take(Finished(one.name, (8, 9, 4), (0.0,) * 3, "stop", 0, bytes(range(2 * 5))))
     context = msgspec.json.encode([{"role": "user", "content": "7"}])

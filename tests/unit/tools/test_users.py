@@ -53,7 +53,8 @@ def notes(messages, chunks):
         elif chunk == "odd":
             said = yield [{"role": "user"}]
         else:
-            said = yield [{"role": "system", "content": "Note."}, {"role": "user", "content": chunk + said}]
+            note = {"role": "system", "content": "Note."}
+            said = yield [note, {"role": "user", "content": chunk + said}]
     return float(len(said))
 
 async def later_notes(messages):

@@ -38,7 +38,7 @@ class RowState:
         is_waiting: whether the last turn waits for an answer.
         experts: of its context up to the last request, see `Finished`.
         turn_began: number of the first segment of the turn that is being drawn.
-        context_began: likewise of the context that is read; of the first one that behind its prompt.
+        context_began: likewise of the context that is read; 0 of the first one.
         contexts: that the row has.
         experts_before: those of the contexts before it, with what the engine has not read.
         turns: that the model has ended.

@@ -2,16 +2,16 @@
 
 With shared prompts a group lies as `prompt, response_1, ..., response_n`: every response attends
 to all of the prompt and causally to itself, never to another response, and its positions go on from
-the prompt's. Without, every row lies as `prompt, response`. A row of several contexts has
-its first one so; each later one lies behind it, reads itself alone, and its positions are from 0. Of
-each context, what comes before its last trained token is the input: nothing is predicted from the
-rest.
+the prompt's. Without, every row lies as `prompt, response`. Of a row of several contexts the first
+lies so; each later one lies behind it, reads itself alone, and its positions are from 0. Of each
+context, what comes before its last trained token is the input: nothing is predicted from the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -135,12 +135,12 @@ class _Response:
     shown: tuple[LaterPicture, ...]  # what it shows
 
     def contexts(self, form: PictureForm | None) -> list[tuple[_Text, Tensor]]:
-        """What is read of each context, the first one of them behind the prompt, and places in it
-        of what is trained. Later ones in which nothing is trained are left out.
+        """What is read of each context, and places in it of what is trained.
+
+        The first is read behind the prompt. Later ones in which nothing is trained are left out.
         """
-        ends = [*self.starts.tolist(), len(self.ids)]
         found = []
-        for begin, end in zip([0, *ends], ends, strict=False):
+        for begin, end in pairwise([0, *self.starts.tolist(), len(self.ids)]):
             places = self.trained[(self.trained >= begin) & (self.trained < end)] - begin
             if begin and not len(places):
                 continue

@@ -34,8 +34,8 @@ class Experience:
     mask: Tensor
     rollout_logprobs: Tensor  # (tokens,) float32, log mu(a_t|s_t) as the sampler reported it
     # (tokens,) bool, True where the row's next context begins: from there on, neither its prompt
-    # nor what stands before is read. None for nowhere.
-    context_starts: Tensor = None  # type: ignore[assignment]
+    # nor what stands before is read. Empty for nowhere.
+    context_starts: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
     # (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None  # (tokens,) float32, log pi_ref(a_t|s_t)
@@ -76,7 +76,7 @@ class Experience:
     teachers: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.context_starts is None:
+        if not self.context_starts.numel():
             self.context_starts = torch.zeros_like(self.mask)
 
     @property

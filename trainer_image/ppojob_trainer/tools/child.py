@@ -33,8 +33,8 @@ from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import Tool, http_tool, load_tool, load_user
-from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.describe import describe_tools
+from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.schemas import tool_schema
 from ppojob_trainer.tools.wire import (

@@ -1,5 +1,6 @@
 """What the pool of tools and its children say to each other."""
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -26,10 +27,8 @@ class Conversation(msgspec.Struct):
     def contexts(self, length: int | None = None) -> list[list[Message]]:
         """The messages of each context, of so many; None: of all."""
         length = len(self.messages) if length is None else length
-        starts = [0, *(start for start in self.starts if start < length)]
-        return [
-            self.messages[start:end] for start, end in zip(starts, [*starts[1:], length], strict=True)
-        ]
+        edges = [0, *(start for start in self.starts if start < length), length]
+        return [self.messages[start:end] for start, end in pairwise(edges)]
 
 
 class ServerCode(msgspec.Struct, frozen=True):
