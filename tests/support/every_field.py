@@ -27,6 +27,7 @@ START: dict[str, Any] = {
             "lossAggregation": "sequence_mean_token_sum_norm",
             "kl": {"in": "reward", "controller": "adaptive"},
             "entropyControl": {"maxCoefficient": 1.0},
+            "scoreClip": {"low": -1.0, "high": 1.0},
         },
         "optimizer": {"schedule": "cosine", "type": "muon"},
         "reference": {

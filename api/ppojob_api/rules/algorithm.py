@@ -223,10 +223,20 @@ ALGORITHM_RULES = rules(
     when: has(self.algorithm.overlongPenalty)
     must: self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens
 
-    spec.algorithm | overlongPenalty | NoEffect
+    spec.algorithm | overlongPenalty scoreClip truncationPenalty | NoEffect
         gdpo reads the rewards themselves, without what is taken off the score; remove it
-    when: has(self.overlongPenalty)
-    must: self.type != 'gdpo'
+    when: self.type == 'gdpo'
+    must: $UNSET
+
+    spec.algorithm.scoreClip | high | OutOfRange
+        no score is between the limits; more than low ${self.low}
+    when: has(self.low) && has(self.high)
+    must: self.low < self.high
+
+    spec.algorithm | scoreClip | Required
+        it says no limit; low, high or both
+    when: has(self.scoreClip)
+    must: has(self.scoreClip.low) || has(self.scoreClip.high)
 
     spec.algorithm.resampling | power | NoEffect
         it has no effect with method ${self.method}; remove it, or method: pow
@@ -474,7 +484,7 @@ ALGORITHM_RULES = rules(
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling",
-    BESIDE_TEACHER="kl dynamicSampling resampling overlongPenalty",
+    BESIDE_TEACHER="kl dynamicSampling resampling overlongPenalty scoreClip truncationPenalty",
     COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),
@@ -486,6 +496,7 @@ ALGORITHM_RULES = rules(
     " highEntropyShare offPolicyThreshold maskTruncated",
     OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling resampling overlongPenalty"
+    " scoreClip truncationPenalty"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated"
     " routerReplay kl",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"

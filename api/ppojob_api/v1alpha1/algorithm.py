@@ -124,7 +124,7 @@ class EntropyControlSpec(Section):
     """The largest weight. The published runs of the paper: 0.005."""
 
 
-GroupMean = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
+Score = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
 
 
 class DynamicSamplingSpec(Section):
@@ -142,11 +142,11 @@ class DynamicSamplingSpec(Section):
     prompts_per_round: Count | None = None
     """Prompts of a round; absent: promptsPerStep. verl: data.gen_batch_size."""
 
-    mean_above: GroupMean | None = None
+    mean_above: Score | None = None
     """Replace prompts as well whose responses have no higher mean of the metric, too hard ones;
     absent: none. OpenRLHF: the first of dynamic_filtering_reward_range."""
 
-    mean_below: GroupMean | None = None
+    mean_below: Score | None = None
     """Likewise those with no lower mean, too easy ones. OpenRLHF: the second."""
 
     whole_responses: bool = False
@@ -180,6 +180,16 @@ class OverlongPenaltySpec(Section):
     factor: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """What the limit itself costs; up to there it grows evenly.
     verl: overlong_buffer.penalty_factor."""
+
+
+class ScoreClipSpec(Section):
+    """Limits of the scores that are learnt from; one of both may be absent."""
+
+    low: Score | None = None
+    """Lower scores count as this. OpenRLHF: the first of reward_clip_range, -10."""
+
+    high: Score | None = None
+    """Higher scores count as this. OpenRLHF: the second of reward_clip_range, 10."""
 
 
 class AlgorithmSpec(Section):
@@ -234,6 +244,14 @@ class AlgorithmSpec(Section):
 
     overlong_penalty: OverlongPenaltySpec | None = None
     """A penalty on overlong responses in training; absent: none. verl: overlong_buffer."""
+
+    score_clip: ScoreClipSpec | None = None
+    """Limits of scores in training, before penalties; absent: none. TRL and OpenRLHF:
+    reward_clip_range."""
+
+    truncation_penalty: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """What a response that ran into the limit of its length loses of its score; absent: nothing.
+    TRL: missing_eos_penalty."""
 
     gdpo: GdpoSpec | None = None
     """Settings of type gdpo, which needs rewardKeys."""

@@ -27,7 +27,7 @@ from ppojob_trainer.data.order import epoch_order
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.metrics.timer import StepTimer
-from ppojob_trainer.rewards.overlong import OverlongPenalty
+from ppojob_trainer.rewards.shaping import ScoreShaping
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, Forward, Update
 from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
@@ -176,7 +176,7 @@ class TrainingStep:
     """Runs one step on the job's roles.
 
     Attributes:
-        penalty: what long responses lose of their score; None for nothing.
+        shaping: what becomes of scores before anything is learnt of them.
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
     """
 
@@ -185,7 +185,7 @@ class TrainingStep:
     channels: RoleChannels
     passes: tuple[ForwardPass, ...]
     updates: tuple[Updates, ...]
-    penalty: OverlongPenalty | None
+    shaping: ScoreShaping
     entropy: EntropyController | None
     source: BatchSource | Demonstrations
 
@@ -291,9 +291,9 @@ class TrainingStep:
         keys = gdpo.reward_keys if gdpo else ()
         masks = self.spec.algorithm.mask_truncated
         request = Advantages(
-            scores=self._penalised(batch),
+            scores=self._shaped(batch),
             kl_coefficient=kl_coefficient,
-            greedy_scores=[] if greedy is None else self._penalised(greedy),
+            greedy_scores=[] if greedy is None else self._shaped(greedy),
             rewards=[batch.numbers(key, step, REWARD_KEYS) for key in keys],
             dropped=list(dropped),
             masked=[row for row, is_cut in enumerate(batch.truncated) if masks and is_cut],
@@ -303,18 +303,15 @@ class TrainingStep:
         id_ = RequestId(0, step, "advantages")
         return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
 
-    def _penalised(self, batch: Batch) -> list[float]:
-        """(rows,) the scores, less what their length costs."""
-        if self.penalty is None:
-            return batch.scores
-        taken = self.penalty.rewards(batch.lengths)
-        return [score + own for score, own in zip(batch.scores, taken, strict=True)]
+    def _shaped(self, batch: Batch) -> list[float]:
+        """(rows,) the scores as estimators get them."""
+        return self.shaping.shaped(batch.scores, batch.lengths, batch.truncated)
 
     def _penalties(self, batch: Batch) -> dict[str, float]:
         """What was taken, and of how many rows; the names are verl's."""
-        if self.penalty is None:
+        if self.shaping.overlong is None:
             return {}
-        taken = self.penalty.rewards(batch.lengths)
+        taken = self.shaping.overlong.rewards(batch.lengths)
         overlong = [float(own < 0) for own in taken]
         return Spread.of(taken).named("reward_extra/overlong_reward") | Spread.of(overlong).named(
             "reward_extra/overlong"

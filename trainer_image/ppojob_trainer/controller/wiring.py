@@ -46,7 +46,7 @@ from ppojob_trainer.models.fingerprint import bases_of
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.retrieval.manifest import MANIFEST
-from ppojob_trainer.rewards.overlong import OverlongPenalty
+from ppojob_trainer.rewards.shaping import ScoreShaping
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import Agreement, code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
@@ -248,16 +248,14 @@ def _training_step(
     channels: RoleChannels,
     source: BatchSource | Demonstrations,
 ) -> TrainingStep:
-    penalty, control = spec.algorithm.overlong_penalty, spec.algorithm.entropy_control
+    control = spec.algorithm.entropy_control
     return TrainingStep(
         spec=spec,
         stages=stages,
         channels=channels,
         passes=_forward_passes(spec, hosts) if spec.steps.trains else (),
         updates=_updates(spec, hosts) if spec.steps.trains else (),
-        penalty=None
-        if penalty is None
-        else OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor),
+        shaping=ScoreShaping.of(spec),
         entropy=None
         if control is None
         else EntropyController(

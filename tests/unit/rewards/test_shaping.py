@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from ppojob_trainer.rewards.overlong import OverlongPenalty
+from ppojob_trainer.rewards.shaping import OverlongPenalty, ScoreShaping
 
 
 def literal(length: int, limit: int, cache: int, factor: float) -> float:
@@ -29,3 +29,12 @@ def test_numbers_of_verl():
     lengths = [16384, 16385, 18000, 20479, 20480]
     theirs = [0.0, -0.000244140625, -0.39453125, -0.999755859375, -1.0]
     assert OverlongPenalty(20480, 4096, 1.0).rewards(lengths) == theirs
+
+
+def test_scores_are_clipped_first_and_then_penalised():
+    """TRL takes `missing_eos_penalty` off, OpenRLHF clips to `reward_clip_range`."""
+    shaping = ScoreShaping(-1.0, 2.0, 0.5, OverlongPenalty(8, 4, 1.0))
+    scores, lengths = [5.0, -3.0, 0.25, 1.0], [4, 8, 6, 2]
+    shaped = shaping.shaped(scores, lengths, [False, True, False, True])
+    assert shaped == [2.0, -1.0 - 0.5 - 1.0, 0.25 - 0.5, 0.5]
+    assert ScoreShaping().shaped(scores, lengths, [True] * 4) == scores

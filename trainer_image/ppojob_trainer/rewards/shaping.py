@@ -1,0 +1,78 @@
+"""What becomes of scores before anything is learnt of them: limits, and penalties by length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OverlongPenalty:
+    """The soft penalty on responses that come near the length limit.
+
+    DAPO (arXiv:2503.14476), section 3.4, equation 13, with verl's factor: nothing up to the buffer
+    before the limit, then less by equal steps, and `-factor` at the limit.
+
+    Attributes:
+        max_tokens: limit of a response.
+        buffer_tokens: how long before the limit it begins.
+        factor: what the limit costs.
+    """
+
+    max_tokens: int
+    buffer_tokens: int
+    factor: float
+
+    def rewards(self, lengths: Sequence[int]) -> list[float]:
+        """(rows,) `min(0, -(l - (max - buffer)) / buffer * factor)`, l the tokens of a response."""
+        free = self.max_tokens - self.buffer_tokens
+        return [
+            -(length - free) / self.buffer_tokens * self.factor if length > free else 0.0
+            for length in lengths
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreShaping:
+    """Makes the scores that estimators get.
+
+    Attributes:
+        low: lower scores count as this.
+        high: higher ones as this.
+        truncation: what a response loses that ran into the limit of its length.
+        overlong: what long ones lose; None for nothing.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    truncation: float = 0.0
+    overlong: OverlongPenalty | None = None
+
+    @classmethod
+    def of(cls, spec: PPOJobSpec) -> ScoreShaping:
+        """That of a job."""
+        clip, penalty = spec.algorithm.score_clip, spec.algorithm.overlong_penalty
+        low, high = (None, None) if clip is None else (clip.low, clip.high)
+        return cls(
+            -math.inf if low is None else low,
+            math.inf if high is None else high,
+            spec.algorithm.truncation_penalty or 0.0,
+            None
+            if penalty is None
+            else OverlongPenalty(
+                spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor
+            ),
+        )
+
+    def shaped(
+        self, scores: Sequence[float], lengths: Sequence[int], truncated: Sequence[bool]
+    ) -> list[float]:
+        """(rows,) scores, within the limits, less the penalties."""
+        taken = [0.0] * len(lengths) if self.overlong is None else self.overlong.rewards(lengths)
+        return [
+            min(max(score, self.low), self.high) - self.truncation * is_cut + own
+            for score, is_cut, own in zip(scores, truncated, taken, strict=True)
+        ]
