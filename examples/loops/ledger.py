@@ -58,4 +58,5 @@ def number(text):
 def kept(data_source, solution_str, ground_truth, extra_info):
     """The share of totals that are right, and whether the last one is."""
     scores = extra_info["turn_scores"]
-    return {"score": sum(scores) / max(1, len(scores)), "right": scores[-1] if scores else 0.0}
+    pages = len(extra_info["interaction_kwargs"]["pages"])
+    return {"score": sum(scores) / pages, "right": float(scores[pages - 1 :] == [1.0])}

@@ -19,6 +19,7 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.driver import Driver, ToolFailed
 from ppojob_trainer.agents.episode import Episode, RowState
 from ppojob_trainer.agents.turn_form import Turn
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Finished, RolloutError, SamplingParams, StopTexts
@@ -61,6 +62,9 @@ def rows(
     return [row(n) for n in range(ROWS)]
 
 
+REFUSED = "refused"
+
+
 class Form:
     """Two calls where a turn ends with a multiple of sixteen, a reply where it is one of eight."""
 
@@ -88,7 +92,9 @@ class Form:
     def heard(self, _: Sequence[int], text: str) -> list[int]:
         return [11, int(text) % VOCAB, 13]
 
-    def opened(self, messages: Sequence[dict[str, str]], _: Sequence[str]) -> list[int]:
+    def context(self, messages: Sequence[dict[str, str]], _: Sequence[str]) -> list[int]:
+        if any(one["content"] == REFUSED for one in messages):
+            raise BadChatTemplate("tokenizer: got it: no; another")
         return [17, *(int(one["content"]) % VOCAB for one in messages), 19]
 
 
@@ -154,7 +160,8 @@ class Workers:
         heard = msgspec.json.decode(turn.arguments, type=Conversation)
         assert heard.messages[-1]["role"] == "assistant"
         said = sum(int(word) for one in heard.messages for word in str(one["content"]).split())
-        self.asked.append((len(heard.messages), tuple(heard.asked)))
+        before = tuple(one.behind for one in heard.spoken)
+        self.asked.append((len(heard.messages), before))
         if self.begins and said % 3:
             first = heard.contexts()[-1][0]["content"].split()[0]
             words = [{"role": "user", "content": word} for word in (first, f"{said}")]
@@ -262,12 +269,23 @@ def test_a_context_is_drawn_as_if_it_were_all_there_is() -> None:
     assert several > 2, "too few rows of three contexts"
 
 
-def test_a_context_that_does_not_fit_ends_the_row() -> None:
-    trajectories, figures = run(Workers(begins=True), user=USER, tokens=12)
-    ended = [t for t in trajectories if t.finish_reason == "length"]
-    assert ended
-    assert all(len(t.tokens) <= 12 and t.segments[-1].is_trained for t in trajectories)
-    assert {one.contexts for one in figures} >= {1, 2}
+def test_a_context_that_does_not_fit_or_is_refused_ends_the_row() -> None:
+    def answered(words: str, tokens: int = TOKENS) -> Episode:
+        (one,) = rows(user=USER, tokens=tokens)[:1]
+        one.take(Finished(one.name, (8, 9, 4), (0.0,) * 3, "stop", 0))
+        context = msgspec.json.encode([{"role": "user", "content": word} for word in words.split()])
+        call = ToolCall("critic", "", to_user=True)
+        one.answer([call], [one.readable(ToolAnswer("", context=context))])
+        return one
+
+    fits = answered("1 2 3", tokens=9)
+    assert (fits.state.contexts, fits.request().sampling.max_tokens) == (2, 1)
+    cut = answered("1 2 3 4", tokens=9)
+    assert (cut.trajectory.finish_reason, cut.trajectory.tokens) == ("length", [8, 9, 4])
+    refused = answered(REFUSED)
+    assert refused.state.is_over
+    assert refused.trajectory.finish_reason == "stop"
+    assert (refused.figures.tool_failures, refused.figures.contexts) == (1, 1)
 
 
 def test_experts_of_contexts_lie_where_their_tokens_do() -> None:
@@ -311,9 +329,11 @@ def test_rows_go_on_in_later_phases_as_if_in_one(form, user, begins, delay: floa
             )
         phases += 1
     assert phases > 2 or form == "Silent"
+    assert any(one.figures.contexts > 2 for one in whole) == (begins and form != "Eager")
     for one, other in zip(parts, whole, strict=True):
         found, expected = one.trajectory, other.trajectory
         assert (found.tokens, found.mask) == (expected.tokens, expected.mask)
+        assert found.context_starts == expected.context_starts
         assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
         assert turn_rewards([found]) == turn_rewards([expected])
         assert (found.finish_reason, one.figures) == (expected.finish_reason, other.figures)

@@ -356,3 +356,16 @@ def test_a_turn_that_the_template_refuses_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadChatTemplate, match="only users"):
         template.delta([TOOL], TOOLS)
     assert template.delta([USER])
+
+
+def test_a_new_context_is_that_of_a_prompt_but_that_control_tokens_in_it_are_text(template):
+    chat = template.chat
+    (expected,) = chat.encode_chats([[USER]], tools=TOOLS)
+    assert template.begun([USER], TOOLS) == expected
+    control = next(iter(template.text.control.values()))
+    said = f"one {control}two"
+    ids = template.begun([{**USER, "content": said}], TOOLS)
+    (plain,) = chat.encode_chats([[{**USER, "content": "one two"}]], tools=TOOLS)
+    marks = [[i for i in some if i in template.text.control] for some in (ids, plain)]
+    assert marks[0] == marks[1]
+    assert said in chat.decode(ids, skip_special_tokens=False)

@@ -16,7 +16,7 @@ from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.answers import read_reply
 from ppojob_trainer.tools.built_in.gsm8k_user import RIGHT, WRONG
 from ppojob_trainer.tools.pool import ToolPool
-from ppojob_trainer.tools.wire import Conversation
+from ppojob_trainer.tools.wire import Conversation, Spoken
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_users.txt")
 VERL = str(Path(golden_lines.__file__).with_name("verl_interaction.py"))
@@ -41,13 +41,12 @@ def slow(messages, **told):
 def notes(messages, chunks):
     said = yield
     for number, chunk in enumerate(chunks):
-        if chunk == "slow" and not count:
+        if chunk == "slow":
             time.sleep(100)
         if chunk == "raise":
             raise KeyError(said)
-        if chunk == "count":
-            count.append(1)
-            chunk = str(len(count))
+        if chunk == "nothing":
+            said = yield
         if chunk == "go on":
             said = yield f"{messages[0]['content']} {said}", 0.25
         elif chunk == "odd":
@@ -99,7 +98,7 @@ def talk(*contents: str, asked: tuple[int, ...] = ()) -> str:
         {"role": ("user", "assistant")[number % 2], "content": content}
         for number, content in enumerate(contents)
     ]
-    return msgspec.json.encode(Conversation(messages, list(asked))).decode()
+    return msgspec.json.encode(Conversation(messages, 1, list(map(Spoken, asked)))).decode()
 
 
 def say(pool: ToolPool, name: str, heard: str, **told: Any) -> ToolAnswer:
@@ -142,18 +141,18 @@ def lines(*contents: str) -> bytes:
     return msgspec.json.encode(messages)
 
 
-def heard_by_loop(*turns: str, then: tuple[bytes | str, ...] = ()) -> str:
+def heard_by_loop(*turns: str, then: tuple[bytes | str, ...] = (), called: bool = False) -> str:
     """What a loop hears: turns of the model, and between them what it said."""
-    heard = Conversation([{"role": "user", "content": "q"}])
+    heard = Conversation([{"role": "user", "content": "q"}], 1)
+    if called:
+        heard.messages.append({"role": "assistant", "content": "call"})
+        heard.messages.append({"role": "tool", "content": "4"})
     for turn, answer in zip(turns, (*then, ""), strict=True):
         heard.messages.append({"role": "assistant", "content": turn})
         if isinstance(answer, bytes):
-            heard.asked.append(len(heard.messages))
-            heard.starts.append(len(heard.messages))
-            heard.messages += msgspec.json.decode(answer)
+            heard.say(msgspec.json.decode(answer), begins_context=True)
         elif answer:
-            heard.asked.append(len(heard.messages))
-            heard.messages.append({"role": "user", "content": answer})
+            heard.say([{"role": "user", "content": answer}])
     return msgspec.json.encode(heard).decode()
 
 
@@ -164,6 +163,8 @@ def test_a_loop_is_a_generator_that_begins_contexts(file: str) -> None:
         first = say(pool, "notes", heard_by_loop("a"), chunks=chunks)
         assert (first.text, first.context, first.ends) == ("", lines("Note.", "onea"), False)
         heard = heard_by_loop("a", "bc", then=(first.context,))
+        called = heard_by_loop("a", "bc", then=(first.context,), called=True)
+        assert say(pool, "notes", called, chunks=chunks).text == "q bc", "the prompt alone is told"
         second = say(pool, "notes", heard, chunks=chunks)
         assert (second.text, second.context, second.reward) == ("q bc", b"", 0.25)
         heard = heard_by_loop("a", "bc", "done", then=(first.context, second.text))
@@ -175,23 +176,25 @@ def test_a_loop_is_a_generator_that_begins_contexts(file: str) -> None:
 def test_what_goes_wrong_in_a_loop_ends_its_row(file: str) -> None:
     loop = user(file, "notes", timeLimitSeconds=1)
     with ToolPool(agent(loop, user(file, "eager_notes"))) as pool:
-        late = say(pool, "notes", heard_by_loop("a"), chunks=["slow"])
-        assert (late.failure, late.ends) == ("timeout", False)
-        told = heard_by_loop("a", "b", then=(late.text,))
-        assert say(pool, "notes", told, chunks=["one"]).ends, "it goes on as if nothing were"
-        raised = say(pool, "notes", heard_by_loop("a"), chunks=["raise"])
-        assert (raised.failure, raised.ends) == ("raised", True)
-        assert raised.text == "Error: notes failed: KeyError: 'a'"
-        odd = say(pool, "notes", heard_by_loop("a"), chunks=["odd"])
-        assert odd.ends
-        assert "a message has a role, one of system, user, assistant, and content" in odd.text
-        first = say(pool, "notes", heard_by_loop("a"), chunks=["count", "count"])
-        other = heard_by_loop("a", "b", then=(first.context,))
-        changed = say(pool, "notes", other, chunks=["count", "count"])
-        assert (changed.failure, changed.ends) == ("raised", True)
-        assert "the same words to the same turns" in changed.text
-        early = say(pool, "eager_notes", heard_by_loop("a"))
-        assert "the first yield of a loop has no value" in early.text
+
+        def failed(*chunks: str, heard: str = heard_by_loop("a"), name: str = "notes") -> str:
+            told = {"chunks": list(chunks)} if name == "notes" else {}
+            answer = say(pool, name, heard, **told)
+            assert (bool(answer.failure), answer.ends, answer.context) == (True, True, b"")
+            return answer.text
+
+        assert failed("slow") == "Error: notes gave no answer in 1 s."
+        assert failed("raise") == "Error: notes failed: KeyError: 'a'"
+        assert "a message has a role, one of system, user, assistant, and" in failed("odd")
+        assert "a loop yields text, messages of a new context, or" in failed("nothing")
+        assert "the first yield of a loop has no value" in failed(name="eager_notes")
+        changed = heard_by_loop("a", "b", then=(lines("Note.", "1a"),))
+        for chunks in (["go on"], ["two"], []):
+            assert "the same words to the same turns" in failed(*chunks, heard=changed)
+        shorter = heard_by_loop(
+            "a", "b", then=(lines("Note.", "onea")[:-1] + b',{"role":"user","content":"x"}]',)
+        )
+        assert "the same words to the same turns" in failed("one", heard=shorter)
 
 
 @pytest.mark.processes
@@ -240,6 +243,7 @@ def test_users_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "bare class": user(file, "Bare"),
         "class that raises": user(file, "Refuses"),
         "settings of a function": user(file, "polite", config={"a": 1}),
+        "async loop": user(file, "later_notes"),
     }
     chosen = list(users.values()) if case == "all, behind a tool" else [users[case]]
     tools = [{"name": "calculator"}] if len(chosen) > 1 else []

@@ -132,7 +132,7 @@ class Driver:
             episode.reply(waiting.wanted.reply)
             del self._waiting[number]
             return
-        answers = self._tools.answers(waiting.started)
+        answers = [episode.readable(one) for one in self._tools.answers(waiting.started)]
         for call, answer in zip(calls, answers, strict=True):
             if self.fails and answer.failure:
                 raise ToolFailed(

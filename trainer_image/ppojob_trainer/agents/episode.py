@@ -7,6 +7,7 @@ user, by a limit of turns or tokens, or when an answer would not fit. A row of a
 agent is a single turn.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
 from ppojob_trainer.tools.wire import Conversation, Message
 
+_LOG: Final = logging.getLogger(__name__)
 _messages: Final = msgspec.json.Decoder(list[Message]).decode
 
 
@@ -38,9 +40,7 @@ class RowState:
         is_waiting: whether the last turn waits for an answer.
         experts: of its context up to the last request, see `Finished`.
         turn_began: number of the first segment of the turn that is being drawn.
-        context_began: likewise of the context that is read; 0 of the first one.
-        contexts: that the row has.
-        experts_before: those of the contexts before it, with what the engine has not read.
+        experts_before: those of the contexts before it, 0 of the last token of each.
         turns: that the model has ended.
         answered: how many answers it was given.
         answers: of tools, without what they say, which is in `segments`.
@@ -54,8 +54,6 @@ class RowState:
     is_waiting: bool = False
     experts: bytes = b""
     turn_began: int = 0
-    context_began: int = 0
-    contexts: int = 1
     experts_before: bytes = b""
     turns: int = 0
     answered: int = 0
@@ -68,6 +66,17 @@ class RowState:
     def is_over(self) -> bool:
         """Whether the row has ended."""
         return self.finish_reason != "abort" and not self.is_waiting
+
+    @property
+    def contexts(self) -> int:
+        """How many contexts it has."""
+        return 1 + sum(segment.begins_context for segment in self.segments)
+
+    @property
+    def context(self) -> int:
+        """Number of the first segment of the context that is read."""
+        starts = (n for n, segment in enumerate(self.segments) if segment.begins_context)
+        return max(starts, default=0)
 
     @property
     def drawn(self) -> int:
@@ -88,7 +97,7 @@ class RowState:
             answers=list(self.answers),
             of_user=list(self.of_user),
             conversation=heard
-            and Conversation(list(heard.messages), list(heard.asked), list(heard.starts)),
+            and Conversation(list(heard.messages), heard.prompt, list(heard.spoken)),
             shown=list(self.shown),
         )
 
@@ -127,7 +136,8 @@ class Episode:
 
     def __post_init__(self) -> None:
         if self.state.conversation is None and self.user is not None:
-            self.state.conversation = Conversation(_messages(self.user.prompt))
+            prompt = _messages(self.user.prompt)
+            self.state.conversation = Conversation(prompt, len(prompt))
 
     def request(self) -> Request:
         """What the engine is asked for: the next turn of the model, or the rest of one."""
@@ -139,28 +149,37 @@ class Episode:
         if begun and sampling.stop_texts is not None:
             stop_texts = replace(sampling.stop_texts, before=begun)
             sampling = replace(sampling, stop_texts=stop_texts)
-        is_first = state.contexts == 1
-        before, of_prompt = (self.prompt, self.pictures) if is_first else ((), b"")
-        begin = _tokens(state.segments[: state.context_began])
-        shown = [one for one in state.shown if one.start >= begin]
-        files = [one.file for one in shown]
-        read = state.segments[state.context_began :]
+        before = self.prompt if state.contexts == 1 else ()
+        begin, shown = self._shown
+        read = state.segments[state.context :]
         return Request(
             request_id=f"{self.name}/{state.turns}" if state.turns else self.name,
             prompt=(*before, *(token for segment in read for token in segment.tokens)),
             sampling=sampling,
             seed=self.seed_of(sum(segment.is_trained for segment in state.segments)),
-            pictures=packed([*unpacked(of_prompt), *files]) if files else of_prompt,
+            pictures=self._pictures,
             later=tuple(len(before) + one.start - begin for one in shown),
         )
 
     @property
     def seen(self) -> list[SeenPicture] | None:
-        """The pictures that it has shown so far; None where tools cannot show it any."""
+        """The pictures of its context so far; None where tools cannot show it any."""
         if (form := self._form.pictures) is None:
             return None
-        files = [*unpacked(self.pictures), *(one.file for one in self.state.shown)]
-        return [SeenPicture(file, *form.sides(file)) for file in files]
+        return [SeenPicture(file, *form.sides(file)) for file in unpacked(self._pictures)]
+
+    @property
+    def _shown(self) -> tuple[int, list[LaterPicture]]:
+        """Where the context begins in the response, and what was shown in it behind a prompt."""
+        begin = _tokens(self.state.segments[: self.state.context])
+        return begin, [one for one in self.state.shown if one.start >= begin]
+
+    @property
+    def _pictures(self) -> bytes:
+        """All pictures of its context."""
+        of_prompt = self.pictures if self.state.contexts == 1 else b""
+        files = [one.file for one in self._shown[1]]
+        return packed([*unpacked(of_prompt), *files]) if files else of_prompt
 
     def take(self, response: Finished) -> Turn:
         """Take in what the engine drew; answers what a turn wants.
@@ -203,7 +222,6 @@ class Episode:
         conversation = self.state.conversation
         assert conversation is not None, "it is there where there is a user"
         heard = msgspec.json.encode(conversation).decode()
-        conversation.asked.append(len(conversation.messages))
         return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
 
     def answer(self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]) -> None:
@@ -234,31 +252,40 @@ class Episode:
         if answer.ends:
             self.state.answered += 1
             return
+        heard = self.state.conversation
+        assert heard is not None, "somebody said it"
         if answer.context:
-            self._begin_context(_messages(answer.context))
+            messages = _messages(answer.context)
+            heard.say(messages, begins_context=True)
+            self._begin_context(self._form.context(messages, self.tools))
             return
-        self._tell("user", answer.text)
+        heard.say([{"role": "user", "content": answer.text}])
         self._go_on(self._form.heard(self.state.written, answer.text))
 
-    def _begin_context(self, messages: list[Message]) -> None:
-        """The model goes on behind these messages alone."""
-        state, heard = self.state, self.state.conversation
-        assert heard is not None, "a user begins it"
-        heard.starts.append(len(heard.messages))
-        heard.messages += messages
+    def readable(self, answer: ToolAnswer) -> ToolAnswer:
+        """An answer; where the chat template refuses a new context, a failure that ends the row."""
+        if not answer.context:
+            return answer
         try:
-            given = self._form.opened(messages, self.tools)
+            self._form.context(_messages(answer.context), self.tools)
         except BadChatTemplate as refused:
-            raise BadChatTemplate(f"a new context of {self.place}: {refused}") from None
-        read = _tokens(state.segments[state.context_began :])
+            _LOG.warning("%s: a new context: %s", self.place, refused)
+            text = f"a new context: {refused}"
+            return msgspec.structs.replace(
+                answer, text=text, failure="raised", ends=True, context=b""
+            )
+        return answer
+
+    def _begin_context(self, given: Sequence[int]) -> None:
+        """The model goes on behind these tokens alone."""
+        state = self.state
+        read = _tokens(state.segments[state.context :])
         read += len(self.prompt) if state.contexts == 1 else 0
         if self._go_on(given, begins_context=True):
-            # Of the last token, which the engine has drawn and not read, nobody asks.
+            # The engine has drawn the last token and not read it, so that it has experts of none.
             of_token = len(state.experts) // max(1, read - 1)
             state.experts_before += state.experts + bytes(of_token)
             state.experts = b""
-            state.context_began = len(state.segments) - 1
-            state.contexts += 1
 
     def reply(self, reply: str) -> None:
         """Take in what the model is told where it called no tool; as `answer`."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
 from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
 from ppojob_trainer.data.pictures import PictureForm, behind_pictures, packed, unpacked
-from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import ToolCall
@@ -96,15 +95,12 @@ class ChatForm:
         user = {"role": "user", "content": text}
         return self.template.delta([user], self.tools, written=written)
 
-    def opened(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
-        """The tokens of a new context, as a prompt has them; of these tools, empty for all.
+    def context(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
+        """What stands for a new context: all of it, with these tools; empty for all.
 
         Raises:
             BadChatTemplate: the template refuses the messages.
         """
         named = {tool_name(schema): schema for schema in self.tools}
-        chosen = [named[name] for name in tools] if tools else self.tools
-        (outcome,) = self.chat.encode_chats([messages], self.template.variables, tools=chosen)
-        if isinstance(outcome, BadChatTemplate):
-            raise outcome
-        return outcome
+        chosen = [named[name] for name in tools if name in named] if tools else self.tools
+        return self.template.begun(messages, chosen)

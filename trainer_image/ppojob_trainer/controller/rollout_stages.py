@@ -36,6 +36,7 @@ class RolloutStages:
         actor: the role whose ranks own the rows.
         chunk_bytes: of what an owner is told at once of rows to write.
         has_turns: whether rows have several turns.
+        began: unix seconds at which the run began.
         tools: makes the calls of rows; None where there are no tools.
         retriever: answers calls of `search`; None where the tools do that.
         tell_drawn: hears now and then how many rows have been drawn, of how many.
@@ -48,6 +49,7 @@ class RolloutStages:
     tape: RowTape
     chunk_bytes: int = CHUNK_BYTES
     has_turns: bool = False
+    began: float = 0.0
     tools: RoleGroup | None = None
     retriever: RoleGroup | None = None
     tell_drawn: Callable[[int, int], None] = lambda *_: None
@@ -154,7 +156,11 @@ class RolloutStages:
             return [ToolsPeer(rank.host, rank.port) for rank in group.ranks] if group else []
 
         return Conversations(
-            peers(self.tools), self.roles.rewinds, peers(self.retriever), self.engines.attempt
+            peers(self.tools),
+            self.roles.rewinds,
+            peers(self.retriever),
+            self.engines.attempt,
+            self.began,
         )
 
     def _load(self, batch: Batch, step: int) -> None:

@@ -173,6 +173,7 @@ def _rollout_stages(
         Scoring(roles, actor, hosts.get("reward"), model),
         tape,
         has_turns=spec.agent is not None,
+        began=began,
         tools=hosts.get("tools"),
         retriever=hosts.get("retriever"),
         tell_drawn=tell_drawn,

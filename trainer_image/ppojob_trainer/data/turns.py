@@ -112,6 +112,32 @@ class TurnTemplate:
         texts = [form(body) for form, body in zip(suffix.forms, bodies, strict=True)]
         return self.text.encode([first[cut:], *others], texts)
 
+    def begun(self, messages: Messages, tools: Tools | None = None) -> list[int]:
+        """Tokens of a conversation, as of a prompt, up to where the model's turn begins.
+
+        Control tokens in a message's text are ordinary text, other than in prompts.
+
+        Args:
+            messages: with "role" and "content", a text.
+            tools: schemas of what the model may call.
+
+        Raises:
+            BadChatTemplate: the template refuses them, or changes texts in a way that is not known.
+        """
+        rest = self.render(messages, tools, open_turn=True)
+        pieces, bodies = [], []
+        for body in (str(message["content"]) for message in messages):
+            if not any(self.text.marks(body)):
+                continue
+            found = next((text for form in _FORMS if (text := form(body)) in rest), None)
+            if found is None:
+                why = "the chat template changes what a message says"
+                raise self.refusal(f"no {shown(body)} where it is a message", why)
+            before, _, rest = rest.partition(found)
+            pieces.append(before)
+            bodies.append(found)
+        return self.text.encode([*pieces, rest], bodies)
+
     def turn(self, content: str) -> list[int]:
         """Tokens of a turn of the model that says this, as it would draw them, its end included.
 

@@ -104,17 +104,23 @@ def read_reply(value: object) -> Reply:
     if isinstance(said, str):
         text = for_the_model(str.__str__(said), REPLY_CHARACTERS, "left")
         return Reply(ends, text, number, [])
-    return Reply(ends, "", number, _context(said))
+    return Reply(ends, "", number, read_context(said))
 
 
 def _no_reply(value: object) -> BadResult:
-    form = "(whether the conversation ends, text or messages, score), or one of these two"
+    form = "text, messages of a new context, or (whether the conversation ends, one of both, score)"
     return BadResult("BadAnswer", shown(value), f"a user returns {form}")
 
 
-def _context(messages: Sequence[object]) -> list[dict[str, str]]:
-    """The messages of a new context."""
+def read_context(messages: object) -> list[dict[str, str]]:
+    """The messages of a new context, which are texts.
+
+    Raises:
+        BadResult: they are something else, nobody answers the last of them, or there are too many.
+    """
     found = []
+    if not isinstance(messages, list):
+        raise BadResult("BadAnswer", shown(messages), "a new context is a list of messages")
     for message in messages:
         one = message if isinstance(message, dict) else {}
         role, content = one.get("role"), one.get("content")

@@ -21,7 +21,6 @@ from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSource, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.frames import Loaded
 from ppojob_trainer.children.user_code import ImportFolder, raised
 from ppojob_trainer.data.pictures import MOST_BYTES
 from ppojob_trainer.errors import ConfigError
@@ -47,6 +46,7 @@ from ppojob_trainer.tools.wire import (
     ToolCalled,
     ToolRequest,
     ToolsDescribed,
+    ToolsLoaded,
 )
 
 # Bound before users' code is loaded, which may replace them in their modules.
@@ -64,13 +64,17 @@ class _Loaded:
     Attributes:
         ask: a `Tool` or a `User`.
         folder: where its file lies; empty where it has none.
-        is_loop: whether what it raises ends the conversation: it cannot go on.
     """
 
+    name: str
     ask: Callable[..., object]
     is_user: bool
     folder: str
-    is_loop: bool = False
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is a user that cannot go on behind a failure."""
+        return isinstance(self.ask, Loop)
 
 
 class Tools:
@@ -85,7 +89,7 @@ class Tools:
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
 
-    def load(self, request: LoadTools) -> Loaded:
+    def load(self, request: LoadTools) -> ToolsLoaded:
         """Load all; say what is wrong with each that cannot be used."""
         self._request = request
         self._agent = agent = AgentSpec.model_validate_json(request.agent)
@@ -100,7 +104,7 @@ class Tools:
                 self._tools.append(self._load(one, modules))
             except ConfigError as wrong:
                 problems += [f"spec.agent.{place}.{line}" for line in wrong.problems]
-        return Loaded(problems)
+        return ToolsLoaded(problems, [one.name for one in self._tools if one.is_loop])
 
     def describe(self, server: ServerCode) -> ToolsDescribed:
         """Say what tools a server has."""
@@ -138,10 +142,10 @@ class Tools:
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
             return ToolCalled(number, text, reward, pictures=pictures)
         except BadResult as bad:
-            return ToolCalled(number, raised=f"got {bad.got}: {bad.why}", ends=tool.is_loop)
+            return ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
         except BaseException as error:  # SystemExit and its kin are answers too
             text, where = raised(error, __file__)
-            return ToolCalled(number, raised=text, where=where, ends=tool.is_loop)
+            return ToolCalled(number, raised=text, where=where)
 
     def _open_servers(self) -> list[str]:
         """Ask the servers what their tools take, if need be; what is wrong with each."""
@@ -167,12 +171,12 @@ class Tools:
         self._imports.enter(folder)
         if isinstance(one, InteractionSpec):
             user = load_user(path, name, one, modules) if path else USERS[name].answer
-            return _Loaded(user, True, folder, isinstance(user, Loop))
+            return _Loaded(one.name, user, True, folder)
         if path:
             tool = load_tool(path, name, one, tool_schema(one), modules)
         else:
             tool = self._without_file(one)
-        return _Loaded(tool, False, folder)
+        return _Loaded(one.name, tool, False, folder)
 
     def _without_file(self, tool: ToolSpec) -> Tool:
         source = tool.source or ToolSource()

@@ -80,8 +80,8 @@ def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, Mo
     if inspect.isgeneratorfunction(found):
         return Loop(found)
     if inspect.isasyncgenfunction(found):
-        why = "an asynchronous generator"
-        raise ConfigError(f"source.function: got {name}: {why}; {_USERS}")
+        why = "it yields, and is asynchronous"
+        raise ConfigError(f"source.function: got {name}: {why}; a loop by def, without async")
 
     def answer(conversation: Conversation, arguments: dict[str, Json], _row: str) -> object:
         return found(conversation.contexts()[-1], **told_by_row(arguments))
@@ -244,8 +244,8 @@ def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
     async def answer(conversation: Conversation, arguments: dict[str, Json], row: str) -> object:
         await user.start_interaction(row, **arguments)
         try:
-            for length in conversation.asked:
-                await _repeat(user, row, conversation.contexts(length)[-1], arguments)
+            for said in conversation.spoken:
+                await _repeat(user, row, conversation.contexts(said.behind)[-1], arguments)
             return await user.generate_response(row, conversation.contexts()[-1], **arguments)
         finally:
             # In verl's base class this method takes nothing, in its examples the row.

@@ -15,6 +15,8 @@ from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.answers import Reply, read_reply
 from ppojob_trainer.tools.wire import Conversation, Message
 
+_Generator = Generator[object, str, object]
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -27,31 +29,22 @@ class Loop:
             turn that answers it. It returns at the end, None or a score.
     """
 
-    function: Callable[..., Generator[object, str, object]]
+    function: Callable[..., _Generator]
 
     def __call__(
         self, conversation: Conversation, arguments: dict[str, Json], _row: str
-    ) -> tuple[bool, str | list[dict[str, str]], float | None]:
+    ) -> tuple[bool, str | list[dict[str, str]], object]:
         """What it says to the last turn of the model.
 
         Raises:
-            BadResult: it yields what nobody can read, or other than before.
+            BadResult: it yields what nobody can read, or does other than before.
         """
-        *before, now = *conversation.asked, len(conversation.messages)
-        prompt = conversation.messages[: (*before, now)[0] - 1]
-        loop = self.function(deepcopy(prompt), **told_by_row(arguments))
+        prompt = deepcopy(conversation.messages[: conversation.prompt])
+        loop = self.function(prompt, **told_by_row(arguments))
         try:
-            if (first := next(loop)) is not None:
-                raise BadResult("BadAnswer", shown(first), "the first yield of a loop has no value")
-            for length in before:
-                reply = _read(loop.send(_said(conversation, length)))
-                _hold(reply, conversation, length)
-            reply = _read(loop.send(_said(conversation, now)))
-        except StopIteration as end:
-            return True, "", end.value
+            return _answer(loop, conversation)
         finally:
             loop.close()
-        return False, reply.context or reply.text, reply.score
 
 
 def told_by_row(arguments: dict[str, Json]) -> dict[str, Json]:
@@ -59,21 +52,49 @@ def told_by_row(arguments: dict[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in arguments.items() if name != "name"}
 
 
-def _said(conversation: Conversation, length: int) -> str:
-    """The turn of the model that is the last of so many messages."""
-    return str(conversation.messages[length - 1]["content"])
+def _answer(
+    loop: _Generator, conversation: Conversation
+) -> tuple[bool, str | list[dict[str, str]], object]:
+    heard = conversation.messages
+    ended, value = _sent(loop, None)
+    if value is not None and not ended:
+        raise BadResult("BadAnswer", shown(value), "the first yield of a loop has no value")
+    for before in conversation.spoken:
+        if not ended:
+            ended, value = _sent(loop, str(heard[before.behind - 1]["content"]))
+        reply = None if ended else _read(value)
+        then = heard[before.behind : before.behind + before.messages]
+        if reply is None or (_messages(reply), bool(reply.context)) != (
+            then,
+            before.begins_context,
+        ):
+            got = "its end" if reply is None else shown(_messages(reply))
+            why = f"where it said {shown(then)} before; the same words to the same turns"
+            raise BadResult("BadAnswer", got, why)
+    if not ended:
+        ended, value = _sent(loop, str(heard[-1]["content"]))
+    if ended:
+        return True, "", value
+    reply = _read(value)
+    return False, reply.context or reply.text, reply.score
+
+
+def _sent(loop: _Generator, said: str | None) -> tuple[bool, object]:
+    """Whether a loop has ended behind a turn of the model, and what it returned, or yielded."""
+    try:
+        return False, next(loop) if said is None else loop.send(said)
+    except StopIteration as end:
+        return True, end.value
 
 
 def _read(value: object) -> Reply:
     """A value that was yielded."""
     said, score = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if not isinstance(said, str | list):
+        why = "a loop yields text, messages of a new context, or (one of both, score)"
+        raise BadResult("BadAnswer", shown(value), why)
     return read_reply((False, said, score))
 
 
-def _hold(reply: Reply, conversation: Conversation, length: int) -> None:
-    """Hold what a loop says to a turn against what it said to it before."""
-    messages: list[Message] = reply.context or [{"role": "user", "content": reply.text}]
-    then = conversation.messages[length : length + len(messages)]
-    if then != messages or (length in conversation.starts) != bool(reply.context):
-        why = f"to the same turns it said {shown(then)} before; the same words to the same turns"
-        raise BadResult("BadAnswer", shown(messages), why)
+def _messages(reply: Reply) -> list[Message]:
+    return reply.context or [{"role": "user", "content": reply.text}]

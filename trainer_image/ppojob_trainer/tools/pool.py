@@ -10,7 +10,7 @@ import msgspec
 
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
-from ppojob_trainer.children.frames import FrameError, Loaded
+from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
     DEFAULT_MEMORY_BYTES,
     ChildPool,
@@ -21,6 +21,7 @@ from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTime
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.pictures import MOST_BYTES, BadPicture, packed, read_pictures
 from ppojob_trainer.errors import JobFailed
+from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.tools.answers import (
     MARK_CHARACTERS,
@@ -28,10 +29,11 @@ from ppojob_trainer.tools.answers import (
     cut,
     failure_text,
     for_the_model,
+    read_context,
 )
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.schemas import parameters_of
-from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled
+from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled, ToolsLoaded
 
 
 class ToolPool(Closeable):
@@ -72,6 +74,7 @@ class ToolPool(Closeable):
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
         self._is_compared = False
+        self._loops: frozenset[str] = frozenset()
         self._elsewhere = list(elsewhere)
         try:
             self._children = ChildPool(
@@ -166,10 +169,14 @@ class ToolPool(Closeable):
             return self._failed("died", call)
         if answer.raised:
             self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)
-            failed = self._failed("raised", call, answer.raised)
-            return msgspec.structs.replace(failed, ends=answer.ends and call.to_user)
+            return self._failed("raised", call, answer.raised)
+        ends, context = (answer.ends, answer.context) if call.to_user else (False, b"")
         try:
             shown = packed(read_pictures(answer.pictures))
+            if context:
+                read_context(msgspec.json.decode(context))
+        except (BadResult, msgspec.DecodeError) as bad_context:
+            return self._failed("raised", call, f"a new context: {bad_context}")
         except BadPicture as bad:
             self._log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, f"got {bad.got}: {bad.why}; {bad.allowed}")
@@ -177,7 +184,6 @@ class ToolPool(Closeable):
         limit_of_tools = self._agent.max_tool_response_characters
         most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
         text = cut(answer.text, most, self._agent.tool_response_truncate_side)
-        ends, context = (answer.ends, answer.context) if call.to_user else (False, b"")
         return ToolAnswer(text, answer.reward, ends=ends, pictures=shown, context=context)
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
@@ -197,7 +203,8 @@ class ToolPool(Closeable):
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
         )
-        return ToolAnswer(text, failure=failure)
+        ends = call.to_user and call.name in self._loops
+        return ToolAnswer(text, failure=failure, ends=ends)
 
     def _load(self, child: BoundedProcess) -> None:
         agent = self._agent
@@ -207,13 +214,14 @@ class ToolPool(Closeable):
             not self._is_compared,
             self._sandbox,
         )
-        import_files(
+        loaded = import_files(
             child,
             request,
-            Loaded,
+            ToolsLoaded,
             files=(one.source.file or "" for one in self._answering if one.source),
             where="spec.agent.tools",
             what="tools",
         )
+        self._loops = frozenset(loaded.loops)
         # Servers are not asked again for a child that replaces another: the job has begun.
         self._is_compared = True

@@ -5,10 +5,24 @@ from typing import Any
 
 import msgspec
 
-from ppojob_trainer.children.frames import Numbered
+from ppojob_trainer.children.frames import Loaded, Numbered
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 
 Message = dict[str, Any]
+
+
+class Spoken(msgspec.Struct, frozen=True, array_like=True):
+    """What a user said before.
+
+    Attributes:
+        behind: how many messages it had heard.
+        messages: how many its words are, right behind those.
+        begins_context: whether they begin a context.
+    """
+
+    behind: int
+    messages: int = 1
+    begins_context: bool = False
 
 
 class Conversation(msgspec.Struct):
@@ -16,18 +30,24 @@ class Conversation(msgspec.Struct):
 
     Attributes:
         messages: with "role" and "content", of all contexts, one after the other.
-        asked: how many there were when the user was asked before.
-        starts: how many there were when the user began each later context.
+        prompt: how many of them are the prompt.
+        spoken: what the user said, in order.
     """
 
     messages: list[Message]
-    asked: list[int] = msgspec.field(default_factory=list)
-    starts: list[int] = msgspec.field(default_factory=list)
+    prompt: int
+    spoken: list[Spoken] = msgspec.field(default_factory=list)
+
+    def say(self, messages: list[Message], *, begins_context: bool = False) -> None:
+        """Take in what the user says."""
+        self.spoken.append(Spoken(len(self.messages), len(messages), begins_context))
+        self.messages += messages
 
     def contexts(self, length: int | None = None) -> list[list[Message]]:
         """The messages of each context, of so many; None: of all."""
         length = len(self.messages) if length is None else length
-        edges = [0, *(start for start in self.starts if start < length), length]
+        starts = (one.behind for one in self.spoken if one.begins_context)
+        edges = [0, *(start for start in starts if start < length), length]
         return [self.messages[start:end] for start, end in pairwise(edges)]
 
 
@@ -59,6 +79,16 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
     elsewhere: list[str]
     compares: bool
     sandbox: bytes
+
+
+class ToolsLoaded(Loaded, frozen=True):
+    """Answer to ``LoadTools``.
+
+    Attributes:
+        loops: names of users that cannot go on behind a failure.
+    """
+
+    loops: list[str]
 
 
 class CallTool(Numbered, frozen=True, tag=True):
@@ -113,7 +143,7 @@ class ToolCalled(Numbered, frozen=True):
     Attributes:
         raised: what the tool raised instead of an answer; empty: nothing.
         where: it was raised, for the log.
-        ends: the user ends the conversation, also by what it raised.
+        ends: the user ends the conversation.
         pictures: encoded.
         context: JSON list of the messages of a new context; empty where the user begins none.
     """

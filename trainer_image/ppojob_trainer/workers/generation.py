@@ -191,6 +191,7 @@ class Generation:
             (row.batch.conversations for row in rows if row.batch.conversations),
             Conversations([], rewinds=0),
         )
+        self.chat.tell_time(conversations.began)
         return RemoteTools(
             caller=self.caller,
             tools=[Peer("tools rank", at.host, at.port, "tools") for at in conversations.tools],
@@ -313,7 +314,7 @@ def open_generation(
                 tells_experts=spec.algorithm.router_replay == "rollout",
             )
         stack.callback(engine.close)
-        # The time is the prompts': what stands between turns does not tell it.
+        # The time is the prompts': requests tell it.
         folder = model.tokenizer_path or model.path
         chat = ChatTokenizer(model.path, folder, model.chat_template, began=0.0)
         stack.enter_context(chat)

@@ -46,12 +46,14 @@ class Conversations(msgspec.Struct, frozen=True):
         tools: where calls are made; none where there are no tools.
         retrievers: where calls of `search` are answered; none where the tools do that.
         attempt: of engines that may be lost without a rewind, and then draw anew.
+        began: what chat templates tell as the time, as in prompts: unix seconds.
     """
 
     tools: list[ToolsPeer]
     rewinds: int
     retrievers: list[ToolsPeer] = []
     attempt: int = 0
+    began: float = 0.0
 
 
 class Generate(msgspec.Struct, frozen=True):
