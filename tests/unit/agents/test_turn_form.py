@@ -8,6 +8,7 @@ from turn_templates import TOOLS, ChatInProcess, write_family
 
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
+from ppojob_trainer.data.chat import tool_name
 from ppojob_trainer.data.turns import TurnTemplate
 
 NAMED = (
@@ -84,3 +85,13 @@ def test_without_tools_a_call_is_words(tmp_path: Path) -> None:
     form = replace(form_of(tmp_path, "hermes"), tools=[])
     turn = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     assert form.read(form.chat.encode(turn)) == Turn()
+
+
+def test_a_context_is_a_prompt_with_the_tools_of_its_row(tmp_path: Path) -> None:
+    form = form_of(tmp_path, "hermes", None)
+    messages = [{"role": "user", "content": "Again."}]
+    names = [tool_name(tool) for tool in TOOLS]
+    first, other = TOOLS[:1], [*names[:1], "of another agent"]
+    for chosen, shown in ((names[:1], first), (other, first), ((), TOOLS)):
+        (expected,) = form.chat.encode_chats([messages], tools=shown)
+        assert form.context(messages, chosen) == expected
