@@ -78,6 +78,19 @@ def gpg(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None
     return [[scale * value for value in row] for row in plain]
 
 
+def maxrl(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
+    s = scores(rewards, mask)
+    result = []
+    for i, own in enumerate(s):
+        group = [s[j] for j in peers(i, s, groups)]
+        if own is None or len(group) == 1:
+            result.append(own or 0.0)
+        else:
+            center = mean(group)
+            result.append((own - center) / (center + 1e-6) if center > 0.0 else 0.0)
+    return on_tokens(result, kept or mask)
+
+
 def online_dpo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     """The first of the best responses of a group is chosen, the first of the worst rejected."""
     s = scores(rewards, mask)

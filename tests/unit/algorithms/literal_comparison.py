@@ -32,6 +32,7 @@ GROUP_CASES = (
     ("grpo_passk", {}),
     ("grpo_passk", {"normalize_by_std": False}),
     ("gpg", {}),
+    ("maxrl", {}),
     ("online_dpo", {}),
     ("reinforce", {}),
     ("rloo", {}),

@@ -52,7 +52,7 @@ def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
 
 
 @pytest.mark.parametrize(
-    "name", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"]
+    "name", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "maxrl", "reinforce_plus_plus_baseline"]
 )
 def test_a_group_of_equal_scores_has_no_signal_at_all(name: str):
     # verl's float32 deviation of 0.1 seven times is not 0: its advantage comes out up to 0.0048.

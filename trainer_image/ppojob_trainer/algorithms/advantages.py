@@ -46,7 +46,7 @@ from ppojob_trainer.algorithms.masked import (
 )
 
 STD_EPSILON = 1e-6
-"""Added to a group's standard deviation by `grpo`, as verl does."""
+"""Added to a group's standard deviation by `grpo`, as verl does, and to its mean by `maxrl`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +220,21 @@ def gpg(scores: GroupScores) -> Tensor:
     return values * (len(values) / max(1, count))
 
 
+def maxrl(scores: GroupScores) -> Tensor:
+    """How many times as good as the group's mean a response is, less 1.
+
+    Maximum likelihood RL (arXiv:2602.02710), algorithm 1, with its code's epsilon:
+    `A = (s - mean_g) / (mean_g + 1e-6)`, 0 where the mean is not above 0. With scores of 0 and 1
+    its gradient is, up to a factor, that of `log P(right)` up to the n-th term of its series. A row
+    alone in its group keeps its score; the code divides it by 1e-6.
+    """
+    mean = scores.mean(scores.offset)
+    values = scores.minus(mean)
+    means = scores.base + scores.to_members(mean)
+    of_means = torch.where(means > 0, values / (means + STD_EPSILON), 0.0 * values)
+    return torch.where(scores.alone, values, of_means)
+
+
 def reinforce(scores: GroupScores) -> Tensor:
     """The score itself.
 
@@ -380,6 +395,7 @@ ADVANTAGES: dict[str, Callable[..., Advantages]] = {
     "rloo": _of_scores(rloo),
     "opo": _of_scores(opo),
     "gpg": _of_scores(gpg),
+    "maxrl": _of_scores(maxrl),
     "reinforce": _of_scores(reinforce),
     "remax": remax,
     "gdpo": gdpo,
