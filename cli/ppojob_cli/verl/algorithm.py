@@ -43,7 +43,7 @@ _OWN = {
     "dro": ("policy_loss.dro_beta",),
     "gvpo": ("gvpo_beta",),
 }
-_WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean", "gvpo")
+_WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean", "gvpo", "flowrl")
 """Losses of verl's that are means over responses, whatever loss_agg_mode says."""
 _OF_ONE = {
     "grpo": "reinforce",

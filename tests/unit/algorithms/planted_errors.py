@@ -294,6 +294,17 @@ MISTAKES = {
          "_rewards(inputs) * beta"),
         ("trajectory balance: partition upside down", "_to_tokens(-means", "_to_tokens(means"),
     ),
+    ("flowrl", "flowrl"): (
+        ("flowrl: sum of the tokens", "error = row_mean(", "error = row_sum("),
+        ("flowrl: reward over beta", "- beta * inputs", "- 1.0 / beta * inputs"),
+        ("flowrl: weight of a token", "moved = row_sum(", "moved = row_mean("),
+        ("flowrl: limit of the log", "max=math.log(weight_limit)", "max=weight_limit"),
+        ("flowrl: without a partition", "per_token = log_z + ", "per_token = "),
+    ),
+    ("flowrl", "flowrl_gradient"): (
+        ("flowrl: the weight has a gradient", "log_ratio.detach().double()",
+         "log_ratio.double()"),
+    ),
     ("cispo", "cispo"): (
         ("sign flipped", "loss = -weight", "loss = weight"),
         ("weight not clipped", "loss = -weight", "loss = -ratio"),

@@ -85,6 +85,7 @@ def test_losses(case: dict[str, Any], dtype: torch.dtype):
             lengths=stored.lengths,
             groups=stored.groups,
             ref_logprobs=stored["ref_logprobs"],
+            log_z=(stored.groups.to(dtype) / 4 + 0.25).repeat_interleave(stored.lengths),
         )
         output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
         loss = stored.total(output.loss, case.get("aggregation", "token_mean"))

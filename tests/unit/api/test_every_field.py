@@ -38,7 +38,7 @@ CANNOT_BE_SET = {
         f"spec.algorithm.policyLoss.{name}"
         for name in ("klCov", "geoMean", "dro", "cispo", "vespo", "primeRl", "ipo")
     ),
-    *(f"spec.algorithm.policyLoss.{name}" for name in ("gvpo", "trajectoryBalance")),
+    *(f"spec.algorithm.policyLoss.{name}" for name in ("gvpo", "trajectoryBalance", "flowrl")),
     *(f"spec.agent.tools.source.{name}" for name in ("url", "keyVariable", "mcpServer", "tool")),
     *(f"spec.agent.{kind}.source.configMap" for kind in ("tools", "interactions")),
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),

@@ -213,7 +213,8 @@ actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
 actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has
     instead
 actor/pg_covfrac | share | computed tokens that clip_cov or kl_cov holds back
-actor/log_z | nats | log Z of trajectory_balance, the mean over the responses of a prompt
+actor/log_z | nats | log Z of trajectory_balance, the mean over the responses of a prompt; or what
+    flowrl has learnt
 actor/custom/<value> | - | mean of what a policy loss of one's own says of each computed token
 actor/ppo_kl | nats a token | mean of old minus new log-probability
 actor/entropy | nats a token | mean entropy before the updates
