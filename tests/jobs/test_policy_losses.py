@@ -7,6 +7,8 @@ import pytest
 import run_folders
 import tiny_jobs
 
+from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBatchPrompts": 2}
@@ -76,6 +78,13 @@ def test_a_partition_is_learnt_and_survives_kills(alone, run_through, even_folde
     records = run_folders.metrics(calm)[-4:]
     assert not run_folders.unnamed(records)
     assert all(record["actor/log_z"] != 0.0 for record in records[1:]), "behind the first update"
+    newest = calm / "checkpoints" / "step-000004"
+    kept = newest / "actorRollout" / "rank-00000" / "model.safetensors"
+    assert b"log_partition.output.weight" in kept.read_bytes()
+    export_checkpoint(newest, tmp_path / "exported")
+    exported = (tmp_path / "exported" / "model.safetensors").read_bytes()
+    assert exported == (calm / "export" / "model.safetensors").read_bytes()
+    assert b"log_partition" not in exported
 
     killed = tmp_path / "run"
     points = ("rpc.update.answer.before@4=kill", "controller.step.computed@3=kill")

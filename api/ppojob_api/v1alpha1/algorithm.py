@@ -20,6 +20,7 @@ from ppojob_api.v1alpha1.estimators import (
     PpoSpec,
     PrimeSpec,
     ReinforcePlusPlusSpec,
+    SpoSpec,
     TrainingType,
 )
 from ppojob_api.v1alpha1.policy_loss import CustomSpec, PolicyLossSpec, RolloutCorrectionSpec
@@ -234,6 +235,9 @@ class AlgorithmSpec(Section):
 
     overlong_penalty: OverlongPenaltySpec | None = None
     """A penalty on overlong responses in training; absent: none. verl: overlong_buffer."""
+
+    spo: SpoSpec | None = None
+    """Settings of type spo."""
 
     gdpo: GdpoSpec | None = None
     """Settings of type gdpo, which needs rewardKeys."""

@@ -216,9 +216,8 @@ class FlowrlSpec(Section):
     beta: Beta = 15.0
     """Weight of the advantage beside the mean log-ratio of a token. FlowRL and its recipe: 15."""
 
-    weight_limit: Annotated[float, Field(ge=1, le=1_000_000)] = 10.0
-    """Weights of responses by their ratio to the policy before the step count as this above it.
-    FlowRL's recipe: 10."""
+    ratio_limit: RatioLimit = 10.0
+    """Ratios of whole responses, which weigh them, count as this above it. FlowRL's recipe: 10."""
 
 
 class BypassSpec(Section):

@@ -56,6 +56,7 @@ FLOWRL: Final = Trainer(
         "trainer.project_name": "verl-flowrl",
     },
 )
+SPO: Final = Trainer(r"(?:.*[./])?spo_main_ppo(?:\.py)?")
 _OF_MODEL: Final = ("lr", "weight_decay", "lr_warmup_steps", "lr_warmup_steps_ratio")
 PRIME: Final = Trainer(
     r"(?:.*[./])?main_prime(?:\.py)?",
@@ -160,6 +161,7 @@ _TRAINERS: Final = (
     FULLY_ASYNC,
     GVPO,
     FLOWRL,
+    SPO,
     PRIME,
     SFT,
     GENERATION,

@@ -91,6 +91,26 @@ def maxrl(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = No
     return on_tokens(result, kept or mask)
 
 
+def spo(
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    baselines: list[float],
+    kept: Mask | None = None,
+) -> Column:
+    """`baselines` are of the rows."""
+    ahead = [
+        None if s is None else s - v for s, v in zip(scores(rewards, mask), baselines, strict=True)
+    ]
+    known = [value for value in ahead if value is not None]
+    if len(known) < 2:
+        return on_tokens([0.0 for _ in ahead], kept or mask)
+    center, deviation = mean(known), stdev(known) + 1e-8
+    return on_tokens(
+        [0.0 if value is None else (value - center) / deviation for value in ahead], kept or mask
+    )
+
+
 def online_dpo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     """The first of the best responses of a group is chosen, the first of the worst rejected."""
     s = scores(rewards, mask)

@@ -122,8 +122,8 @@ CASES = (
         for beta in (0.5, 2.0)
     ),
     *(
-        Case("flowrl", {"beta": b, "weight_limit": w}, partial(literal.flowrl, beta=b, limit=w))
-        for b, w in ((15.0, 10.0), (0.5, 1.0))
+        Case("flowrl", {"beta": b, "ratio_limit": w}, partial(literal.flowrl, beta=b, limit=w))
+        for b, w in ((15.0, 10.0), (0.5, 1.5))
     ),
     *_bypass(),
 )

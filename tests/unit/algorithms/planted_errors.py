@@ -33,6 +33,9 @@ MISTAKES = {
         ("grpo: deviation is biased", "(scores.sizes - 1).clamp(min=1)", "scores.sizes"),
         ("remax: baseline on masked tokens", "zero_outside(returns - baselines, mask)",
          "returns - baselines"),
+        ("spo: baselines of other rows", "baselines.to(torch.float64)[scores.rows]",
+         "baselines.to(torch.float64)[: len(scores.rows)]"),
+        ("spo: a biased deviation", "offset.std()", "offset.std(correction=0)"),
         ("maxrl: a mean below 0 counts", "means > 0,", "means != 0,"),
         ("maxrl: divided by what is above the first score", "values / (means +",
          "values / (scores.to_members(mean) +"),
@@ -298,7 +301,7 @@ MISTAKES = {
         ("flowrl: sum of the tokens", "error = row_mean(", "error = row_sum("),
         ("flowrl: reward over beta", "- beta * inputs", "- 1.0 / beta * inputs"),
         ("flowrl: weight of a token", "moved = row_sum(", "moved = row_mean("),
-        ("flowrl: limit of the log", "max=math.log(weight_limit)", "max=weight_limit"),
+        ("flowrl: limit of the log", "max=math.log(ratio_limit)", "max=ratio_limit"),
         ("flowrl: without a partition", "per_token = log_z + ", "per_token = "),
     ),
     ("flowrl", "flowrl_gradient"): (

@@ -45,6 +45,8 @@ def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
         own = {"turns": Turns.of(*columns[1:], torch.zeros_like(rewards, dtype=torch.int64))}
     if name == "remax":
         own = {"greedy_scores": groups.to(torch.float64)}
+    if name == "spo":
+        own = {"baselines": groups.to(torch.float64) / 8}
     if name == "gdpo":
         scores = row_sum(rewards.detach(), mask, lengths)
         own = {"rewards": scores[None], "weights": torch.ones(1)}

@@ -60,7 +60,7 @@ def results(part: str) -> list[Any]:
 def test_the_table_has_everything():
     assert {case["type"] for case in LOSSES} == POLICY_LOSSES.keys()
     estimators = {case["type"] for case in VERL["estimators"]}
-    assert estimators | {"reinforce", "maxrl", "online_dpo"} == (
+    assert estimators | {"reinforce", "maxrl", "spo", "online_dpo"} == (
         ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys() | TOKEN_BASELINES.keys()
     )
     assert {case["type"] for case in VERL["estimators"] if "kept" in case} == estimators

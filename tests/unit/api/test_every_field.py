@@ -44,7 +44,7 @@ CANNOT_BE_SET = {
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),
     "spec.agent.mcpServers",
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
-    "spec.algorithm.gigpo",
+    *("spec.algorithm.gigpo", "spec.algorithm.spo"),
     *("spec.algorithm.prime", "spec.critic.referencePath"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
     *(

@@ -19,6 +19,7 @@ OURS = {
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.labelKey", "spec.data.marginKey"),
     *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
     "spec.algorithm.gigpo",
+    "spec.algorithm.policyLoss.flowrl",  # whose numbers stand in the recipe's code
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports
     *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),
     "spec.rewards.source.configMap",

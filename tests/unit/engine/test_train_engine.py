@@ -118,7 +118,7 @@ def test_a_partition_is_learnt_from_the_mean_state_of_the_prompt(make_model, mak
     """Against transformers' model and torch's layers, row by row."""
     rows = make_rows(groups=4)
     rows.mask[:] = True
-    options = {"beta": 0.7, "weight_limit": 10.0}
+    options = {"beta": 0.7, "ratio_limit": 10.0}
     chosen = PolicyLossSpec(type="flowrl", flowrl=FlowrlSpec(**options))
     goal = objective(loss_aggregation="sequence_mean_token_mean", policy_loss=chosen)
     ours, theirs = (with_partition(make_model()) for _ in range(2))

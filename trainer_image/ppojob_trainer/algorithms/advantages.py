@@ -49,6 +49,10 @@ STD_EPSILON = 1e-6
 """Added to a group's standard deviation by `grpo`, as verl does, and to its mean by `maxrl`."""
 
 
+BATCH_EPSILON = 1e-8
+"""Added to the deviation of a batch by `spo`, as verl's recipe does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Advantages:
     """What an estimator gives back: (tokens,) A_t and R_t, both 0 at masked tokens.
@@ -262,6 +266,24 @@ def remax(
     return Advantages(values.to(dtype), returns.to(dtype))
 
 
+def spo(scores: GroupScores, *, baselines: Tensor) -> Tensor:
+    """Score minus what the prompt scored before, over the deviation of the batch.
+
+    Single-stream Policy Optimization (arXiv:2509.13232): `a = s - v`, v the value of
+    the prompt that was known before the step, and `A = (a - mean) / (std + 1e-8)` over the rows of
+    the batch, with the unbiased deviation, as in verl's recipe. `baselines` (rows,) has v of the
+    prompt of each row.
+
+    Departs from verl: a single row gives 0 and rows that are all as far ahead exactly 0; there the
+    first is NaN, the second rounding over 1e-8.
+    """
+    ahead = scores.base + scores.offset - baselines.to(torch.float64)[scores.rows]
+    if len(ahead) < 2:
+        return 0.0 * ahead
+    offset = ahead - ahead[0]
+    return (offset - offset.mean()) / (offset.std() + BATCH_EPSILON)
+
+
 @torch.no_grad()
 def gdpo(
     token_rewards: Tensor,
@@ -398,6 +420,7 @@ ADVANTAGES: dict[str, Callable[..., Advantages]] = {
     "maxrl": _of_scores(maxrl),
     "reinforce": _of_scores(reinforce),
     "remax": remax,
+    "spo": _of_scores(spo),
     "gdpo": gdpo,
     "online_dpo": _of_scores(online_dpo),
     "reinforce_plus_plus": reinforce_plus_plus,

@@ -241,6 +241,8 @@ reward_extra/<value>/* | - | a number that reward functions gave beside the scor
 rewards/<function>/mean | reward | mean score of one of several functions, or of the reward model
     beside them, before its weight
 critic/advantages/* | 1 | advantages, over trained tokens
+spo/p_hats | reward | with algorithm.type spo mean value of the prompts, as known before the step
+spo/Neff | responses | mean number of responses that these are known by
 critic/turns_compared | share | with algorithm.type gigpo turns that began from the same as another
     of their group
 critic/returns/* | 1 | returns, over trained tokens

@@ -8,12 +8,12 @@ from ppojob_trainer.algorithms.masked import row_mean, row_sum
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
 
 
-def flowrl(inputs: LossInputs, *, beta: float, weight_limit: float) -> LossOutput:
+def flowrl(inputs: LossInputs, *, beta: float, ratio_limit: float) -> LossOutput:
     """The squared error of the balance, a mean over the tokens, weighted for old responses.
 
-    FlowRL (arXiv:2509.15207), equation 6: with |y| the trained tokens of a row,
+    FlowRL (arXiv:2509.15207), its objective: with |y| the trained tokens of a row,
     `L = w (log Z + 1/|y| Σ_t (log π_t - log π_ref,t) - β A)²`, A its mean over the row, and
-    `w = sg(min(Π_t ρ_t, weightLimit))`. log Z is what a network says of the prompt; both it and the
+    `w = sg(min(Π_t ρ_t, ratioLimit))`. log Z is what a network says of the prompt; both it and the
     policy learn by the loss.
 
     Numbers and gradients are those of verl's recipe. Departs from the paper: that clips w on both
@@ -26,7 +26,7 @@ def flowrl(inputs: LossInputs, *, beta: float, weight_limit: float) -> LossOutpu
     balance = per_token.double() - beta * inputs.trained(inputs.advantages).double()
     error = row_mean(balance, inputs.mask, inputs.lengths)
     moved = row_sum(log_ratio.detach().double(), inputs.mask, inputs.lengths)
-    weight = moved.clamp(max=math.log(weight_limit)).exp()
+    weight = moved.clamp(max=math.log(ratio_limit)).exp()
     loss = (weight * error.square()).to(log_ratio.dtype)
     tokens = torch.repeat_interleave(loss, inputs.lengths)
     metrics = {"actor/ppo_kl": -bounded(log_ratio).detach(), "actor/log_z": log_z.detach()}
