@@ -5,6 +5,7 @@ of rows, a row a list of numbers, one a token; `mask` is such a column of boolea
 """
 
 import math
+import struct
 from statistics import mean, pvariance, stdev
 
 Column = list[list[float]]
@@ -112,8 +113,13 @@ def spo(
 
 
 def online_dpo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
-    """The first of the best responses of a group is chosen, the first of the worst rejected."""
-    s = scores(rewards, mask)
+    """The first of the best responses of a group is chosen, the first of the worst rejected.
+
+    Of scores as float32 has them.
+    """
+    s = [
+        score and struct.unpack("f", struct.pack("f", score))[0] for score in scores(rewards, mask)
+    ]
     result = [0.0 for _ in s]
     for group in set(groups):
         own = [i for i, score in enumerate(s) if score is not None and groups[i] == group]
