@@ -50,7 +50,7 @@ CANNOT_BE_SET = {
     *(
         f"spec{model}.optimizer.{name}"
         for model in ("", ".critic")
-        for name in ("warmupRatio", "decayRatio")
+        for name in ("warmupRatio", "decayRatio", "power")
     ),
     *("spec.algorithm.distillation", "spec.algorithm.dpo", "spec.algorithm.rewardModel"),
     *(

@@ -31,8 +31,11 @@ OURS = {
         for model in ("model", "critic")
         for name in ("dropout", "experts", "rankStabilized")
     ),
-    "spec.optimizer.epsilon",
-    "spec.critic.optimizer.epsilon",
+    *(
+        f"spec{model}.optimizer.{name}"
+        for model in ("", ".critic")
+        for name in ("epsilon", "power")
+    ),
     *("spec.rollout.stopTokenIds", "spec.rollout.kvCacheGib"),
     *("spec.rollout.validation.minP", "spec.rollout.validation.repetitionPenalty"),
     "spec.training.sharePrompts",
