@@ -62,11 +62,11 @@ def from_verl(
 ) -> None:
     """Print a PPOJob of what trains with verl: a script, YAML, or KEY=VALUE alone.
 
-    A script calls main_ppo, main_dapo, main_prime, gvpo_main_ppo, sft_trainer, fully_async_main,
-    one_step_off_policy, partial_rollout or main_generation_server. It is read and not run, as if
-    called in the folder where the job will be run: assignments, arrays, defaults, conditions on
-    what is known and a YAML that --config-name names are followed, and what only a run could say is
-    told with its line. KEY=VALUE count last.
+    A script calls main_ppo, main_dapo, main_prime, main_flowrl, gvpo_main_ppo, spo_main_ppo,
+    sft_trainer, fully_async_main, one_step_off_policy, partial_rollout or main_generation_server.
+    It is read and not run, as if called in the folder where the job will be run: assignments,
+    arrays, defaults, conditions on what is known and a YAML that --config-name names are followed,
+    and what only a run could say is told with its line. KEY=VALUE count last.
     Fields are written where they differ from what a PPOJob has by default, each with the key that
     it comes from; verl's own defaults are carried over. What is not is told, line by line: as a
     warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.

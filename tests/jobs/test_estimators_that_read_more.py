@@ -1,9 +1,11 @@
 """Estimators that read more than the scores.
 
-Greedy responses (ReMax), several rewards (GDPO), probabilities (optimal token baselines).
+Greedy responses (ReMax), several rewards (GDPO), probabilities (optimal token baselines), earlier
+steps (SPO).
 """
 
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +93,34 @@ def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
         assert 0.0 < line["rollout_corr/rollout_rs_masked_fraction"] < 1.0
         assert line["critic/advantages/max"] > 0.0 > line["critic/advantages/min"]
         assert line["actor/entropy_coeff"] == {1: 0.0, 2: 0.01}[line["step"]]
+    replay(job, output)
+
+
+def test_spo_knows_what_a_prompt_scored_whatever_is_killed(
+    run_through: Callable[..., Run], replay: Callable[..., Run], job_of, output: Path
+):
+    """Half of the data a step, so every prompt comes three times."""
+    job = job_of(6, type="spo", promptsPerStep=20, samplesPerPrompt=1, spo={"decay": 0.75})
+    points = (
+        "controller.step.computed@3=kill",  # what was known is in the journal, step by step
+        "controller.step.journaled@5=kill",
+        "rpc.update.answer.before@6=kill",  # and in the checkpoint, as a whole
+    )
+    run_through(job, output, *points)
+    known: dict[str, tuple[float, float]] = {}
+    for line in run_folders.metrics(output):
+        rows = run_folders.rows(output, line["step"])
+        beliefs = [known.get(row["prompt_id"], (0.5, 0.5)) for row in rows]
+        values = [right / (right + wrong) for right, wrong in beliefs]
+        assert line["spo/p_hats"] == pytest.approx(statistics.fmean(values))
+        assert line["spo/Neff"] == pytest.approx(statistics.fmean(map(sum, beliefs)))
+        ahead = [row["score"] - value for row, value in zip(rows, values, strict=True)]
+        most = (max(ahead) - statistics.fmean(ahead)) / statistics.stdev(ahead)
+        assert line["critic/advantages/max"] == pytest.approx(most, rel=1e-5)
+        for row, (right, wrong) in zip(rows, beliefs, strict=True):
+            score = row["score"]
+            known[row["prompt_id"]] = 0.75 * right + score, 0.75 * wrong + 1.0 - score
+    assert line["spo/Neff"] == pytest.approx(0.75 * (0.75 * 1.0 + 1.0) + 1.0)
     replay(job, output)
 
 

@@ -7,6 +7,8 @@ import pytest
 import run_folders
 import tiny_jobs
 
+from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBatchPrompts": 2}
@@ -50,6 +52,39 @@ def test_a_loss_of_groups_is_that_of_one_rank_and_survives_kills(
     records = run_folders.metrics(calm)[-4:]
     assert not run_folders.unnamed(records)
     assert all(record["actor/log_z"] != 0.0 for record in records), "behind the first update"
+
+    killed = tmp_path / "run"
+    points = ("rpc.update.answer.before@4=kill", "controller.step.computed@3=kill")
+    run_through(tiny_jobs.write_manifest(tmp_path, even_folder, **job), killed, *points)
+    assert run_folders.result(killed) == run_folders.result(calm)
+
+
+def test_a_partition_is_learnt_and_survives_kills(alone, run_through, even_folder, tmp_path):
+    """FlowRL's network is state, that of two ranks is that of one, and no export has it."""
+    job = {
+        "algorithm": {
+            **ALGORITHM,
+            "policyLoss": {"type": "flowrl", "flowrl": {"beta": 1.0}},
+            "lossAggregation": "sequence_mean_token_mean",
+        },
+        "training": {"autocast": "none"},
+        "roles": {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}},
+        "steps": FOUR_STEPS,
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    calm = alone(even_folder, **job)
+    run_folders.assert_close(calm, alone(even_folder, **(job | {"roles": {}})))
+    records = run_folders.metrics(calm)[-4:]
+    assert not run_folders.unnamed(records)
+    assert all(record["actor/log_z"] != 0.0 for record in records[1:]), "behind the first update"
+    newest = calm / "checkpoints" / "step-000004"
+    kept = newest / "actorRollout" / "rank-00000" / "model.safetensors"
+    assert b"log_partition.output.weight" in kept.read_bytes()
+    export_checkpoint(newest, tmp_path / "exported")
+    exported = (tmp_path / "exported" / "model.safetensors").read_bytes()
+    assert exported == (calm / "export" / "model.safetensors").read_bytes()
+    assert b"log_partition" not in exported
 
     killed = tmp_path / "run"
     points = ("rpc.update.answer.before@4=kill", "controller.step.computed@3=kill")

@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
+from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.data.pictures import PictureForm, packed
@@ -57,6 +58,7 @@ from ppojob_trainer.parallel.collectives import (
     shared_within,
 )
 from ppojob_trainer.parallel.dims import ParallelDims
+from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
@@ -88,6 +90,7 @@ class Case:
     routers: RouterCoefficients | None = None  # of the losses that these have of their own
     full_kl: bool = False
     teacher: Divergence | None = None  # the loss, instead of that of the policy
+    partition: bool = False  # the loss is that of FlowRL, whose network has log Z of a prompt
     outcomes: bool = False  # the loss is that of a process reward model
     teachers: tuple[int, ...] = ()  # which of two models each group has; none for one
     optimizer: OptimizerSpec = ADAMW
@@ -149,6 +152,8 @@ CASES = {
     "teachers": Case(
         (0, 1, 1, 1, 0), budget=30, teacher=Divergence("forward_kl"), teachers=(0, 1, 1, 1, 0)
     ),
+    "partition": Case((0, 1, 0, 1, 1), budget=30, model="untied", partition=True),
+    "partition_beside_adapters": Case((0, 1, 1, 1, 0), lora=LoraSpec(rank=3), partition=True),
     "outcomes": Case((0, 1, 0, 1, 1), budget=40, model="untied", outcomes=True),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
     "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
@@ -306,8 +311,16 @@ def make_engine(
 
 def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
     model = load_model(
-        folder / case.model, world=world, lora=case.lora, seed=3, with_tower=case.seeing
+        folder / case.model,
+        world=world,
+        lora=case.lora,
+        seed=3,
+        with_tower=case.seeing,
+        learns_log_z=case.partition,
     )
+    for name, weight in model.named_parameters():
+        if name == "log_partition.output.weight":  # else nothing in front has a gradient
+            fill(weight, torch.linspace(-0.1, 0.2, weight.numel())[None])
     if case.nudged:
         generator = torch.Generator().manual_seed(case.nudged)
         with torch.no_grad():
@@ -317,10 +330,18 @@ def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
     return model
 
 
-def objective(*, full_kl: bool = False) -> PolicyObjective:
+def objective(*, full_kl: bool = False, partition: bool = False) -> PolicyObjective:
     kl = KlSpec(in_="loss", estimator="full", coefficient=0.3) if full_kl else KlSpec()
+    loss = PolicyLossSpec(type="flowrl" if partition else "clip")
     return PolicyObjective.of(
-        AlgorithmSpec(type="grpo", prompts_per_step=GROUPS, samples_per_prompt=SAMPLES, kl=kl)
+        AlgorithmSpec(
+            type="grpo",
+            prompts_per_step=GROUPS,
+            samples_per_prompt=SAMPLES,
+            kl=kl,
+            policy_loss=loss,
+            loss_aggregation="sequence_mean_token_mean" if partition else "token_mean",
+        )
     )
 
 
@@ -344,6 +365,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     everything = rows_of_step(broken=case.broken, long=case.long, form=form)
     everything.teachers = list(case.teachers)
     everything.critic_ref_logprobs = torch.full((everything.num_tokens,), -4.0)
+    everything.ref_logprobs = torch.full((everything.num_tokens,), -4.0)
     everything.outcomes = everything.token_rows % 3 / 2
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
     results = {"logprobs": engine.predict(rows, records=case.replayed)[0]}
@@ -352,7 +374,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         rows.experts = (rows.experts + 1) % MIXTURE["num_experts"]
         rows.prompt_experts = (rows.prompt_experts + 1) % MIXTURE["num_experts"]
     heads = [head_with_kl(engine, folder, world, "tied")] if case.full_kl else []
-    goal: Objective = objective(full_kl=case.full_kl)
+    goal: Objective = objective(full_kl=case.full_kl, partition=case.partition)
     if case.outcomes:
         goal = OutcomeObjective(beta=0.5)
     if case.teacher is not None:

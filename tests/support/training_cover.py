@@ -29,7 +29,7 @@ ALL_BUT_OF_ONE_KIND = (
 _SHARED = (
     *("even", "small_micro_batches", "recomputed", "experts", "adapters", "muon", "full_kl"),
     *("dropout", "dropout_recomputed", "bfloat16", "a_gradient_that_is_not_finite"),
-    *("pictures", "outcomes"),
+    *("pictures", "outcomes", "partition"),
 )
 _CASES = {
     "2": (
@@ -41,6 +41,7 @@ _CASES = {
             "adapters_recomputed",
             "muon_of_adapters",
             "shared_keys_recomputed",
+            "partition_beside_adapters",
         ),
         "sgd",
     ),

@@ -9,19 +9,20 @@ from ppojob_api.rules.names import NAME_RULES
 from ppojob_api.rules.pods import POD_RULES
 from ppojob_api.rules.policy_loss import POLICY_LOSS_RULES
 from ppojob_api.rules.roles import ROLE_RULES
-from ppojob_api.rules.rule import Rule, places, rules
+from ppojob_api.rules.rule import Rule, places, rules, words
 from ppojob_api.rules.run import CHECKPOINT_RULES, LENGTH_RULES, SAMPLING_RULES
 from ppojob_api.rules.tools import TOOL_RULES
 from ppojob_api.run_config import TRAJECTORY_SECTIONS
 from ppojob_api.shape import members
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import ENDLESS
 
 __all__ = ["RULES", "Rule", "places"]
 
 _OPTIONAL = [name for name in TRAJECTORY_SECTIONS if members(PPOJobSpec)[name].shape.optional]
 
 _NEEDS_LENGTH = (
-    "self.optimizer.schedule != 'constant' && !has(self.optimizer.decaySteps)"
+    f"!(self.optimizer.schedule in {words(ENDLESS)}) && !has(self.optimizer.decaySteps)"
     " || self.optimizer.warmupRatio > 0.0"
 )
 

@@ -7,6 +7,7 @@ from ppojob_api.v1alpha1.estimators import GIVEN
 from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, RATIO_MODES
 
 COMPARE_GROUPS = [name for name, one in LOSSES.items() if one.compares_group]
+_REGRESS = [*COMPARE_GROUPS, *(name for name, one in LOSSES.items() if one.learns_log_z)]
 
 POLICY_LOSS_RULES = rules(
     """
@@ -37,7 +38,7 @@ POLICY_LOSS_RULES = rules(
     spec.algorithm | policyLoss.type | Conflict
         it regresses rewards of whole responses, and a teacher rewards tokens; another type
     when: self.type == 'distillation'
-    must: !(self.policyLoss.type in $COMPARE_GROUPS)
+    must: !(self.policyLoss.type in $REGRESS)
 
     spec.algorithm | samplesPerPrompt | OutOfRange
         policyLoss.type ${self.policyLoss.type} compares the responses of a prompt with each other;
@@ -119,7 +120,8 @@ POLICY_LOSS_RULES = rules(
     IS_REINFORCE="has(self.policyLoss.bypass) && self.policyLoss.bypass.form == 'reinforce'",
     MAY_BE_SUMS=words(name for name, one in LOSSES.items() if one.may_be_sums),
     MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
-    OF_ROWS=words(["geo_mean", *COMPARE_GROUPS]),
+    OF_ROWS=words(["geo_mean", *_REGRESS]),
+    REGRESS=words(_REGRESS),
     RATIO_MODES=words(RATIO_MODES),
     WITH_OPTIONS=" ".join(to_camel(name) for name, one in LOSSES.items() if one.options),
 )

@@ -4,6 +4,7 @@ from typing import Final
 
 from ppojob_api.rules.rule import either, rules, words
 from ppojob_api.v1alpha1.estimators import GIVEN
+from ppojob_api.v1alpha1.training import ENDLESS
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
 VALIDATION_LOSS: Final = "val/loss"
@@ -122,23 +123,37 @@ LENGTH_RULES = rules(
     when: self.schedule != 'cosine'
     must: self.cycles == 0.5
 
+    spec.optimizer spec.critic.optimizer | power | NoEffect
+        it has an effect with schedule: polynomial alone; remove it, or schedule: polynomial
+    when: self.schedule != 'polynomial'
+    must: self.power == 2.0
+
     spec.optimizer spec.critic.optimizer | decaySteps | NoEffect
-        it has no effect with schedule: constant; remove it, or schedule: linear or cosine
-    when: self.schedule == 'constant'
+        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
+        schedule: linear, cosine or polynomial
+    when: self.schedule in $ENDLESS
     must: $UNSET
 
-    spec.optimizer spec.critic.optimizer | minLearningRateRatio stableRatio | NoEffect
-        it has no effect with schedule: constant; remove it, or schedule: linear or cosine
+    spec.optimizer spec.critic.optimizer | stableRatio | NoEffect
+        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
+        schedule: linear, cosine or polynomial
+    when: self.schedule in $ENDLESS
+    must: self.stableRatio == 0.0
+
+    spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
+        it has no effect with schedule: constant; remove it, or another schedule
     when: self.schedule == 'constant'
-    must: self.$FIELD == 0.0
+    must: self.minLearningRateRatio == 0.0
 
     spec.optimizer spec.critic.optimizer | decayRatio | NoEffect
-        it has no effect with schedule: constant; remove it, or schedule: linear or cosine
-    when: self.schedule == 'constant'
+        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
+        schedule: linear, cosine or polynomial
+    when: self.schedule in $ENDLESS
     must: self.decayRatio == 1.0
     """,
     POLICY_UPDATES=_POLICY_UPDATES,
     CRITIC_UPDATES=_CRITIC_UPDATES,
+    ENDLESS=words(ENDLESS),
 )
 
 CHECKPOINT_RULES = rules(

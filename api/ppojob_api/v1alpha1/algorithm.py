@@ -20,6 +20,7 @@ from ppojob_api.v1alpha1.estimators import (
     PpoSpec,
     PrimeSpec,
     ReinforcePlusPlusSpec,
+    SpoSpec,
     TrainingType,
 )
 from ppojob_api.v1alpha1.policy_loss import CustomSpec, PolicyLossSpec, RolloutCorrectionSpec
@@ -252,6 +253,9 @@ class AlgorithmSpec(Section):
     truncation_penalty: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     """What a response that ran into the limit of its length loses of its score; absent: nothing.
     TRL: missing_eos_penalty."""
+
+    spo: SpoSpec | None = None
+    """Settings of type spo."""
 
     gdpo: GdpoSpec | None = None
     """Settings of type gdpo, which needs rewardKeys."""

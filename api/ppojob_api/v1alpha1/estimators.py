@@ -19,8 +19,10 @@ AlgorithmType = Literal[
     "reinforce_plus_plus_baseline",
     "opo",
     "gpg",
+    "maxrl",
     "reinforce",
     "remax",
+    "spo",
     "gdpo",
     "gigpo",
     "optimal_token_baseline",
@@ -83,6 +85,14 @@ class GigpoSpec(Section):
     normalize_by_std: bool = True
     """Divide both by the standard deviation of those that are compared.
     verl-agent: algorithm.gigpo.mode, mean_norm, which is false; true is mean_std_norm."""
+
+
+class SpoSpec(Section):
+    """Settings of `type: spo` (Xu and Ding 2025, arXiv:2509.13232)."""
+
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.875
+    """What earlier scores of a prompt count beside those of a new visit; 1: as much.
+    SPO: 0.875 to 0.96, by the KL between visits. verl: trainer.spo.rho.value, 0.875."""
 
 
 class PpoSpec(Section):
@@ -157,6 +167,7 @@ class Estimator:
             reads, or a process reward model, whose rewards of tokens it reads; None: there is none.
         compares_turns: it compares the turns of conversations.
         has_greedy: it reads the score of a greedy response to each prompt.
+        tracks_values: it reads what each prompt scored when it was last drawn, which the job keeps.
         has_reward_keys: it reads several rewards of a row, those that its options name.
         has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
             summed over the vocabulary, at each token.
@@ -169,6 +180,7 @@ class Estimator:
     critic: Literal["value", "process_reward"] | None = None
     compares_turns: bool = False
     has_greedy: bool = False
+    tracks_values: bool = False
     has_reward_keys: bool = False
     has_sum_pi_squared: bool = False
     has_teacher: bool = False
@@ -189,8 +201,10 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "reinforce_plus_plus_baseline": Estimator(compares_group=True),
     "opo": Estimator(compares_group=True),
     "gpg": Estimator(compares_group=True),
+    "maxrl": Estimator(compares_group=True),
     "reinforce": Estimator(),
     "remax": Estimator(has_greedy=True),
+    "spo": Estimator(SpoSpec, tracks_values=True),
     "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
     "gigpo": Estimator(GigpoSpec, compares_group=True, compares_turns=True),
     "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),

@@ -25,6 +25,7 @@ PolicyLossType = Literal[
     "ipo",
     "gvpo",
     "trajectory_balance",
+    "flowrl",
     "bypass",
     "custom",
 ]
@@ -209,6 +210,16 @@ class TrajectoryBalanceSpec(Section):
     """Weight of the KL to the reference. TBA's code: kl_coef, 0.012 at first."""
 
 
+class FlowrlSpec(Section):
+    """Settings of `type: flowrl` (Zhu et al. 2025, arXiv:2509.15207)."""
+
+    beta: Beta = 15.0
+    """Weight of the advantage beside the mean log-ratio of a token. FlowRL and its recipe: 15."""
+
+    ratio_limit: RatioLimit = 10.0
+    """Ratios of whole responses, which weigh them, count as this above it. FlowRL's recipe: 10."""
+
+
 class BypassSpec(Section):
     """Settings of `type: bypass`: the sampler's log-probabilities stand for the old policy's."""
 
@@ -245,6 +256,7 @@ class Loss:
         compares_group: it compares the responses of a prompt, so it needs two of them, and they are
             computed together.
         has_reference: it compares the policy with the reference.
+        learns_log_z: a network beside the policy learns log Z of each prompt by it.
     """
 
     options: type[Section] | None = None
@@ -253,6 +265,7 @@ class Loss:
     is_of_sampler: bool = False
     compares_group: bool = False
     has_reference: bool = False
+    learns_log_z: bool = False
 
 
 LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
@@ -274,6 +287,7 @@ LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
     "trajectory_balance": Loss(
         TrajectoryBalanceSpec, means_of_responses=True, compares_group=True, has_reference=True
     ),
+    "flowrl": Loss(FlowrlSpec, means_of_responses=True, has_reference=True, learns_log_z=True),
     "bypass": Loss(BypassSpec, is_of_sampler=True),
     "custom": Loss(CustomSpec),
 }
@@ -343,6 +357,9 @@ class PolicyLossSpec(Section):
 
     trajectory_balance: TrajectoryBalanceSpec | None = None
     """Settings of type trajectory_balance."""
+
+    flowrl: FlowrlSpec | None = None
+    """Settings of type flowrl."""
 
     bypass: BypassSpec | None = None
     """Settings of type bypass."""

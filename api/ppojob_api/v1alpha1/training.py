@@ -279,6 +279,10 @@ class DataSpec(Section):
         return self.model_copy(update={"curriculum": None})
 
 
+ENDLESS: Final = ("constant", "inverse_sqrt")
+"""Schedules that do not end."""
+
+
 class OptimizerSpec(Section):
     """How gradients become updates, and the schedule of the learning rate."""
 
@@ -299,26 +303,30 @@ class OptimizerSpec(Section):
     warmup_start_ratio: Share = 0.0
     """What the warm-up begins at, as a share of learningRate. verl: lr_warmup_init, a rate, 0."""
 
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up. verl: lr_scheduler_type, constant; TRL: linear."""
+    schedule: Literal["constant", "linear", "cosine", "polynomial", "inverse_sqrt"] = "constant"
+    """After the warm-up; polynomial: by power; inverse_sqrt: by the root of the step, without an
+    end. verl: lr_scheduler_type, constant; TRL: linear."""
 
     decay_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Optimizer step at which linear and cosine end, counted with the warm-up; absent: by
-    decayRatio. verl: lr_decay_steps, in training steps."""
+    """Optimizer step at which the schedule ends, counted with the warm-up; absent: by decayRatio.
+    verl: lr_decay_steps, in training steps."""
 
     decay_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of all optimizer steps after which linear and cosine end, rounded down.
+    """Share of all optimizer steps after which the schedule ends, rounded down.
     verl: lr_decay_ratio, 1."""
 
     stable_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of linear and cosine that stays at learningRate before it falls (warm-up, stable,
+    """Share of the schedule that stays at learningRate before it falls (warm-up, stable,
     decay). verl: lr_decay_style: WSD."""
 
     min_learning_rate_ratio: Share = 0.0
-    """What linear and cosine fall to, as a share of learningRate. verl: min_lr_ratio, 0."""
+    """What the schedule falls to, as a share of learningRate. verl: min_lr_ratio, 0."""
 
     cycles: Annotated[float, Field(gt=0, le=1_000)] = 0.5
     """Waves of cosine: 0.5 falls once, 1 falls and rises again. verl: num_cycles, 0.5."""
+
+    power: Annotated[float, Field(gt=0, le=100)] = 2.0
+    """Of polynomial, by which the share that is left is raised; 1 is linear. TRL: 1."""
 
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """Decay of the first and second moment. verl: betas, 0.9 and 0.999."""
@@ -343,8 +351,8 @@ class OptimizerSpec(Section):
     @property
     def needs_length(self) -> bool:
         """Whether the learning rate depends on how many steps there will be."""
-        falls = self.schedule != "constant" and self.decay_steps is None
-        return falls or self.warmup_ratio > 0.0
+        ends = self.schedule not in ENDLESS and self.decay_steps is None
+        return ends or self.warmup_ratio > 0.0
 
 
 class TrainingSpec(Section):

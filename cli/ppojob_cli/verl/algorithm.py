@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from ppojob_cli.verl import spo
 from ppojob_cli.verl.asynchronous import step_prompts
 from ppojob_cli.verl.draft import Draft, Verl
 from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, PRIME, SFT, TINY_ZERO
@@ -43,7 +44,7 @@ _OWN = {
     "dro": ("policy_loss.dro_beta",),
     "gvpo": ("gvpo_beta",),
 }
-_WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean", "gvpo")
+_WITHOUT_AGGREGATION = ("gspo", "sapo", "geo_mean", "gvpo", "flowrl")
 """Losses of verl's that are means over responses, whatever loss_agg_mode says."""
 _OF_ONE = {
     "grpo": "reinforce",
@@ -59,6 +60,14 @@ def estimator(verl: Verl, job: Draft) -> None:
     """The estimator, and the settings that it reads."""
     if _learns_from_teacher(verl):
         return
+    if spo.is_on(verl):
+        spo.tracked_values(verl, job)
+    else:
+        _of_choice(verl, job)
+
+
+def _of_choice(verl: Verl, job: Draft) -> None:
+    """That of adv_estimator, or of a trainer that has no such choice."""
     if verl.trainer is SFT:
         job.set("spec.algorithm.type", "sft")
         return

@@ -57,7 +57,10 @@ def schedule(verl: Verl, job: Draft) -> None:
             _stable(verl, job, at, section)
         else:
             job.copy(kind, f"{section}.schedule")
-        if is_count(verl[last]):
+        if str(verl[kind]).lower().startswith("inverse"):
+            why = "an inverse root goes on to the least rate and has no end"
+            job.leave_out(why, *(key for key in (last, share) if verl.is_given(key)))
+        elif is_count(verl[last]):
             job.set(f"{section}.decaySteps", verl[last] * _updates(verl, model), last)
         else:
             job.copy(share, f"{section}.decayRatio")

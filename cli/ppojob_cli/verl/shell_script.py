@@ -16,8 +16,8 @@ from ppojob_cli.verl import unread
 from ppojob_cli.verl.shell_words import Variable, Words, line_of, parsed, source_of
 
 MAIN: Final = re.compile(
-    r"(?:[\w./]*[./])?(?:main_ppo(?:_sync|_v0|_format)?|main_dapo|main_entropy|main_prime|gvpo_main_ppo"
-    r"|fully_async_main|main_generation_server|(?:fsdp_)?sft_trainer(?:_ray)?)(?:\.py)?"
+    r"(?:[\w./]*[./])?(?:main_ppo(?:_sync|_v0|_format)?|main_dapo|main_entropy|main_prime"
+    r"|main_flowrl|gvpo_main_ppo|spo_main_ppo|fully_async_main|main_generation_server|(?:fsdp_)?sft_trainer(?:_ray)?)(?:\.py)?"
 )
 _DECLARE: Final = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _TORCHRUN: Final = {"nproc_per_node": "trainer.n_gpus_per_node", "nnodes": "trainer.nnodes"}

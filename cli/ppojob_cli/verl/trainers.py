@@ -48,6 +48,15 @@ GVPO: Final = Trainer(
         "trainer.project_name": "gvpo",
     },
 )
+FLOWRL: Final = Trainer(
+    r"(?:.*[./])?main_flowrl(?:\.py)?",
+    {
+        **_DAPO,
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "flowrl",
+        "trainer.project_name": "verl-flowrl",
+    },
+)
+SPO: Final = Trainer(r"(?:.*[./])?spo_main_ppo(?:\.py)?")
 _OF_MODEL: Final = ("lr", "weight_decay", "lr_warmup_steps", "lr_warmup_steps_ratio")
 PRIME: Final = Trainer(
     r"(?:.*[./])?main_prime(?:\.py)?",
@@ -151,6 +160,8 @@ _TRAINERS: Final = (
     PARTIAL,
     FULLY_ASYNC,
     GVPO,
+    FLOWRL,
+    SPO,
     PRIME,
     SFT,
     GENERATION,

@@ -5,6 +5,7 @@ of rows, a row a list of numbers, one a token; `mask` is such a column of boolea
 """
 
 import math
+import struct
 from statistics import mean, pvariance, stdev
 
 Column = list[list[float]]
@@ -78,9 +79,47 @@ def gpg(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None
     return [[scale * value for value in row] for row in plain]
 
 
-def online_dpo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
-    """The first of the best responses of a group is chosen, the first of the worst rejected."""
+def maxrl(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     s = scores(rewards, mask)
+    result = []
+    for i, own in enumerate(s):
+        group = [s[j] for j in peers(i, s, groups)]
+        if own is None or len(group) == 1:
+            result.append(own or 0.0)
+        else:
+            center = mean(group)
+            result.append((own - center) / (center + 1e-6) if center > 0.0 else 0.0)
+    return on_tokens(result, kept or mask)
+
+
+def spo(
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    baselines: list[float],
+    kept: Mask | None = None,
+) -> Column:
+    """`baselines` are of the rows."""
+    ahead = [
+        None if s is None else s - v for s, v in zip(scores(rewards, mask), baselines, strict=True)
+    ]
+    known = [value for value in ahead if value is not None]
+    if len(known) < 2:
+        return on_tokens([0.0 for _ in ahead], kept or mask)
+    center, deviation = mean(known), stdev(known) + 1e-8
+    return on_tokens(
+        [0.0 if value is None else (value - center) / deviation for value in ahead], kept or mask
+    )
+
+
+def online_dpo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
+    """The first of the best responses of a group is chosen, the first of the worst rejected.
+
+    Of scores as float32 has them.
+    """
+    s = [
+        score and struct.unpack("f", struct.pack("f", score))[0] for score in scores(rewards, mask)
+    ]
     result = [0.0 for _ in s]
     for group in set(groups):
         own = [i for i, score in enumerate(s) if score is not None and groups[i] == group]

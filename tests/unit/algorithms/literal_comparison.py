@@ -32,6 +32,7 @@ GROUP_CASES = (
     ("grpo_passk", {}),
     ("grpo_passk", {"normalize_by_std": False}),
     ("gpg", {}),
+    ("maxrl", {}),
     ("online_dpo", {}),
     ("reinforce", {}),
     ("rloo", {}),
@@ -80,6 +81,9 @@ def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype)
             expected = flatten(getattr(literal, name)(rewards, mask, groups, **options, kept=left))
             assert_close(result.advantages, expected)
             assert_close(result.returns, expected)
+        values = [(number % 4) / 4 for number in groups]
+        result = advantages.ADVANTAGES["spo"](*columns, baselines=torch.tensor(values), **own)
+        assert_close(result.advantages, flatten(literal.spo(rewards, mask, groups, values, left)))
     greedy = [number % 3 - 0.5 for number in groups]
     result = advantages.ADVANTAGES["remax"](*columns, greedy_scores=torch.tensor(greedy))
     assert_close(result.advantages, flatten(literal.remax(rewards, mask, greedy)))

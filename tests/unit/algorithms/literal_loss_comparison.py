@@ -121,6 +121,10 @@ CASES = (
         Case("trajectory_balance", {"beta": beta}, partial(literal.trajectory_balance, beta=beta))
         for beta in (0.5, 2.0)
     ),
+    *(
+        Case("flowrl", {"beta": b, "ratio_limit": w}, partial(literal.flowrl, beta=b, limit=w))
+        for b, w in ((15.0, 10.0), (0.5, 1.5))
+    ),
     *_bypass(),
 )
 METRICS = {
@@ -140,13 +144,19 @@ def rows_of(batch: Batch) -> list[Row]:
 def wholes(batch: Batch, rows: list[Row], chosen: set[tuple[int, int]]) -> Iterator[Whole]:
     for i, own in enumerate(batch.groups):
         group = [row for row, other in zip(rows, batch.groups, strict=True) if other == own]
-        yield Whole(i, chosen, group)
+        yield Whole(i, chosen, group, log_z_of(own))
+
+
+def log_z_of(group: int) -> float:
+    return (group % 3) / 4 - 0.25
 
 
 def inputs_of(batch: Batch, dtype: torch.dtype) -> Any:
     names = ("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "ref_logprobs")
     columns = {name: batch.flat_poisoned(name, dtype) for name in names}
     columns["logprobs"].requires_grad_()
+    of_rows = torch.tensor(list(map(log_z_of, batch.groups)), dtype=dtype)
+    columns["log_z"] = of_rows.repeat_interleave(batch.lengths)
     of_losses = importlib.import_module("ppojob_trainer.algorithms.policy_losses.inputs")
     return of_losses.LossInputs(
         **columns, mask=batch.flat_mask, lengths=batch.lengths, groups=batch.row_groups

@@ -37,12 +37,14 @@ class Token:
 class Whole:
     """What a loss looks at beside the row: the tokens that covariance singles out, (row, token).
 
-    And the rows of its prompt, the row itself among them as it is where it is frozen.
+    And the rows of its prompt, the row itself among them as it is where it is frozen; and what a
+    network says of the prompt.
     """
 
     row: int = 0
     singled_out: set[tuple[int, int]] = field(default_factory=set)
     group: list[Row] = field(default_factory=list)
+    log_z: float = 0.0
 
 
 def clamp(value: float, low: float, high: float) -> float:
@@ -238,6 +240,21 @@ def trajectory_balance(row: Row, frozen: list[float], whole: Whole, beta: float)
         error = log_z + implied_less_got(row, row.ref, 1.0, 1.0 / beta)
         log_ratio = clamp(row.logprobs[t] - row.old[t], -20.0, 20.0)
         tokens[t] = Token(error**2, log_ratio=log_ratio, log_z=log_z)
+    return tokens
+
+
+def flowrl(row: Row, frozen: list[float], whole: Whole, beta: float, limit: float):
+    tokens = [Token() for _ in row.mask]
+    times = trained_times(row)
+    # Rows are whole: what the network says of the prompt is the same at each token.
+    moved = math.fsum(frozen[t] - row.old[t] for t in times)
+    weight = limit if moved > math.log(limit) else math.exp(moved)
+    for t in times:
+        distance = math.fsum(row.logprobs[s] - row.ref[s] for s in times) / len(times)
+        reward = math.fsum(row.advantages[s] for s in times) / len(times)
+        error = whole.log_z + distance - beta * reward
+        log_ratio = clamp(row.logprobs[t] - row.old[t], -20.0, 20.0)
+        tokens[t] = Token(weight * error**2, log_ratio=log_ratio, log_z=whole.log_z)
     return tokens
 
 

@@ -45,6 +45,8 @@ def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
         own = {"turns": Turns.of(*columns[1:], torch.zeros_like(rewards, dtype=torch.int64))}
     if name == "remax":
         own = {"greedy_scores": groups.to(torch.float64)}
+    if name == "spo":
+        own = {"baselines": groups.to(torch.float64) / 8}
     if name == "gdpo":
         scores = row_sum(rewards.detach(), mask, lengths)
         own = {"rewards": scores[None], "weights": torch.ones(1)}
@@ -52,7 +54,7 @@ def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
 
 
 @pytest.mark.parametrize(
-    "name", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"]
+    "name", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "maxrl", "reinforce_plus_plus_baseline"]
 )
 def test_a_group_of_equal_scores_has_no_signal_at_all(name: str):
     # verl's float32 deviation of 0.1 seven times is not 0: its advantage comes out up to 0.0048.

@@ -76,7 +76,7 @@ ALGORITHMS = (
     "value_loss", "aggregate", "kl",
 )  # fmt: skip
 POLICY_LOSSES = (
-    "inputs", "clip", "bypass", "cispo", "covariance", "dppo", "dro", "geo_mean", "gpg",
+    "inputs", "clip", "bypass", "cispo", "covariance", "dppo", "dro", "flowrl", "geo_mean", "gpg",
     "group_variance", "gspo", "prime_rl", "sapo", "vespo", "table",
 )  # fmt: skip
 # After the losses' inputs.

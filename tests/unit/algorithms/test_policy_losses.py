@@ -38,6 +38,7 @@ def inputs(
         lengths=torch.tensor(lengths or [len(log_ratios)]),
         groups=torch.zeros(len(lengths or [0]), dtype=torch.int64),
         ref_logprobs=columns,
+        log_z=torch.zeros_like(columns),
     )
 
 

@@ -60,7 +60,7 @@ def results(part: str) -> list[Any]:
 def test_the_table_has_everything():
     assert {case["type"] for case in LOSSES} == POLICY_LOSSES.keys()
     estimators = {case["type"] for case in VERL["estimators"]}
-    assert estimators | {"reinforce", "online_dpo"} == (
+    assert estimators | {"reinforce", "maxrl", "spo", "online_dpo"} == (
         ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys() | TOKEN_BASELINES.keys()
     )
     assert {case["type"] for case in VERL["estimators"] if "kept" in case} == estimators
@@ -85,6 +85,7 @@ def test_losses(case: dict[str, Any], dtype: torch.dtype):
             lengths=stored.lengths,
             groups=stored.groups,
             ref_logprobs=stored["ref_logprobs"],
+            log_z=(stored.groups.to(dtype) / 4 + 0.25).repeat_interleave(stored.lengths),
         )
         output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
         loss = stored.total(output.loss, case.get("aggregation", "token_mean"))

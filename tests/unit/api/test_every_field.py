@@ -38,19 +38,19 @@ CANNOT_BE_SET = {
         f"spec.algorithm.policyLoss.{name}"
         for name in ("klCov", "geoMean", "dro", "cispo", "vespo", "primeRl", "ipo")
     ),
-    *(f"spec.algorithm.policyLoss.{name}" for name in ("gvpo", "trajectoryBalance")),
+    *(f"spec.algorithm.policyLoss.{name}" for name in ("gvpo", "trajectoryBalance", "flowrl")),
     *(f"spec.agent.tools.source.{name}" for name in ("url", "keyVariable", "mcpServer", "tool")),
     *(f"spec.agent.{kind}.source.configMap" for kind in ("tools", "interactions")),
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),
     "spec.agent.mcpServers",
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
-    "spec.algorithm.gigpo",
+    *("spec.algorithm.gigpo", "spec.algorithm.spo"),
     *("spec.algorithm.prime", "spec.critic.referencePath"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
     *(
         f"spec{model}.optimizer.{name}"
         for model in ("", ".critic")
-        for name in ("warmupRatio", "decayRatio")
+        for name in ("warmupRatio", "decayRatio", "power")
     ),
     *("spec.algorithm.distillation", "spec.algorithm.dpo", "spec.algorithm.rewardModel"),
     *(

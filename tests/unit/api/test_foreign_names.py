@@ -130,10 +130,10 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
     [
         ("algorithm.type", "dr_grpo", "grpo, with spec.algorithm.grpo.normalizeByStd: false"),
         ("algorithm.policyLoss.type", "vanilla", "clip"),
-        ("algorithm.type", "maxrl", ""),
+        ("algorithm.type", "bco", ""),
         ("algorithm.lossAggregation", "seq-mean-token-sum", "sequence_mean_token_sum"),
         ("model.dtype", "float16", ""),
-        ("critic.optimizer.schedule", "polynomial", ""),
+        ("critic.optimizer.schedule", "inverse_square_root", "inverse_sqrt"),
     ],
 )
 def test_word(field: str, word: str, ours: str) -> None:

@@ -20,6 +20,7 @@ OURS = {
     *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
     "spec.algorithm.gigpo",
     *("spec.algorithm.scoreClip", "spec.algorithm.truncationPenalty"),
+    "spec.algorithm.policyLoss.flowrl",  # whose numbers stand in the recipe's code
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports
     *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),
     "spec.rewards.source.configMap",
@@ -31,8 +32,11 @@ OURS = {
         for model in ("model", "critic")
         for name in ("dropout", "experts", "rankStabilized")
     ),
-    "spec.optimizer.epsilon",
-    "spec.critic.optimizer.epsilon",
+    *(
+        f"spec{model}.optimizer.{name}"
+        for model in ("", ".critic")
+        for name in ("epsilon", "power")
+    ),
     *("spec.rollout.stopTokenIds", "spec.rollout.kvCacheGib"),
     *("spec.rollout.validation.minP", "spec.rollout.validation.repetitionPenalty"),
     "spec.training.sharePrompts",

@@ -51,14 +51,17 @@ def test_parts_of_every_loss_add_up(make_rows, parts_add_up, name):
     mode = "sequence_mean_token_mean"
     spec = algorithm(policy_loss=loss, loss_aggregation=mode, entropy_coefficient=0.1)
     ends = (3, 6) if spec.whole_groups else (5, 6)
-    parts_add_up(PolicyObjective.of(spec), policy(rows), rows, ends)
+    outputs = policy(rows)
+    if name == "flowrl":
+        outputs += (torch.linspace(-1.0, 1.0, rows.num_tokens).requires_grad_(),)  # log Z
+    parts_add_up(PolicyObjective.of(spec), outputs, rows, ends)
 
 
 def test_rows_without_advantage_stay_where_a_loss_needs_them(make_rows):
     rows = make_rows()
     rows.advantages[:] = 0.0
     rows.mask[:] = True
-    for name in ("dro", "clip_cov", "kl_cov", "gvpo"):
+    for name in ("dro", "clip_cov", "kl_cov", "gvpo", "flowrl"):
         dro = DroSpec(beta=0.5) if name == "dro" else None
         objective = PolicyObjective.of(algorithm(policy_loss=PolicyLossSpec(type=name, dro=dro)))
         assert len(objective.rows_with_gradient(rows)) == 9

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import make_model
 from torch import Tensor, nn
-from transformers import get_linear_schedule_with_warmup
+from transformers import get_scheduler
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.muon import orthogonal
@@ -76,6 +76,19 @@ RATES = {
         ),
         {0: 0.0, 1: 0.5, 2: 1.0, 5: 1.0, 6: 0.75, 7: 0.25, 8: 0.0, 9: 0.0},
     ),
+    "an inverse root, down to its minimum": (
+        OptimizerSpec(
+            learning_rate=6.0,
+            warmup_steps=1,
+            schedule="inverse_sqrt",
+            min_learning_rate_ratio=0.25,
+        ),
+        {0: 0.0, 1: 6.0, 4: 3.0, 9: 2.0, 16: 1.5, 900: 1.5},
+    ),
+    "an inverse root without a warm-up": (
+        OptimizerSpec(learning_rate=6.0, schedule="inverse_sqrt"),
+        {0: 6.0, 1: 6.0, 4: 3.0},
+    ),
     "a warm-up that is longer than the job": (
         OptimizerSpec(learning_rate=1.0, warmup_steps=100, schedule="cosine"),
         {9: 0.09},
@@ -89,11 +102,20 @@ def test_learning_rates_of_a_job_of_ten_steps(name):
     assert {step: learning_rate(spec, step, 10) for step in rates} == pytest.approx(rates)
 
 
-@pytest.mark.parametrize("warmup", [0, 3])
-def test_rates_of_transformers_linear(warmup: int) -> None:
-    spec = OptimizerSpec(learning_rate=5.0, warmup_steps=warmup, schedule="linear")
+@pytest.mark.parametrize(
+    ("warmup", "name", "settings", "theirs"),
+    [
+        (0, "linear", {}, {}),
+        (3, "linear", {}, {}),
+        (3, "polynomial", {"power": 1.5}, {"power": 1.5, "lr_end": 0.0}),
+        (2, "polynomial", {"min_learning_rate_ratio": 0.1}, {"power": 2.0, "lr_end": 0.5}),
+        (3, "inverse_sqrt", {}, {}),
+    ],
+)
+def test_rates_of_transformers(warmup: int, name: str, settings: dict, theirs: dict) -> None:
+    spec = OptimizerSpec(learning_rate=5.0, warmup_steps=warmup, schedule=name, **settings)
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=5.0)
-    schedule = get_linear_schedule_with_warmup(optimizer, warmup, num_training_steps=10)
+    schedule = get_scheduler(name, optimizer, warmup, 10, scheduler_specific_kwargs=theirs)
     for step in range(12):
         assert learning_rate(spec, step, 10) == pytest.approx(schedule.get_last_lr()[0])
         optimizer.step()

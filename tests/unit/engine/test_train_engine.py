@@ -1,9 +1,9 @@
 import pytest
 import torch
-from padded_reference import padded_logprobs, relative_difference
+from padded_reference import gradients, padded_logprobs, relative_difference
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
-from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
+from ppojob_api.v1alpha1.policy_loss import FlowrlSpec, PolicyLossSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
@@ -12,6 +12,11 @@ from ppojob_trainer.engine.optimizer import learning_rate
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.metrics.pass_statistics import step_statistics
+from ppojob_trainer.models.log_partition import (
+    add_log_partition,
+    draw_log_partition,
+    log_partition_of,
+)
 
 OPTIMIZER = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
 TOTAL = 10
@@ -86,14 +91,59 @@ def test_updates_equal_adamw_stepped_by_hand(make_model, make_rows, tied):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("loss", ["clip", "trajectory_balance"])
+@pytest.mark.parametrize("loss", ["clip", "trajectory_balance", "flowrl"])
 def test_how_it_is_computed_changes_no_gradient(make_model, make_rows, training, loss):
     rows = make_rows(groups=4, old=True)
     rows.advantages[rows.token_index(torch.arange(3, 6))] = 0.0
     chosen = PolicyLossSpec(type=loss)
     goal = objective(loss_aggregation="sequence_mean_token_mean", policy_loss=chosen)
-    expected = gradient(make_model(), rows, goal)
-    assert relative_difference(gradient(make_model(), rows, goal, **training), expected) < 1e-5
+    models = [make_model() for _ in range(2)]
+    if loss == "flowrl":
+        models = [with_partition(one) for one in models]
+    expected = gradient(models[0], rows, goal)
+    assert relative_difference(gradient(models[1], rows, goal, **training), expected) < 1e-5
+
+
+def with_partition(model):
+    """With a network for log Z, of which nothing is 0."""
+    add_log_partition(model)
+    draw_log_partition(model, seed=0)
+    with torch.no_grad():
+        for weight in log_partition_of(model).parameters():
+            weight.add_(0.1 * torch.rand(weight.shape, generator=torch.Generator().manual_seed(1)))
+    return model
+
+
+def test_a_partition_is_learnt_from_the_mean_state_of_the_prompt(make_model, make_rows):
+    """Against transformers' model and torch's layers, row by row."""
+    rows = make_rows(groups=4)
+    rows.mask[:] = True
+    options = {"beta": 0.7, "ratio_limit": 10.0}
+    chosen = PolicyLossSpec(type="flowrl", flowrl=FlowrlSpec(**options))
+    goal = objective(loss_aggregation="sequence_mean_token_mean", policy_loss=chosen)
+    ours, theirs = (with_partition(make_model()) for _ in range(2))
+    got = gradient(ours, rows, goal)
+
+    network = log_partition_of(theirs)
+    layers = zip(network.inner, network.norms, strict=True)
+    inner = [part for layer, norm in layers for part in (layer, torch.nn.GELU(), norm)]
+    by_hand = torch.nn.Sequential(*inner, network.output)
+    logprobs, _ = padded_logprobs(theirs, rows)
+    columns = (logprobs, rows.ref_logprobs, rows.advantages)
+    losses = []
+    for group, *own in zip(
+        rows.row_groups.tolist(),
+        *(torch.split(column, rows.lengths.tolist()) for column in columns),
+        strict=True,
+    ):
+        states = theirs.base_model(rows.prompts[group][None]).last_hidden_state
+        policy, reference, advantages = (column.mean() for column in own)
+        log_z = by_hand(states[0].mean(dim=0)).squeeze()
+        losses.append((log_z + policy - reference - options["beta"] * advantages).square())
+    expected = gradients(theirs, torch.stack(losses).mean())
+    assert relative_difference(got, expected) < 1e-4
+    of_network = [name for name in expected if name.startswith("log_partition")]
+    assert relative_difference(*({n: one[n] for n in of_network} for one in (got, expected))) < 1e-4
 
 
 @pytest.mark.parametrize(("training", "calls"), [({}, 1), ({"activation_checkpointing": True}, 2)])

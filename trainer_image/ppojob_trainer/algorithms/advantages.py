@@ -46,7 +46,11 @@ from ppojob_trainer.algorithms.masked import (
 )
 
 STD_EPSILON = 1e-6
-"""Added to a group's standard deviation by `grpo`, as verl does."""
+"""Added to a group's standard deviation by `grpo`, as verl does, and to its mean by `maxrl`."""
+
+
+BATCH_EPSILON = 1e-8
+"""Added to the deviation of a batch by `spo`, as verl's recipe does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,21 @@ def gpg(scores: GroupScores) -> Tensor:
     return values * (len(values) / max(1, count))
 
 
+def maxrl(scores: GroupScores) -> Tensor:
+    """How many times as good as the group's mean a response is, less 1.
+
+    Maximum likelihood RL (arXiv:2602.02710), algorithm 1, with its code's epsilon:
+    `A = (s - mean_g) / (mean_g + 1e-6)`, 0 where the mean is not above 0. With scores of 0 and 1
+    its gradient is, up to a factor, that of `log P(right)` up to the n-th term of its series. A row
+    alone in its group keeps its score; the code divides it by 1e-6.
+    """
+    mean = scores.mean(scores.offset)
+    values = scores.minus(mean)
+    means = scores.base + scores.to_members(mean)
+    of_means = torch.where(means > 0, values / (means + STD_EPSILON), 0.0 * values)
+    return torch.where(scores.alone, values, of_means)
+
+
 def reinforce(scores: GroupScores) -> Tensor:
     """The score itself.
 
@@ -245,6 +264,24 @@ def remax(
     dtype = token_rewards.dtype
     values = zero_outside(returns - baselines, mask)
     return Advantages(values.to(dtype), returns.to(dtype))
+
+
+def spo(scores: GroupScores, *, baselines: Tensor) -> Tensor:
+    """Score minus what the prompt scored before, over the deviation of the batch.
+
+    Single-stream Policy Optimization (arXiv:2509.13232): `a = s - v`, v the value of
+    the prompt that was known before the step, and `A = (a - mean) / (std + 1e-8)` over the rows of
+    the batch, with the unbiased deviation, as in verl's recipe. `baselines` (rows,) has v of the
+    prompt of each row.
+
+    Departs from verl: a single row gives 0 and rows that are all as far ahead exactly 0; there the
+    first is NaN, the second rounding over 1e-8.
+    """
+    ahead = scores.base + scores.offset - baselines.to(torch.float64)[scores.rows]
+    if len(ahead) < 2:
+        return 0.0 * ahead
+    offset = ahead - ahead[0]
+    return (offset - offset.mean()) / (offset.std() + BATCH_EPSILON)
 
 
 @torch.no_grad()
@@ -380,8 +417,10 @@ ADVANTAGES: dict[str, Callable[..., Advantages]] = {
     "rloo": _of_scores(rloo),
     "opo": _of_scores(opo),
     "gpg": _of_scores(gpg),
+    "maxrl": _of_scores(maxrl),
     "reinforce": _of_scores(reinforce),
     "remax": remax,
+    "spo": _of_scores(spo),
     "gdpo": gdpo,
     "online_dpo": _of_scores(online_dpo),
     "reinforce_plus_plus": reinforce_plus_plus,

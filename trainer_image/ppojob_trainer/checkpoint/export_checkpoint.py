@@ -23,6 +23,7 @@ from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.fingerprint import base_of
 from ppojob_trainer.models.kinds import POLICY, SCORER
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import Adapter, adapters_in, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
@@ -66,7 +67,8 @@ def export_checkpoint(
     model = source.model
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     entries = files_of_all_ranks(found.files, source.role, MODEL_FILE, checkpoint.name)
-    tensors = read_parts(checkpoint, entries, None, rank=0)
+    parts = read_parts(checkpoint, entries, None, rank=0)
+    tensors = {name: tensor for name, tensor in parts.items() if not is_log_partition(name)}
     adapters, is_scorer = dict[str, Adapter](), _is_scorer(settings)
     if model.lora is not None:
         adapters = adapters_in(tensors, model.lora)

@@ -55,6 +55,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         metrics_lines: lines of metrics.jsonl up to this step; fewer than that is a gap.
         tokens: prompt and response tokens of all steps so far.
         seconds: wall time of all steps so far, without steps that were thrown away.
+        prompt_values: α and β of what each prompt that was drawn is known to score, by its number
+            in the data; empty where the job keeps none. A step's event has those that it changed.
     """
 
     step: int
@@ -66,6 +68,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seconds: float
     roles: tuple[RoleState, ...]
     entropy_coefficient: float | None = None
+    prompt_values: dict[str, tuple[float, float]] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

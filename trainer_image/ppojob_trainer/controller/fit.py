@@ -23,15 +23,18 @@ from functools import partial
 import msgspec
 
 from ppojob_api.run_layout import EXPORT_FOLDER
+from ppojob_api.v1alpha1.estimators import SpoSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
+from ppojob_trainer.algorithms.prompt_values import Belief, after_visits
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.learning_signal import LearningSignal
+from ppojob_trainer.controller.position import changes
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -172,10 +175,10 @@ class Loop:
     def _advance(self, progress: Progress) -> Progress:
         """The first validation, one that failed before, or a step; returns the state behind it."""
         if self._validates_first(progress):
-            return self._record(*self._first_validation(progress))
+            return self._record(progress, *self._first_validation(progress))
         if (owed := self._owed_validation(progress)) is not None:
-            return self._record(*self._late_validation(progress, owed))
-        return self._record(*self._step(progress))
+            return self._record(progress, *self._late_validation(progress, owed))
+        return self._record(progress, *self._step(progress))
 
     def _validates_first(self, progress: Progress) -> bool:
         steps = self.spec.steps
@@ -208,7 +211,9 @@ class Loop:
         self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
         coefficients = self._coefficients(progress)
         try:
-            result = self.training.run(step, self._draw, coefficients, timer)
+            result = self.training.run(
+                step, self._draw, coefficients, timer, progress.prompt_values
+            )
         except RewardFailed as failure:
             raise self._after_checkpoint(failure, progress) from failure
         self.records.keep_advantages(result, step)
@@ -234,6 +239,7 @@ class Loop:
             data=DataCursor(**self.order.state_dict(), sha256=cursor.sha256),
             kl_coefficient=self._next_kl(progress, result),
             entropy_coefficient=self._next_entropy(coefficients.entropy, result),
+            prompt_values=self._next_values(progress, result),
             metrics_lines=progress.metrics_lines + 1,
             tokens=progress.tokens + rows.total_tokens,
             roles=tuple(updates.state_after(step) for updates in self.training.updates),
@@ -360,13 +366,21 @@ class Loop:
             progress.kl_coefficient, measured, num_rows, target=kl.target, horizon=kl.horizon
         )
 
-    def _record(self, progress: Progress, metrics: dict[str, float]) -> Progress:
+    def _next_values(self, progress: Progress, result: StepResult) -> dict[str, Belief]:
+        algorithm = self.spec.algorithm
+        if not algorithm.estimator.tracks_values:
+            return progress.prompt_values
+        decay = (algorithm.spo or SpoSpec()).decay
+        visited = after_visits(progress.prompt_values, result.visits, decay=decay)
+        return {**progress.prompt_values, **visited}
+
+    def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""
         self._unvalidated = None
         self._is_begun = False
         self.records.sinks.write(progress.step, metrics)
         failpoints.hit(STEP_RECORDED)
-        self.journal.append(StepDone(time=time.time(), progress=progress))
+        self.journal.append(StepDone(time=time.time(), progress=changes(before, progress)))
         failpoints.hit(STEP_JOURNALED)
         self.tell_progress()
         self.reporter.training.done(progress.step, metrics)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
     CheckpointBegun,
@@ -65,12 +67,25 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
             case Resumed():
                 progress = event.progress
             case StepDone():
-                progress = event.progress
+                progress = _after(progress, event.progress)
                 unvalidated = None
             case StepTrained():
                 unvalidated = event
     found = controller_attempt, role_attempts, progress, rewinds, unvalidated
     return Position(*found, *_unsaved(events))
+
+
+def changes(before: Progress, after: Progress) -> Progress:
+    """The state behind a step as its event has it: of the values of prompts those that changed."""
+    known = before.prompt_values
+    changed = {at: own for at, own in after.prompt_values.items() if known.get(at) != own}
+    return msgspec.structs.replace(after, prompt_values=changed)
+
+
+def _after(before: Progress | None, told: Progress) -> Progress:
+    """The state that `changes` were told of."""
+    known = {} if before is None else before.prompt_values
+    return msgspec.structs.replace(told, prompt_values={**known, **told.prompt_values})
 
 
 def _unsaved(events: Iterable[Event]) -> tuple[CheckpointBegun | None, int | None]:

@@ -8,13 +8,15 @@ not need (a reference without KL, a critic without PPO, old log-probabilities wh
 update) is decided when the step is built, never inside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
+from ppojob_trainer.algorithms.prompt_values import PRIOR, Belief, value
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch, dropped_rows, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
@@ -138,6 +140,13 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
     return [int(position) for position in epoch_order(size, spec.seed, passes)]
 
 
+def belief_metrics(known: Sequence[Belief]) -> dict[str, float]:
+    """What prompts were known to score, and by how many responses; the names are verl's."""
+    if not known:
+        return {}
+    return {"spo/p_hats": fmean(map(value, known)), "spo/Neff": fmean(map(sum, known))}
+
+
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """Weights of terms of the policy's loss that may change from step to step."""
@@ -165,6 +174,17 @@ class StepResult:
         return None if self.advantaged is None else self.advantaged.kl
 
     @property
+    def visits(self) -> Iterator[tuple[str, list[float]]]:
+        """The prompts that were trained on, by their numbers in the data, with what rows earned."""
+        if self.advantaged is None:
+            return
+        earned, dropped = self.advantaged.row_rewards, set(self.dropped)
+        for position, prompt in enumerate(self.batch.prompts):
+            first = position * self.batch.samples
+            rows = range(first, first + self.batch.samples)
+            yield str(prompt.index), [earned[row] for row in rows if row not in dropped]
+
+    @property
     def scores(self) -> list[float]:
         """Those of the rows that were trained on."""
         dropped = set(self.dropped)
@@ -190,9 +210,17 @@ class TrainingStep:
     source: BatchSource | Demonstrations
 
     def run(
-        self, step: int, draw: Draw, coefficients: Coefficients, timer: StepTimer
+        self,
+        step: int,
+        draw: Draw,
+        coefficients: Coefficients,
+        timer: StepTimer,
+        beliefs: Mapping[str, Belief],
     ) -> StepResult:
-        """Do the step; afterwards the rollout engine holds the weights of version `step`."""
+        """Do the step; afterwards the rollout engine holds the weights of version `step`.
+
+        `beliefs` are what prompts were known to score, by their numbers in the data.
+        """
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
         with timer("gen"):
@@ -221,8 +249,10 @@ class TrainingStep:
         advantaged = None
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
+                known = self._known(batch, beliefs)
+                statistics |= belief_metrics(known)
                 advantaged = self._advantages(
-                    batch, greedy, step, coefficients.kl, dropped, outcomes
+                    batch, greedy, step, coefficients.kl, dropped, outcomes, known
                 )
         coefficients = self._with_bonus(coefficients, before)
         for updates in self.updates:
@@ -285,6 +315,7 @@ class TrainingStep:
         kl_coefficient: float,
         dropped: Sequence[int],
         outcomes: list[float],
+        known: list[Belief],
     ) -> Advantaged:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
         gdpo = self.spec.algorithm.gdpo
@@ -299,9 +330,16 @@ class TrainingStep:
             masked=[row for row, is_cut in enumerate(batch.truncated) if masks and is_cut],
             step=step,
             outcomes=outcomes,
+            baselines=[value(belief) for belief in known],
         )
         id_ = RequestId(0, step, "advantages")
         return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
+
+    def _known(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
+        """(prompts,) what each was known to score; none where no estimator reads it."""
+        if not self.spec.algorithm.estimator.tracks_values:
+            return []
+        return [beliefs.get(str(prompt.index), PRIOR) for prompt in batch.prompts]
 
     def _shaped(self, batch: Batch) -> list[float]:
         """(rows,) the scores as estimators get them."""

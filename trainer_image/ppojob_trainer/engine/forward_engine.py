@@ -16,9 +16,11 @@ from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutput
 from ppojob_trainer.engine.layout import PackedRows, pack_rows
 from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.engine.packing import plan_micro_batches
+from ppojob_trainer.engine.prompt_means import prompt_means, prompts_of_targets
 from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.pipeline_stages import WHOLE, HandsOn, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
@@ -173,6 +175,7 @@ class ForwardEngine:
         *,
         records: bool = False,
         router_losses: RouterLosses | None = None,
+        with_log_z: bool = False,
     ) -> Passed:
         device = self.model.device.type
         kind = _AUTOCAST.get(self._training.autocast)
@@ -188,6 +191,7 @@ class ForwardEngine:
                 saving=self._saving,
                 records=records,
                 router_losses=router_losses,
+                with_log_z=with_log_z,
             )
 
 
@@ -203,6 +207,7 @@ def packed_pass(
     saving: Saving = nullcontext,
     records: bool = False,
     router_losses: RouterLosses | None = None,
+    with_log_z: bool = False,
 ) -> Passed:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
@@ -212,7 +217,8 @@ def packed_pass(
     rank's among the tensor ranks: each has its heads of attention, of which its ranks share again.
     All ranks of a stage call this, and the stages one after the other. Tokens go to the experts
     that the rows have for them; else `records` says whether `Passed.routes` are kept. The backward
-    pass holds the gradient of `router_losses` too.
+    pass holds the gradient of `router_losses` too. `with_log_z` asks for one more output, log Z of
+    the prompt at each token.
     """
     number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -252,7 +258,11 @@ def packed_pass(
             ).last_hidden_state
         if not stage.ranks.is_last:
             return (states,)
-        return head(model, states[0].index_select(0, own.predictors), own.targets)
+        told = head(model, states[0].index_select(0, own.predictors), own.targets)
+        if not with_log_z:
+            return told
+        log_z = log_partition_of(model)(prompt_means(states[0], rows, packed, own, ranks))
+        return (*told, log_z[prompts_of_targets(rows, own).to(log_z.device)])
 
     outputs = as_forward(model, compute)
     if not stage.ranks.is_last:
@@ -260,8 +270,8 @@ def packed_pass(
         stage.ranks.send(states.detach())
         return Passed((), arrived, states, routes)
     whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
-    told = tuple(_spread(output.cpu(), rows.mask) for output in whole)
-    return Passed(told, arrived, routes=routes)
+    spread = tuple(_spread(output.cpu(), rows.mask) for output in whole)
+    return Passed(spread, arrived, routes=routes)
 
 
 def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:

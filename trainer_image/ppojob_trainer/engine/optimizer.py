@@ -25,9 +25,10 @@ def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     Linear warm-up from its start, which the first step takes: `lr * step / warmup` from 0. Then
     constant, or from `lr` towards `lr * r`, r the minimum's ratio: `lr * (r + (1 - r) f)`. With x
     the share of the steps after the warm-up that are done, of those behind the stable ones, f is
-    `1 - x` of a linear schedule, as in transformers and Megatron, and
-    `(1 + cos(2 pi cycles x)) / 2` of a cosine, of half a cycle by default, as in verl. Past the
-    end the rate stays where it is; verl's cosine would go on.
+    `1 - x` of a linear schedule, as in transformers and Megatron, `(1 - x)^power` of a polynomial,
+    and `(1 + cos(2 pi cycles x)) / 2` of a cosine, of half a cycle by default, as in verl. Past the
+    end the rate stays where it is; verl's cosine would go on. An inverse root has no end:
+    `lr * max(r, sqrt(warmup / step))`, with both 1 at least, as in Megatron.
     """
     warmup = spec.warmup_steps or int(spec.warmup_ratio * total_steps)
     if step < warmup:
@@ -35,14 +36,16 @@ def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
         return start + (spec.learning_rate - start) * step / warmup
     if spec.schedule == "constant":
         return spec.learning_rate
+    floor = spec.min_learning_rate_ratio
+    if spec.schedule == "inverse_sqrt":
+        return spec.learning_rate * max(floor, math.sqrt(max(1, warmup) / max(1, step)))
     end = spec.decay_steps or int(spec.decay_ratio * total_steps)
     done = min(1.0, (step - warmup) / max(1, end - warmup))
     done = max(0.0, done - spec.stable_ratio) / (1.0 - spec.stable_ratio)
-    if spec.schedule == "linear":
-        share = 1.0 - done
-    else:
+    if spec.schedule == "cosine":
         share = 0.5 * (1.0 + math.cos(2.0 * math.pi * spec.cycles * done))
-    floor = spec.min_learning_rate_ratio
+    else:
+        share = (1.0 - done) ** (spec.power if spec.schedule == "polynomial" else 1.0)
     return spec.learning_rate * (floor + (1.0 - floor) * share)
 
 

@@ -144,13 +144,14 @@ class PolicyObjective:
 
         Where the rows have no `old_logprobs` the update is the only one of its step, and they are
         the update's own: the ratio is one, its gradient that of log pi. The outputs are
-        log-probabilities, entropy, and the KL to the reference where it is over the whole
-        vocabulary; for a KL estimate the rows have `ref_logprobs`.
+        log-probabilities, entropy, the KL to the reference where it is over the whole vocabulary,
+        and log Z where the loss reads it; for a KL estimate the rows have `ref_logprobs`.
         """
         assert rows.advantages is not None, "advantages come before the update"
-        logprobs, entropy, *full_kl = outputs
+        logprobs, entropy, *others = outputs
+        log_z = others.pop() if self.policy_loss.reads_log_z else None
         old = logprobs.detach() if rows.old_logprobs is None else rows.old_logprobs
-        output, loss = self._policy_term(logprobs, old, rows, denominators)
+        output, loss = self._policy_term(logprobs, old, log_z, rows, denominators)
         parts = LossParts(loss, {"actor/pg_loss": loss.item()}, tokens=int(rows.mask.sum()))
         sampled = sampling_diagnostics(old, entropy.detach(), rows)
         diagnostics = {**output, **sampled}
@@ -161,7 +162,7 @@ class PolicyObjective:
             parts.loss = parts.loss - self.entropy_coefficient * bonus
         if self.kl is not None:
             if self.kl.is_full:
-                (estimate,) = full_kl
+                (estimate,) = others
             else:
                 assert rows.ref_logprobs is not None, "the KL term needs the reference"
                 columns = logprobs, rows.ref_logprobs, self.kl.estimator
@@ -174,7 +175,12 @@ class PolicyObjective:
         return parts
 
     def _policy_term(
-        self, logprobs: Tensor, old: Tensor, rows: Experience, denominators: Denominators
+        self,
+        logprobs: Tensor,
+        old: Tensor,
+        log_z: Tensor | None,
+        rows: Experience,
+        denominators: Denominators,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """What is measured of each token, and the share of the mini-batch's policy loss."""
         assert rows.advantages is not None, "advantages come before the update"
@@ -196,6 +202,7 @@ class PolicyObjective:
             lengths=rows.lengths,
             groups=rows.row_groups,
             ref_logprobs=rows.ref_logprobs,
+            log_z=log_z,
         )
         output = self.policy_loss.compute(inputs, **self.options)
         loss = output.loss

@@ -193,7 +193,12 @@ class TrainEngine(ForwardEngine):
         """
         batch = one_token() if rows is None else rows
         losses = None if rows is None else router_losses
-        passed = self._forward(batch, head_of and head_of(batch), router_losses=losses)
+        passed = self._forward(
+            batch,
+            head_of and head_of(batch),
+            router_losses=losses,
+            with_log_z=isinstance(objective, PolicyObjective) and objective.policy_loss.reads_log_z,
+        )
         if not self._stage.ranks.is_last:
             return passed, None
         if rows is None:

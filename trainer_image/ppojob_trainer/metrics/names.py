@@ -213,7 +213,8 @@ actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
 actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has
     instead
 actor/pg_covfrac | share | computed tokens that clip_cov or kl_cov holds back
-actor/log_z | nats | log Z of trajectory_balance, the mean over the responses of a prompt
+actor/log_z | nats | log Z of trajectory_balance, the mean over the responses of a prompt; or what
+    flowrl has learnt
 actor/custom/<value> | - | mean of what a policy loss of one's own says of each computed token
 actor/ppo_kl | nats a token | mean of old minus new log-probability
 actor/entropy | nats a token | mean entropy before the updates
@@ -240,6 +241,8 @@ reward_extra/<value>/* | - | a number that reward functions gave beside the scor
 rewards/<function>/mean | reward | mean score of one of several functions, or of the reward model
     beside them, before its weight
 critic/advantages/* | 1 | advantages, over trained tokens
+spo/p_hats | reward | with algorithm.type spo mean value of the prompts, as known before the step
+spo/Neff | responses | mean number of responses that these are known by
 critic/turns_compared | share | with algorithm.type gigpo turns that began from the same as another
     of their group
 critic/returns/* | 1 | returns, over trained tokens

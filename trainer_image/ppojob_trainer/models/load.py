@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,11 @@ from ppojob_trainer.models.experts import experts_of, split_experts
 from ppojob_trainer.models.families import CORRECTION, FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import POLICY, REWARD, ModelKind
+from ppojob_trainer.models.log_partition import (
+    add_log_partition,
+    draw_log_partition,
+    is_log_partition,
+)
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
@@ -75,6 +81,7 @@ def load_model(
     seed: int = 0,
     overrides: Mapping[str, Json] = _NOTHING,
     with_tower: bool = False,
+    learns_log_z: bool = False,
 ) -> PreTrainedModel:
     """Load a model as a job uses it, or make one of a language model, in evaluation mode.
 
@@ -99,20 +106,43 @@ def load_model(
         seed: of what adapters begin with.
         overrides: changes of its config.json, as `config_changes` gives them.
         with_tower: its vision tower is a part of it, which learns; else it is frozen, beside it.
+        learns_log_z: it has the network of `log_partition`, as a job begins with it.
 
     Raises:
         ConfigError: the folder holds no model, one that cannot be trained here, not all of its
             weights, or values that no model has.
     """
     folder, world = Path(folder), world or World.alone()
-    model, missing = _load(kind, folder, dtype, world, lora, overrides, with_tower=with_tower)
+    beside = _Beside(lora, learns_log_z=learns_log_z)
+    model, missing = _load(kind, folder, dtype, world, beside, overrides, with_tower=with_tower)
     parameters = dict(model.named_parameters())
     for name in sorted(missing & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
     _begin_adapters(model, lora, seed, has_tower=folder_has_tower(folder))
+    draw_log_partition(model, seed)
     if kind.made_as != TEXTS:
         give_tower(model, folder, dtype, world.device)
     return model.requires_grad_(False) if kind == REWARD else model
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What a model gets beside the weights of its folder."""
+
+    lora: LoraSpec | None
+    learns_log_z: bool
+
+    def add_to(self, model: PreTrainedModel) -> None:
+        """Put it into a model that is not cut yet."""
+        if self.lora is not None:
+            add_adapters(model, self.lora)
+        if self.learns_log_z:
+            add_log_partition(model)
+
+    @staticmethod
+    def has(name: str) -> bool:
+        """Whether a tensor of this name is of it."""
+        return is_adapter(name) or is_log_partition(name)
 
 
 def _begin_adapters(
@@ -142,7 +172,7 @@ def _load(
     folder: Path,
     dtype: torch.dtype,
     world: World,
-    lora: LoraSpec | None,
+    beside: _Beside,
     overrides: Mapping[str, Json],
     *,
     with_tower: bool,
@@ -155,6 +185,7 @@ def _load(
     """
     refuse_config(folder, kind, overrides)
     section = kind.where.removesuffix("path") + "lora"
+    lora = beside.lora
     if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
         raise ConfigError(map(str, problems))
     auto_class, changes = _CLASSES[kind.made_as]
@@ -165,16 +196,16 @@ def _load(
             setattr(config, name, value)
         options = {"config": config, "dtype": dtype, "trust_remote_code": False}
         load = _load_whole if world.size == 1 else _load_sharded
-        model, missing = load(auto_class, folder, world, lora, options)
+        model, missing = load(auto_class, folder, world, beside, options)
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{kind.where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
-    adapters = {name for name, _ in outline_of(model).named_parameters() if is_adapter(name)}
-    _check_values(model, folder, kind.where, world, missing | adapters)
-    missing -= adapters
+    ours = {name for name, _ in outline_of(model).named_parameters() if beside.has(name)}
+    _check_values(model, folder, kind.where, world, missing | ours)
+    missing -= ours
     if needed := missing - kind.may_lack:
         raise ConfigError(
             f"{kind.where}: got {folder}: it holds no {min(needed)}; all weights of the model"
@@ -201,7 +232,7 @@ def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) 
 
 
 def _load_whole(
-    auto_class: Any, folder: Path, world: World, lora: LoraSpec | None, options: dict[str, Any]
+    auto_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
     """As `_load_sharded`, for a world of one."""
     try:
@@ -221,8 +252,7 @@ def _load_whole(
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
     split_experts(model)
     hold_in(options["dtype"], model)
-    if lora is not None:
-        add_adapters(model, lora)
+    beside.add_to(model)
     model.to(world.device)
     for parameter in model.parameters():
         parameter.data = _own(parameter.data)
@@ -253,7 +283,7 @@ def unheard_loading() -> Iterator[None]:
 
 
 def _load_sharded(
-    auto_class: Any, folder: Path, world: World, lora: LoraSpec | None, options: dict[str, Any]
+    auto_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
     """Build a model without weights, cut it, and read this rank's part of each weight.
 
@@ -270,8 +300,7 @@ def _load_sharded(
         model = auto_class.from_config(**options)
     split_experts(model)
     hold_in(options["dtype"], model)
-    if lora is not None:
-        add_adapters(model, lora)
+    beside.add_to(model)
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
     styles = styles_of(model) if world.dims.tensor > 1 else {}
     shard_model(model, world, styles, experts_of(model))

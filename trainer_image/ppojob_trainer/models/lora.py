@@ -131,11 +131,14 @@ def draw_adapters(model: nn.Module, seed: int) -> None:
         if not is_adapter(name):
             continue
         values = torch.zeros(parameter.shape)
-        if name.endswith(A):
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            stream = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-            nn.init.kaiming_uniform_(values, a=math.sqrt(5.0), generator=stream)
-        fill(parameter, values)
+        fill(parameter, drawn(values, seed, name) if name.endswith(A) else values)
+
+
+def drawn(values: Tensor, seed: int, name: str) -> Tensor:
+    """Draw a matrix in place, Kaiming-uniform with a = √5, by a stream of its name's own."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    stream = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+    return nn.init.kaiming_uniform_(values, a=math.sqrt(5.0), generator=stream)
 
 
 def is_adapter(name: str) -> bool:

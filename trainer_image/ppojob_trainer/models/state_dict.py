@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import A, Adapter, B, adapters_of, is_adapter
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
 from ppojob_trainer.parallel.boxes import Join, local_part, whole
@@ -15,23 +16,23 @@ def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     Of a stage of a pipeline its own. A tied weight comes under its first name only (the
     embedding's), as safetensors folders have it. Buffers that a folder does not hold (rotary
-    frequencies) are left out, and so are adapters: the weights are those without them.
+    frequencies) are left out, and so are adapters: the weights are those without them. Nor is the
+    network of log Z among them.
     """
     for name, parameter in model.named_parameters(remove_duplicate=True):
-        if not is_adapter(name):
+        if not is_adapter(name) and not is_log_partition(name):
             yield name, parameter.detach()
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds of a model: every weight, or where it has adapters what is trained.
 
-    That is the adapters, and of a critic its head. Detached, under their own names; cut over the
-    ranks where the model is.
+    That is the adapters, and of a critic its head. The network of log Z is there in both cases.
+    Detached, under their own names; cut over the ranks where the model is.
     """
-    if not adapters_of(model):
-        return dict(hf_named_tensors(model))
+    has_all = not adapters_of(model)
     named = model.named_parameters()
-    return {name: parameter.detach() for name, parameter in named if parameter.requires_grad}
+    return {name: weight.detach() for name, weight in named if has_all or weight.requires_grad}
 
 
 def every_tensor(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -12,6 +12,7 @@ from torch import nn
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
+from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
 from ppojob_trainer.models.lora import A, B
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeRows,
@@ -57,6 +58,7 @@ _PLAN: Final = {
     "model.norm": WHOLE,
     "lm_head": ROWS,  # never called: log-probabilities are made of its parts, see `fused_logprobs`
     "score": WHOLE,
+    **{f"{LOG_PARTITION}.{name}": WHOLE for name in ("inner.*", "norms.*", "output")},
 }
 _FEED_FORWARD: Final = {
     "model.layers.*.mlp.gate_proj": ROWS,

@@ -87,6 +87,13 @@ class SequenceRanks:
             dist.all_reduce(values, group=self.group)
         return values
 
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of the values of all ranks, whose gradient is the sum of theirs."""
+        if self.size == 1:
+            return values
+        whole: Tensor = _Total.apply(values, self.group)  # type: ignore[no-untyped-call]
+        return whole
+
     def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
         """Put the values of all ranks together, (n,) at their places of so many: (total,).
 
@@ -128,6 +135,25 @@ def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     arrived = torch.empty_like(sent)
     dist.all_to_all_single(arrived, sent, group=group)
     return arrived
+
+
+class _Total(torch.autograd.Function):
+    """See `SequenceRanks.total`."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _summed(values, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _summed(grads[0], ctx.group), None
+
+
+def _summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = values.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
 class _Gathered(torch.autograd.Function):

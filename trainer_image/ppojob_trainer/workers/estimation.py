@@ -275,6 +275,8 @@ def _estimate_by_options(
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
     if algorithm.estimator.has_greedy:
         own["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]
+    if algorithm.estimator.tracks_values:
+        own = {"baselines": torch.tensor(given.baselines, dtype=torch.float64)[batch.groups]}
     if algorithm.estimator.has_reward_keys:
         keys = own.pop("reward_keys")
         own["weights"] = torch.tensor(own.pop("reward_weights") or [1.0] * len(keys))

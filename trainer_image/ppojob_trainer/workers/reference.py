@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -13,7 +13,6 @@ from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
-from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.load import load_model
@@ -129,16 +128,9 @@ class BaseEngine(ForwardEngine):
         self.model.train(is_training)
         return states
 
-    def _forward(
-        self,
-        rows: Experience,
-        head: Head | None = None,
-        *,
-        records: bool = False,
-        router_losses: RouterLosses | None = None,
-    ) -> Passed:
+    def _forward(self, rows: Experience, head: Head | None = None, **asked: Any) -> Passed:
         with adapters_off(self.model):
-            return super()._forward(rows, head, records=records, router_losses=router_losses)
+            return super()._forward(rows, head, **asked)
 
 
 class BaseReference(Reference):

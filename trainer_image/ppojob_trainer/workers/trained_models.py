@@ -175,6 +175,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             seed=spec.seed,
             overrides=overrides,
             with_tower=not is_scorer and not model.freeze_vision_tower,
+            learns_log_z=spec.algorithm.policy_loss.loss.learns_log_z,
         )
         if model.freeze_routers:
             freeze_routers(loaded)

@@ -177,6 +177,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.optimizer.schedule": None, "spec.optimizer.stableRatio": None},
     ),
     # The optimizers of other engines, and what those have by default.
+    (
+        f"{OPTIM}.lr_decay_style=inverse_square_root",
+        {"spec.optimizer.schedule": "inverse_sqrt", "spec.optimizer.decaySteps": None},
+    ),
     ("model_engine=veomni", {"spec.optimizer.schedule": "cosine"}),
     (
         "model_engine=veomni algorithm.adv_estimator=gae",

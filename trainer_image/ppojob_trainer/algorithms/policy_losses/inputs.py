@@ -28,6 +28,7 @@ class LossInputs:
         lengths: (rows,) int64, tokens of each response.
         groups: (rows,) int64, the prompt of each response.
         ref_logprobs: (tokens,) log π_ref, where the job asks the reference for them; else None.
+        log_z: (tokens,) log Z of the row's prompt, with gradient, where a network learns it.
     """
 
     logprobs: Tensor
@@ -38,6 +39,7 @@ class LossInputs:
     lengths: Tensor
     groups: Tensor
     ref_logprobs: Tensor | None = None
+    log_z: Tensor | None = None
 
     def trained(self, values: Tensor) -> Tensor:
         """A column with zeros, and no gradient, where a token is not trained."""
@@ -76,12 +78,14 @@ class PolicyLoss:
         vanishes_without_advantage: a row whose advantages are all zero has no gradient, and changes
             that of no other, so an update may leave it out.
         is_of_rows: it is one number a response, so weights of tokens count by their mean over it.
+        reads_log_z: it reads log Z of each prompt, which a network beside the policy learns by it.
     """
 
     compute: Callable[..., LossOutput]
     metrics: tuple[str, ...]
     vanishes_without_advantage: bool = False
     is_of_rows: bool = False
+    reads_log_z: bool = False
 
 
 def bounded(log_ratio: Tensor) -> Tensor:

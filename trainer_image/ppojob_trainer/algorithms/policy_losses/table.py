@@ -8,6 +8,7 @@ from ppojob_trainer.algorithms.policy_losses.clip import clip
 from ppojob_trainer.algorithms.policy_losses.covariance import clip_cov, kl_cov
 from ppojob_trainer.algorithms.policy_losses.dppo import dppo_kl, dppo_tv
 from ppojob_trainer.algorithms.policy_losses.dro import dro
+from ppojob_trainer.algorithms.policy_losses.flowrl import flowrl
 from ppojob_trainer.algorithms.policy_losses.geo_mean import geo_mean
 from ppojob_trainer.algorithms.policy_losses.gpg import gpg
 from ppojob_trainer.algorithms.policy_losses.group_variance import gvpo, trajectory_balance
@@ -48,6 +49,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "ipo": PolicyLoss(ipo, (_CLIPPED, _KL)),
     "gvpo": PolicyLoss(gvpo, (_KL,), is_of_rows=True),
     "trajectory_balance": PolicyLoss(trajectory_balance, (_KL, _LOG_Z), is_of_rows=True),
+    "flowrl": PolicyLoss(flowrl, (_KL, _LOG_Z), is_of_rows=True, reads_log_z=True),
     "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True),
 }
 """Every policy loss by the name of `spec.algorithm.policyLoss.type`."""

@@ -26,6 +26,7 @@ class Advantages(msgspec.Struct, frozen=True):
         masked: rows that are not trained on, but count.
         step: whose rows they are, for what is drawn.
         outcomes: (rows,) what a process reward model learns; empty where there is none.
+        baselines: (prompts,) what each was known to score; empty where nobody reads it.
     """
 
     scores: list[float]
@@ -36,6 +37,7 @@ class Advantages(msgspec.Struct, frozen=True):
     masked: list[int] = []
     step: int = 0
     outcomes: list[float] = []
+    baselines: list[float] = []
 
 
 class Advantaged(msgspec.Struct, frozen=True):
