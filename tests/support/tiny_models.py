@@ -150,6 +150,8 @@ SEEING = {
     "seeing_caller": Qwen2_5_VLForConditionalGeneration,
 }
 """Models that see pictures, by what the command line calls them."""
+DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
+"""With a tower that also says what is added behind layers."""
 QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
 GLM = {
     Glm4vForConditionalGeneration: "Glm4vImageProcessor",
@@ -227,43 +229,12 @@ def save_seeing_model(
     **changes: object,
 ) -> PreTrainedModel:
     """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
-    sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
-    sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
-    if model_class is Qwen3VLMoeForConditionalGeneration:
-        sizes |= {**MIXTURE, "moe_intermediate_size": 24}
-    if model_class in QWEN3_5:
-        sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
-    if model_class is Qwen3_5MoeForConditionalGeneration:
-        sizes |= {**MIXTURE, "shared_expert_intermediate_size": 40}
-    if model_class in GLM:
-        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
-        sizes |= {"rope_parameters": HALF_ROTATED}
-    if model_class is Glm4vMoeForConditionalGeneration:
-        sizes |= CORRECTED
-    sizes |= changes
-    tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
-    if model_class is Qwen2VLForConditionalGeneration:
-        tower |= {"embed_dim": 16, "hidden_size": sizes["hidden_size"], "mlp_ratio": 2}
-    elif model_class in {
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLMoeForConditionalGeneration,
-        *QWEN3_5,
-    }:
-        tower |= {"hidden_size": 16, "intermediate_size": 24, "num_position_embeddings": 16}
-        tower |= {"out_hidden_size": sizes["hidden_size"]}
-        if model_class not in QWEN3_5:
-            sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-            tower |= {"deepstack_visual_indexes": [0, 1]}
-        tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
-    elif model_class in GLM:
-        tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": 4 * PATCH}
-        tower |= {"out_hidden_size": sizes["hidden_size"], "initializer_range": 0.2}
-    else:
-        tower |= {"hidden_size": 16, "intermediate_size": 24, "window_size": 4 * PATCH}
-        tower |= {"out_hidden_size": sizes["hidden_size"], "fullatt_block_indexes": [1]}
+    sizes = {**_seeing_sizes(model_class), **changes}
+    if model_class in DEEP:
+        sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
     config = model_class.config_class(
         text_config=sizes,
-        vision_config=tower,
+        vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
         image_token_id=NAMES.index(PICTURE),
         tie_word_embeddings=sizes.get("tie_word_embeddings", False),
     )
@@ -273,13 +244,45 @@ def save_seeing_model(
     write_model(folder, model)
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
     least, most = 4 * PATCH**2, 64 * PATCH**2
+    limits: dict[str, object] = {"min_pixels": least, "max_pixels": most}
     if model_class in GLM:  # of two frames
-        processor |= {"image_processor_type": GLM[model_class]}
-        processor |= {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
-    else:
-        processor |= {"min_pixels": least, "max_pixels": most}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+        processor["image_processor_type"] = GLM[model_class]
+        limits = {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor | limits))
     return model
+
+
+def _seeing_sizes(model_class: type[PreTrainedModel]) -> dict[str, object]:
+    """Of the language model of one that sees pictures."""
+    sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
+    sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
+    if model_class is Qwen3VLMoeForConditionalGeneration:
+        sizes |= {**MIXTURE, "moe_intermediate_size": 24}
+    if model_class in QWEN3_5:
+        sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
+    if model_class is Qwen3_5MoeForConditionalGeneration:
+        sizes |= {**MIXTURE, "shared_expert_intermediate_size": 40}
+    if model_class in GLM:
+        sizes |= {"rope_parameters": HALF_ROTATED, "pad_token_id": 0}
+    if model_class is Glm4vForConditionalGeneration:  # whose heads have the width of the states
+        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    if model_class is Glm4vMoeForConditionalGeneration:
+        sizes |= {**CORRECTED, "head_dim": 16}
+    return sizes
+
+
+def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str, object]:
+    tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
+    if model_class is Qwen2VLForConditionalGeneration:
+        return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}
+    tower |= {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": hidden}
+    if model_class is Qwen2_5_VLForConditionalGeneration:
+        return tower | {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
+    tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
+    if model_class in GLM:
+        return tower | {"image_size": 4 * PATCH}
+    tower |= {"num_position_embeddings": 16}
+    return tower | ({"deepstack_visual_indexes": [0, 1]} if model_class in DEEP else {})
 
 
 def picture(color: object, size: tuple[int, int] = (16, 16)) -> bytes:

@@ -60,6 +60,7 @@ YARN = {
 }
 INTERLEAVED = {**SECTIONS, "mrope_interleaved": True, "mrope_section": [2, 3, 3]}
 PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
+HALF_ROTATED = {**SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
 STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 OPTIONS = {
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
@@ -87,7 +88,10 @@ OPTIONS = {
         "num_global_key_value_heads": 1,
     },
     "glm4": {"head_dim": 2 * HALF},
-    "glm4_moe": {"head_dim": 2 * HALF},
+    "glm4_moe": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
+    "olmoe": {"tie_word_embeddings": True},
+    "glm4v": {"rope_parameters": HALF_ROTATED},
+    "glm4v_moe": {"rope_parameters": HALF_ROTATED, "head_dim": 2 * HALF},
     "ernie4_5": {"head_dim": 2 * HALF},
     "qwen3_5_text": {**STATES, "rope_parameters": PARTLY_ROTATED, "tie_word_embeddings": True},
     "qwen3_5": {**STATES, "rope_parameters": PARTLY_ROTATED},

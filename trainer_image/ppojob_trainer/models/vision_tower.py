@@ -42,17 +42,18 @@ class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]
 
     def forward(self, embeddings: Tensor, *where: Tensor) -> Tensor:
         """(n, h) of patches, with those of their places, a weighted sum of the grid's, added."""
-        grid = self.position_embedding.weight
-        if not grid.requires_grad:
-            added: Tensor = super().forward(embeddings, *where)
-            return added
-        places = torch.eye(len(grid), device=grid.device)
-        nothing = torch.zeros(len(embeddings), len(grid), device=grid.device)
-        with torch.autocast(grid.device.type, enabled=False):
+        if not self.position_embedding.weight.requires_grad:
+            plain: Tensor = super().forward(embeddings, *where)
+            return plain
+        places = torch.arange(self.num_positions, device=embeddings.device)
+        grid, one_each = self.position_embedding(places), torch.eye(len(places)).to(places.device)
+        with torch.autocast(embeddings.device.type, enabled=False):
             # Called once more, it says what each patch takes of each place.
-            each = {"position_embedding.weight": places}
-            shares = torch.func.functional_call(self, each, (nothing, *where))
-            return embeddings + (shares @ grid.float()).to(grid.dtype)
+            given = embeddings.new_zeros(len(embeddings), len(places), dtype=torch.float32), *where
+            each = {"position_embedding.weight": one_each}
+            shares = torch.func.functional_call(self, each, given)
+            added: Tensor = (shares @ grid.float()).to(grid.dtype)
+            return embeddings + added
 
 
 class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
