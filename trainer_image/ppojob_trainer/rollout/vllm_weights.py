@@ -19,6 +19,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models.glm4 import Glm4ForCausalLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from ppojob_api.v1alpha1.training import LoraSpec
@@ -33,6 +34,11 @@ from ppojob_trainer.rollout.protocol import RolloutError
 # The one set of adapters, which is in memory before the first request names it.
 ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
 _SINKS = ".sinks"
+# Its files have gate and up in one matrix, and so that has one adapter; vLLM waits for two.
+Glm4ForCausalLM.packed_modules_mapping = {
+    **Glm4ForCausalLM.packed_modules_mapping,
+    "gate_up_proj": ["gate_up_proj"],
+}
 
 
 class EngineWeights:
