@@ -4,7 +4,15 @@ Sizes are those of whoever makes it. What a family can have and its defaults hav
 are shorter than the rows of tests.
 """
 
-from tiny_models import DELTA_NETWORKS, INTERLEAVED, MIXTURE, PARTLY_ROTATED, SECTIONS
+from tiny_models import (
+    CORRECTED,
+    DELTA_NETWORKS,
+    HALF_ROTATED,
+    INTERLEAVED,
+    MIXTURE,
+    PARTLY_ROTATED,
+    SECTIONS,
+)
 from transformers import (
     Cohere2ForCausalLM,
     DeepseekV2ForCausalLM,
@@ -47,6 +55,8 @@ from transformers import (
 )
 
 from ppojob_trainer.models.vision_language import (
+    Glm4vForCausalLM,
+    Glm4vMoeForCausalLM,
     Qwen2VLForCausalLM,
     Qwen3VLForCausalLM,
     Qwen3VLMoeForCausalLM,
@@ -99,16 +109,6 @@ SCALED_QUERIES = {
     "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 8,
     "llama_4_scaling_beta": 0.3,
-}
-CORRECTED = {
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 2,
-    "n_group": 3,
-    "topk_group": 2,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.7,
 }
 LATENT = {
     "num_key_value_heads": None,
@@ -210,6 +210,14 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen3_vl_moe": (
         Qwen3VLMoeForCausalLM,
         {**MIXTURE, "moe_intermediate_size": 24, "rope_parameters": INTERLEAVED, "head_dim": 8},
+    ),
+    "glm4v": (
+        Glm4vForCausalLM,
+        {"num_attention_heads": 2, "rope_parameters": HALF_ROTATED},
+    ),
+    "glm4v_moe": (
+        Glm4vMoeForCausalLM,
+        {**CORRECTED, "head_dim": 16, "rope_parameters": HALF_ROTATED},
     ),
     "qwen3_5_text": (Qwen3_5ForCausalLM, DELTA_NETWORKS),
     "qwen3_5": (Qwen35ForCausalLM, {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}),

@@ -1,14 +1,20 @@
 """The slow way: every row by itself, its prompt again each time, all logits at once."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from tiny_models import NAMES, PICTURE
+from tiny_models import NAMES, PICTURE, turned
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ppojob_trainer.data.pictures import opened, unpacked
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -65,11 +71,30 @@ def whole_logits(
     seen = {}
     if pictures:
         images = [opened(one) for one in unpacked(pictures)]
-        processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
-        seen = dict(processor(images=images, return_tensors="pt"))
+        seen = dict(processor_of(folder)(images=images, return_tensors="pt"))
         seen["mm_token_type_ids"] = (ids == NAMES.index(PICTURE)).int()
     logits: Tensor = model(input_ids=ids, use_cache=False, **seen).logits
     return logits[0, len(prompt) - 1 :]
+
+
+def processor_of(folder: Path) -> Any:
+    """transformers' processor of pictures of a model, without torchvision."""
+    name = json.loads((folder / "preprocessor_config.json").read_text())["image_processor_type"]
+    kinds = (Qwen2VLImageProcessorPil, Glm4vImageProcessorPil, Glm46VImageProcessorPil)
+    return next(kind for kind in kinds if kind.__name__ == f"{name}Pil").from_pretrained(folder)
+
+
+def as_in_files(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What transformers has stacked of experts, by the names that it writes into files."""
+    mixture = FAMILIES[model.config.model_type].mixture
+    if mixture is None:
+        return stacked
+    converted = stacked
+    if not mixture.is_out_first:
+        converted = revert_weight_conversion(model, dict(stacked))
+    if model.config.model_type == "qwen3_vl_moe":
+        converted = turned(converted)
+    return {name: tensor.contiguous() for name, tensor in converted.items()}
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:

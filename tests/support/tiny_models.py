@@ -19,6 +19,8 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
+    Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -90,6 +92,19 @@ DELTA_NETWORKS = {
 """Of layers that are gated delta networks, but for each second one."""
 PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
 """The same sections of Qwen3.5, of a half of each head of sixteen."""
+CORRECTED = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+"""Of a mixture whose routers choose by a bias too."""
+HALF_ROTATED = {**SECTIONS, "partial_rotary_factor": 0.5}
+"""The sections of GLM-4.1V, of a half of each head of sixteen."""
 WIDE_HEADS = {
     "hidden_size": 64,
     "num_attention_heads": 2,
@@ -135,7 +150,14 @@ SEEING = {
     "seeing_caller": Qwen2_5_VLForConditionalGeneration,
 }
 """Models that see pictures, by what the command line calls them."""
+DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
+"""With a tower that also says what is added behind layers."""
 QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
+GLM = {
+    Glm4vForConditionalGeneration: "Glm4vImageProcessor",
+    Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
+}
+"""With the processors of which GLM-4.1V and GLM-4.6V have one each."""
 
 
 def make_model(
@@ -144,11 +166,7 @@ def make_model(
     """A model with drawn weights; `changes` are of `SIZES` and the rest of its configuration."""
     torch.manual_seed(seed)
     model = model_class(model_class.config_class(**{**SIZES, **changes}))
-    for name, held in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            held.normal_(std=0.3)  # large enough to choose other experts
-        elif name.endswith("layer_scalar"):
-            held.uniform_(0.5, 1.5)
+    draw_corrections(model)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("_proj_bias", ".sinks")):
@@ -156,6 +174,15 @@ def make_model(
             elif name.endswith(".gate.weight") and not weight.any():  # ERNIE's
                 weight.normal_(std=model.config.initializer_range)
     return model
+
+
+def draw_corrections(model: PreTrainedModel) -> None:
+    """Draw what nobody trains."""
+    for name, held in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            held.normal_(std=0.3)  # large enough to choose other experts
+        elif name.endswith("layer_scalar"):
+            held.uniform_(0.5, 1.5)
 
 
 def save_model(
@@ -181,7 +208,8 @@ def write_model(folder: Path, model: PreTrainedModel) -> None:
     path = folder / "config.json"
     text = json.loads(path.read_text())
     name = text["model_type"]
-    if name in {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"} and "text_config" not in text:
+    apart = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe"}
+    if name in apart and "text_config" not in text:
         whole = {key: text[key] for key in ("model_type", "architectures")}
         whole["tie_word_embeddings"] = model.config.tie_word_embeddings
         path.write_text(json.dumps(whole | {"text_config": {**text, "model_type": f"{name}_text"}}))
@@ -201,6 +229,31 @@ def save_seeing_model(
     **changes: object,
 ) -> PreTrainedModel:
     """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
+    sizes = {**_seeing_sizes(model_class), **changes}
+    if model_class in DEEP:
+        sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+    config = model_class.config_class(
+        text_config=sizes,
+        vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
+        image_token_id=NAMES.index(PICTURE),
+        tie_word_embeddings=sizes.get("tie_word_embeddings", False),
+    )
+    torch.manual_seed(0)
+    model = model_class(config)
+    draw_corrections(model)
+    write_model(folder, model)
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
+    least, most = 4 * PATCH**2, 64 * PATCH**2
+    limits: dict[str, object] = {"min_pixels": least, "max_pixels": most}
+    if model_class in GLM:  # of two frames
+        processor["image_processor_type"] = GLM[model_class]
+        limits = {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor | limits))
+    return model
+
+
+def _seeing_sizes(model_class: type[PreTrainedModel]) -> dict[str, object]:
+    """Of the language model of one that sees pictures."""
     sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
     sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
     if model_class is Qwen3VLMoeForConditionalGeneration:
@@ -209,37 +262,27 @@ def save_seeing_model(
         sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
     if model_class is Qwen3_5MoeForConditionalGeneration:
         sizes |= {**MIXTURE, "shared_expert_intermediate_size": 40}
-    sizes |= changes
+    if model_class in GLM:
+        sizes |= {"rope_parameters": HALF_ROTATED, "pad_token_id": 0}
+    if model_class is Glm4vForConditionalGeneration:  # whose heads have the width of the states
+        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    if model_class is Glm4vMoeForConditionalGeneration:
+        sizes |= {**CORRECTED, "head_dim": 16}
+    return sizes
+
+
+def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str, object]:
     tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
-        tower |= {"embed_dim": 16, "hidden_size": sizes["hidden_size"], "mlp_ratio": 2}
-    elif model_class in {
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLMoeForConditionalGeneration,
-        *QWEN3_5,
-    }:
-        tower |= {"hidden_size": 16, "intermediate_size": 24, "num_position_embeddings": 16}
-        tower |= {"out_hidden_size": sizes["hidden_size"]}
-        if model_class not in QWEN3_5:
-            sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-            tower |= {"deepstack_visual_indexes": [0, 1]}
-        tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
-    else:
-        tower |= {"hidden_size": 16, "intermediate_size": 24, "window_size": 4 * PATCH}
-        tower |= {"out_hidden_size": sizes["hidden_size"], "fullatt_block_indexes": [1]}
-    config = model_class.config_class(
-        text_config=sizes,
-        vision_config=tower,
-        image_token_id=NAMES.index(PICTURE),
-        tie_word_embeddings=sizes.get("tie_word_embeddings", False),
-    )
-    torch.manual_seed(0)
-    model = model_class(config)
-    write_model(folder, model)
-    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
-    processor |= {"min_pixels": 4 * PATCH**2, "max_pixels": 64 * PATCH**2}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    return model
+        return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}
+    tower |= {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": hidden}
+    if model_class is Qwen2_5_VLForConditionalGeneration:
+        return tower | {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
+    tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
+    if model_class in GLM:
+        return tower | {"image_size": 4 * PATCH}
+    tower |= {"num_position_embeddings": 16}
+    return tower | ({"deepstack_visual_indexes": [0, 1]} if model_class in DEEP else {})
 
 
 def picture(color: object, size: tuple[int, int] = (16, 16)) -> bytes:

@@ -21,6 +21,7 @@ from tiny_models import (
 from torch import Tensor
 from transformers import (
     Gemma2ForCausalLM,
+    Glm4vMoeForConditionalGeneration,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedModel,
@@ -146,6 +147,9 @@ CASES = {
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "pictures_behind_layers": Case((0, 1, 0, 1, 0), budget=60, model="seeing_3", seeing=True),
+    "pictures_of_glm": Case(  # no gradient comes to a part of its keys' biases
+        (0, 1, 0, 1, 1), 60, model="seeing_glm", recompute=True, seeing=True, optimizer=SGD
+    ),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
@@ -221,6 +225,7 @@ def save_models(folder: Path) -> None:
     for name, kind in {
         "seeing": Qwen2_5_VLForConditionalGeneration,
         "seeing_3": Qwen3VLForConditionalGeneration,
+        "seeing_glm": Glm4vMoeForConditionalGeneration,
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)

@@ -48,6 +48,7 @@ _CASES = {
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
+        "pictures_of_glm",
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
@@ -58,11 +59,11 @@ _CASES = {
             "adapters_of_experts",
             "adapters_of_told_layers",
         ),
-        "pictures_behind_layers",
+        *("pictures_behind_layers", "pictures_of_glm"),
     ),
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
-        *("experts_replayed", "adapters_recomputed", "long_rows"),
+        *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm"),
     ),
     "3": ("small_micro_batches", "spread", "adapters_recomputed"),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16"),

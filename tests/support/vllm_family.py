@@ -9,6 +9,7 @@ folder. One process has all engines: loading vLLM takes longer.
 import json
 import sys
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from traceback import format_exc
 from typing import Literal
@@ -21,10 +22,12 @@ from transformers import PreTrainedModel
 from whole_models import save_whole
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES, WHOLES
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.state_dict import named_full_tensors
+from ppojob_trainer.models.lora import add_adapters
+from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
 
@@ -60,6 +63,7 @@ YARN = {
 }
 INTERLEAVED = {**SECTIONS, "mrope_interleaved": True, "mrope_section": [2, 3, 3]}
 PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
+HALF_ROTATED = {**SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
 STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 OPTIONS = {
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
@@ -87,7 +91,10 @@ OPTIONS = {
         "num_global_key_value_heads": 1,
     },
     "glm4": {"head_dim": 2 * HALF},
-    "glm4_moe": {"head_dim": 2 * HALF},
+    "glm4_moe": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
+    "olmoe": {"tie_word_embeddings": True},
+    "glm4v": {"rope_parameters": HALF_ROTATED},
+    "glm4v_moe": {"rope_parameters": HALF_ROTATED, "head_dim": 2 * HALF},
     "ernie4_5": {"head_dim": 2 * HALF},
     "qwen3_5_text": {**STATES, "rope_parameters": PARTLY_ROTATED, "tie_word_embeddings": True},
     "qwen3_5": {**STATES, "rope_parameters": PARTLY_ROTATED},
@@ -96,6 +103,9 @@ OPTIONS = {
     "qwen3_next": STATES,
 }
 
+ADAPTED = ("phi3", "glm4", "glm4v")
+"""Families with adapters beside the weights here: of matrices that are several in one."""
+
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
     model = _saved(family, folder)
@@ -103,13 +113,17 @@ def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu"
     dtype = "bfloat16" if has_states else "float32"
     rollout = RolloutSpec(engine="vllm", dtype=dtype, max_model_tokens=96, max_sequences=4)
     rollout = rollout.model_copy(update={"kv_cache_gib": 0.25, "enforce_eager": True})
-    engine = VllmEngine(rollout, folder, device=device)
+    lora = LoraSpec(rank=8, alpha=8) if family in ADAPTED else None
+    engine = VllmEngine(rollout, folder, device=device, lora=lora)
+    if lora is not None:
+        add_adapters(model, lora)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape))
     sent = deepcopy(model)
     split_experts(sent)
-    engine.load_weights(1, named_full_tensors(sent))
+    tensors = named_full_tensors(sent, merges=False)
+    engine.load_weights(1, chain(tensors, named_full_adapters(sent)))
     prompts = [tuple(torch.randint(3, 128, (length,)).tolist()) for length in (5, ANSWER)]
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=ANSWER)
     for number, prompt in enumerate(prompts):

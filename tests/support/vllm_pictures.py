@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from engine_phase import generate
-from padded_reference import whole_logprobs
-from tiny_models import NAMES, PICTURE, WIDE_HEADS, picture, save_seeing_model, turned
+from padded_reference import as_in_files, whole_logprobs
+from tiny_models import GLM, HALF_ROTATED, NAMES, PICTURE, WIDE_HEADS, picture, save_seeing_model
 from transformers import (
+    Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
@@ -40,12 +42,15 @@ FAMILIES = {
     "2.5": Qwen2_5_VLForConditionalGeneration,
     "3": Qwen3VLForConditionalGeneration,
     "3 mixture": Qwen3VLMoeForConditionalGeneration,
+    "glm": Glm4vForConditionalGeneration,
+    "glm mixture": Glm4vMoeForConditionalGeneration,
 }
-SHARED = ("2", "3 mixture")
+SHARED = ("2", "3 mixture", "glm mixture")
 """Of these, one of each kind of tower and of layers, and of heads tied and not."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}
+OF_GLM = {"rope_parameters": {**HALF_ROTATED, "mrope_section": [2, 3, 3]}, "head_dim": 32}
 TOKEN = NAMES.index(PICTURE)
 TEXT = [5 + n % 40 for n in range(40)]
 RED, WIDE, HIGH = picture("red"), picture("blue", (40, 20)), picture("green", (9, 35))
@@ -105,18 +110,21 @@ def bits(drawn: Sequence[Finished]) -> list[Any]:
 
 def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
     """The weights of the language model alone, as the trainer names them."""
-    named = whole.model.language_model.named_parameters()
-    weights = {f"model.{name}": weight for name, weight in named}
+    part = whole.model.language_model
+    biases = {name: one for name, one in part.named_buffers() if "correction_bias" in name}
+    named = {**dict(part.named_parameters()), **biases}
+    weights = as_in_files(whole, {f"model.language_model.{n}": one for n, one in named.items()})
+    weights = {name.replace("language_model.", ""): one for name, one in weights.items()}
     if not whole.config.tie_word_embeddings:
         weights["lm_head.weight"] = whole.lm_head.weight
-    if isinstance(whole, FAMILIES["3 mixture"]):
-        weights = turned(weights)
     engine.load_weights(version, weights.items())
 
 
 def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str, Any]:
     if not folder.exists():
-        save_seeing_model(folder, kind, tie_word_embeddings=kind is FAMILIES["2"], **SIZES)
+        sizes = {**SIZES, **(OF_GLM if kind in GLM else {})}
+        is_tied = kind in {FAMILIES["2"], FAMILIES["glm mixture"]}
+        save_seeing_model(folder, kind, tie_word_embeddings=is_tied, **sizes)
     whole = kind.from_pretrained(folder)
     form = PictureForm.read(folder)
     assert form is not None

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from family_models import FAMILY_MODELS
-from padded_reference import gradients, padded_logprobs, relative_difference
-from tiny_models import MIXTURE, TWO_LAYERS, save_model, turned
+from padded_reference import as_in_files, gradients, padded_logprobs, relative_difference
+from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3MoeForCausalLM
-from transformers.core_model_loading import revert_weight_conversion
+from transformers import Qwen3MoeForCausalLM
 
 from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.training import LoraSpec
@@ -24,18 +23,6 @@ VOCAB = 97
 MIXTURES = [name for name, family in FAMILIES.items() if family.mixture]
 SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": VOCAB}
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
-
-
-def apart(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What transformers has stacked, by the names that it writes into files."""
-    mixture = FAMILIES[model.config.model_type].mixture
-    assert mixture is not None
-    converted = stacked
-    if not mixture.is_out_first:
-        converted = revert_weight_conversion(model, dict(stacked))
-    if model.config.model_type == "qwen3_vl_moe":
-        converted = turned(converted)
-    return {name: tensor.contiguous() for name, tensor in converted.items()}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +49,7 @@ def test_packed_rows_have_the_numbers_of_rows_by_themselves(make_rows, tmp_path,
     logprobs, grads = packed()
     expected, _ = padded_logprobs(theirs, rows)
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
-    references = apart(theirs, gradients(theirs, (factors * expected).sum()))
+    references = as_in_files(theirs, gradients(theirs, (factors * expected).sum()))
     assert relative_difference(grads, references) < 1e-5
     for name, gradient in references.items():
         # Keys near zero, which are normalised, have large gradients beside small ones.

@@ -6,9 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from engine_phase import generate
-from padded_reference import gradients, relative_difference, whole_logits, whole_logprobs
-from tiny_models import NAMES, PICTURE, picture, save_seeing_model, turned
+from padded_reference import (
+    as_in_files,
+    gradients,
+    processor_of,
+    relative_difference,
+    whole_logits,
+    whole_logprobs,
+)
+from tiny_models import NAMES, PICTURE, picture, save_seeing_model
 from transformers import (
+    Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
@@ -17,7 +26,6 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
 )
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ppojob_trainer.data.pictures import (
     LaterPicture,
@@ -46,6 +54,8 @@ FAMILIES = [
     Qwen3VLMoeForConditionalGeneration,
     Qwen3_5ForConditionalGeneration,
     Qwen3_5MoeForConditionalGeneration,
+    Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
 ]
 PICTURES = [
     packed([picture("red", (40, 20)), picture("blue")]),
@@ -101,9 +111,7 @@ def test_the_packed_forward_is_that_of_the_whole_model(
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     factors = torch.randn(len(got))
     ours = gradients(model, (factors * got).sum())
-    theirs = gradients(whole.model, (factors * expected).sum())
-    if model_class is Qwen3VLMoeForConditionalGeneration:
-        theirs = turned(theirs)
+    theirs = as_in_files(whole.model, gradients(whole.model, (factors * expected).sum()))
     named = {name.replace("language_model.", "model."): theirs[name] for name in theirs}
     if not learns:
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}
@@ -216,9 +224,7 @@ def test_angles_of_a_tower_are_not_rounded(
     (seen,) = tower.seen([picture("red")])
     with torch.no_grad():
         whole = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16).model.visual
-        pixels = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)(
-            images=[opened(picture("red"))], return_tensors="pt"
-        )
+        pixels = processor_of(tmp_path)(images=[opened(picture("red"))], return_tensors="pt")
         told = whole(pixels["pixel_values"].bfloat16(), grid_thw=pixels["image_grid_thw"])
     wanted = [told.pooler_output, *getattr(told, "deepstack_features", ())]
     assert torch.equal(seen, torch.cat(wanted, dim=-1))
@@ -227,9 +233,10 @@ def test_angles_of_a_tower_are_not_rounded(
 @pytest.mark.parametrize(
     "size", [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (1, 150), (99, 7)]
 )
-def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, size) -> None:
-    save_seeing_model(tmp_path)
-    processor = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
+@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-2:]])
+def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, model_class, size) -> None:
+    save_seeing_model(tmp_path, model_class)
+    processor = processor_of(tmp_path)
     seen = processor(images=[opened(picture("red", size))], return_tensors="pt")
     _, down, across = seen["image_grid_thw"][0].tolist()
     assert form_of(tmp_path).grid(picture("red", size)) == (down // 2, across // 2)
@@ -239,9 +246,10 @@ def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, size) ->
     newer = {"image_processor": json.loads(settings)}
     (tmp_path / "processor_config.json").write_text(json.dumps(newer))
     assert form_of(tmp_path).grid(picture("red", size)) == (down // 2, across // 2)
-    assert Qwen2VLImageProcessorPil.from_pretrained(tmp_path).patch_size == processor.patch_size
+    assert type(processor).from_pretrained(tmp_path).patch_size == processor.patch_size
     # Of two files transformers takes the newer one.
     smaller = {**json.loads(settings), "min_pixels": 64, "max_pixels": 256}
+    smaller["size"] = {"shortest_edge": 64, "longest_edge": 256}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(smaller))
     assert form_of(tmp_path).grid(picture("red", size)) == (down // 2, across // 2)
-    assert Qwen2VLImageProcessorPil.from_pretrained(tmp_path).size == processor.size
+    assert type(processor).from_pretrained(tmp_path).size == processor.size

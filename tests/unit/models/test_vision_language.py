@@ -10,6 +10,8 @@ from refused_jobs import edit
 from safetensors.torch import load_file
 from tiny_models import PATCH, save_seeing_model
 from transformers import (
+    Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
@@ -37,6 +39,8 @@ FAMILIES = [
     Qwen3VLMoeForConditionalGeneration,
     Qwen3_5ForConditionalGeneration,
     Qwen3_5MoeForConditionalGeneration,
+    Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
 ]
 
 
@@ -49,11 +53,17 @@ def make_older(folder: Path) -> None:
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     text |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    if config["model_type"].startswith("glm4v"):
+        text["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if config["model_type"] == "glm4v_moe":
+        path.write_text(json.dumps({**config, "text_config": text}))
+        return
     if config["model_type"].startswith("qwen3_vl"):
         rope["mrope_interleaved"] = True
         path.write_text(json.dumps({**config, "text_config": text}))
         return
-    rope["type"] = rope.pop("rope_type").replace("default", "mrope")
+    qwens = "default" if config["model_type"] == "glm4v" else "mrope"
+    rope["type"] = rope.pop("rope_type").replace("default", qwens)
     path.write_text(json.dumps({**text, **config}))
 
 

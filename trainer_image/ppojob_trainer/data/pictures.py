@@ -3,7 +3,8 @@
 Encoded files are what travels: those of a prompt as one value (`packed`), and with their places
 those that tools show a row behind it (`LaterPicture`). Loads no torch.
 Source of the form of messages: verl 0.8, `utils/dataset/rl_dataset.py`, `_build_messages`; of
-sizes: transformers 5, `models/qwen2_vl/image_processing_pil_qwen2_vl.py`, `smart_resize`.
+sizes: transformers 5, `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and
+`models/glm4v/image_processing_pil_glm4v.py`, `smart_resize`.
 """
 
 import io
@@ -26,8 +27,13 @@ MARK: Final = "<image>"
 _PROCESSOR: Final = "preprocessor_config.json"
 _NEWER: Final = "processor_config.json"
 """Where transformers 5 saves a whole processor."""
-_KNOWN: Final = "Qwen2"
-"""What the name of a processor begins with that takes pictures as is done here."""
+_QWEN: Final = "Qwen2"
+_LIMITS: Final = {
+    _QWEN: (56 * 56, 28 * 28 * 1280),
+    "Glm4v": (112 * 112, 28 * 28 * 15000),
+    "Glm46V": (112 * 112, 28 * 28 * 15000),
+}
+"""What the names of processors begin with that take pictures as is done here, and their limits."""
 _LONGEST_SIDES: Final = 200
 _MOST_PIXELS: Final = Image.MAX_IMAGE_PIXELS or 2**26
 MOST_BYTES: Final = 32 * 1024 * 1024
@@ -36,8 +42,7 @@ _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000
 """Files that are opened: Pillow would start a program for some others."""
 _KEPT: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
 """Modes of pictures that PNG has, as models see them."""
-_PATCH, _MERGE = 14, 2
-_LEAST, _MOST = 56 * 56, 28 * 28 * 1280
+_PATCH, _MERGE, _FRAMES = 14, 2, 2
 
 Messages = Sequence[Mapping[str, Json]]
 
@@ -85,6 +90,7 @@ class PictureForm:
         token: what stands for a picture in text, and then as often as the tower gives features.
         patch: pixels of a side of what the tower sees at once.
         merge: such patches of a side of what becomes one token.
+        processor: what the name of transformers' class for it begins with.
         least: pixels to which a smaller picture is enlarged, about.
         most: those that a larger one is reduced to.
     """
@@ -92,8 +98,9 @@ class PictureForm:
     token: int
     patch: int
     merge: int
-    least: int
-    most: int
+    least: float
+    most: float
+    processor: str = _QWEN
 
     @classmethod
     def read(cls, folder: Path) -> "PictureForm | None":
@@ -104,16 +111,23 @@ class PictureForm:
         token = config.get("image_token_id")
         if not isinstance(token, int) or "vision_config" not in config or not processor:
             return None
-        if not str(processor.get("image_processor_type", _KNOWN)).startswith(_KNOWN):
+        name = str(processor.get("image_processor_type", _QWEN))
+        known = next((one for one in _LIMITS if name.startswith(one)), None)
+        if known is None:
             return None
         size = processor.get("size") or {}
-        return cls(
-            token,
-            processor.get("patch_size", _PATCH),
-            processor.get("merge_size", _MERGE),
-            processor.get("min_pixels") or size.get("shortest_edge", _LEAST),
-            processor.get("max_pixels") or size.get("longest_edge", _MOST),
+        least, most = (
+            size.get(edge, limit)
+            for edge, limit in zip(("shortest_edge", "longest_edge"), _LIMITS[known], strict=True)
         )
+        if known == _QWEN:
+            least = processor.get("min_pixels") or least
+            most = processor.get("max_pixels") or most
+        else:  # which counts pixels of a picture that is as many frames of a video
+            frames = processor.get("temporal_patch_size", _FRAMES)
+            least, most = least / frames, most / frames
+        sides = processor.get("patch_size", _PATCH), processor.get("merge_size", _MERGE)
+        return cls(token, *sides, least, most, known)
 
     def grid(self, picture: bytes) -> tuple[int, int]:
         """Tokens of a picture from top to bottom and from left to right.
@@ -128,6 +142,9 @@ class PictureForm:
     def sides_of(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels of what the model sees of a picture of these sides."""
         unit = self.patch * self.merge
+        if self.processor != _QWEN and min(height, width) < unit:
+            grow = max(unit / height, unit / width)
+            height, width = int(height * grow), int(width * grow)
         down, across = (round(side / unit) for side in (height, width))
         pixels = down * across * unit**2
         if pixels > self.most:

@@ -17,7 +17,7 @@ from ppojob_trainer.models.architectures import Sizes, expert_layers, linear_lay
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mixtures import ALIGNED
 
-NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4"})
+NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"})
 """Types of models that vLLM does not compute in float16, for their numbers become too large."""
 
 VLLM_LATENT: Final = 576

@@ -13,6 +13,8 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
+    Glm4Config,
+    Glm4MoeConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -20,6 +22,16 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.glm4v.modeling_glm4v import (
+    Glm4vPreTrainedModel,
+    Glm4vTextConfig,
+    Glm4vTextModel,
+)
+from transformers.models.glm4v_moe.modeling_glm4v_moe import (
+    Glm4vMoePreTrainedModel,
+    Glm4vMoeTextConfig,
+    Glm4vMoeTextModel,
+)
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VLPreTrainedModel,
     Qwen2_5_VLTextConfig,
@@ -99,6 +111,21 @@ class Qwen35MoeLanguageConfig(Qwen3_5MoeTextConfig):  # type: ignore[misc]
     """As `Qwen2VLLanguageConfig`."""
 
     model_type = "qwen3_5_moe"
+
+
+class Glm4vLanguageConfig(Glm4vTextConfig):  # type: ignore[misc]
+    """As `Qwen2VLLanguageConfig`."""
+
+    model_type = "glm4v"
+    attention_bias: bool = True
+    tie_word_embeddings: bool = False
+
+
+class Glm4vMoeLanguageConfig(Glm4vMoeTextConfig):  # type: ignore[misc]
+    """As `Qwen2VLLanguageConfig`."""
+
+    model_type = "glm4v_moe"
+    use_qk_norm: bool = False
 
 
 class _LanguageModel:
@@ -189,7 +216,24 @@ class Qwen35MoeForCausalLM(_LanguageModel, Qwen3_5MoePreTrainedModel):  # type: 
     text_config = Qwen3_5MoeTextConfig
 
 
+class Glm4vForCausalLM(_LanguageModel, Glm4vPreTrainedModel):  # type: ignore[misc]
+    """The language model of GLM-4.1V."""
+
+    config_class = Glm4vLanguageConfig
+    decoder = Glm4vTextModel
+    text_config = Glm4Config
+
+
+class Glm4vMoeForCausalLM(_LanguageModel, Glm4vMoePreTrainedModel):  # type: ignore[misc]
+    """The language model of GLM-4.5V, a mixture of experts."""
+
+    config_class = Glm4vMoeLanguageConfig
+    decoder = Glm4vMoeTextModel
+    text_config = Glm4MoeConfig
+
+
 _TOLD_BEHIND_LAYERS: Final = (Qwen3VLForCausalLM, Qwen3VLMoeForCausalLM)
+_GLM: Final = (Glm4vForCausalLM, Glm4vMoeForCausalLM)
 _MODELS: Final = {
     model.config_class.model_type: model
     for model in (
@@ -198,6 +242,7 @@ _MODELS: Final = {
         *_TOLD_BEHIND_LAYERS,
         Qwen35ForCausalLM,
         Qwen35MoeForCausalLM,
+        *_GLM,
     )
 }
 for _model in _MODELS.values():
@@ -233,7 +278,7 @@ def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of a model that says the same of text, and knows nothing of pictures.
 
-    That is Qwen2 or 3: the three positions of a token of text are one.
+    That is Qwen2 or 3, or GLM-4: the three positions of a token of text are one.
     """
     config = _part_of_whole(config) if config.model_type in WHOLES else config
     if (model := _MODELS.get(config.model_type)) is None:
@@ -270,4 +315,9 @@ def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
         values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
         # What transformers computes in any case, and vLLM where it is told.
         values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}
+    if _MODELS[config.model_type] in _GLM:
+        # What transformers takes for granted, and vLLM otherwise.
+        values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
+        ropes = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
+        values["rope_parameters"] = {**ropes, **values["rope_parameters"]}
     return {**values, "tie_word_embeddings": config.tie_word_embeddings}

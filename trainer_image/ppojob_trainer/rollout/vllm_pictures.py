@@ -17,6 +17,8 @@ from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_in
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.glm4 import Glm4ForCausalLM
+from vllm.model_executor.models.glm4_moe import Glm4MoeForCausalLM
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
@@ -224,6 +226,20 @@ class SeeingQwen35(UnjoinedQwen3Next, _Seeing):
     embed_input_ids = SupportsMultiModal.embed_input_ids
 
 
+@_seeing
+class SeeingGlm4(Glm4ForCausalLM, _Seeing):  # type: ignore[misc]
+    """The language model of GLM-4.1V, with the tower that the trainer has."""
+
+    embed_input_ids = SupportsMultiModal.embed_input_ids
+
+
+@_seeing
+class SeeingGlm4Moe(Glm4MoeForCausalLM, _Seeing):  # type: ignore[misc]
+    """That of GLM-4.5V, a mixture of experts."""
+
+    embed_input_ids = SupportsMultiModal.embed_input_ids
+
+
 SEEING = {
     "qwen2_vl": SeeingQwen2,
     "qwen2_5_vl": SeeingQwen2,
@@ -231,6 +247,8 @@ SEEING = {
     "qwen3_vl_moe": SeeingQwen3Moe,
     "qwen3_5": SeeingQwen35,
     "qwen3_5_moe": SeeingQwen35,
+    "glm4v": SeeingGlm4,
+    "glm4v_moe": SeeingGlm4Moe,
 }
 for _kind in (*SEEING.values(), UnjoinedQwen3Next):
     ModelRegistry.register_model(_kind.__name__, _kind)

@@ -19,10 +19,12 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models.glm4 import Glm4ForCausalLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.adapter_files import peft_name
+from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.families import FAMILIES, Mixture
 from ppojob_trainer.models.lora import is_adapter
 from ppojob_trainer.models.mixtures import is_sent_float32
@@ -32,6 +34,11 @@ from ppojob_trainer.rollout.protocol import RolloutError
 # The one set of adapters, which is in memory before the first request names it.
 ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
 _SINKS = ".sinks"
+# Its files have gate and up in one matrix, and so that has one adapter; vLLM waits for two.
+Glm4ForCausalLM.packed_modules_mapping = {
+    **Glm4ForCausalLM.packed_modules_mapping,
+    "gate_up_proj": ["gate_up_proj"],
+}
 
 
 class EngineWeights:
@@ -44,6 +51,7 @@ class EngineWeights:
         self._names = checkpoint_names(config)
         self._lora = lora
         self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
+        self._is_tied = bool(getattr(config, "tie_word_embeddings", False))
         self._mixture = FAMILIES[config.model_type].mixture
         self._dtype, self._on_cpu = dtype, on_cpu
         self.are_there = False
@@ -69,6 +77,8 @@ class EngineWeights:
                 engine.apply_model(_forget_packed_experts)
                 engine.apply_model(_choose_by_bias)
             weights = _by_expert(_weights_of(given, adapters, sinks), self._mixture)
+            if self._is_tied and any(engine.apply_model(_has_own_head)):
+                weights = _with_head(weights)
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             engine.apply_model(_repack_tied_heads)
             ranks = parallel_state.get_tp_group()
@@ -127,6 +137,19 @@ def _by_expert(
             rows = own if mixture.is_out_first else own.mT
             for part, matrix in zip(names, rows.chunk(len(names)), strict=True):
                 yield f"{at}.{number}.{part}.weight", matrix
+
+
+def _has_own_head(model: nn.Module) -> bool:
+    """Whether a model has an output head apart; a weight of two layers has the first one's name."""
+    return any(name == HEAD for name, _ in model.named_parameters())
+
+
+def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The embedding as the head too, which models of vLLM of some mixtures tie to none."""
+    for name, tensor in tensors:
+        yield name, tensor
+        if name == EMBEDDING:
+            yield HEAD, tensor
 
 
 def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: int) -> None:
