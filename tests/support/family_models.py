@@ -22,6 +22,7 @@ from transformers import (
     Glm4MoeLiteForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
+    GraniteMoeHybridForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HyperCLOVAXForCausalLM,
     LlamaForCausalLM,
@@ -124,6 +125,16 @@ HYBRID_MIXTURE = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+GRANITE4 = {
+    **MULTIPLIERS,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "position_embedding_type": "rope",
+    "num_local_experts": 6,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 6,
+}
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
@@ -164,6 +175,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "olmo2": (Olmo2ForCausalLM, {"attention_bias": True, "pad_token_id": 0}),
     "olmo3": (Olmo3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "granite": (GraniteForCausalLM, MULTIPLIERS),
+    "granitemoehybrid": (GraniteMoeHybridForCausalLM, GRANITE4),
     "gemma": (GemmaForCausalLM, {"head_dim": 12}),
     "gemma2": (
         Gemma2ForCausalLM,

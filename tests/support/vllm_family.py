@@ -99,7 +99,7 @@ OPTIONS = {
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
     model = _saved(family, folder)
-    has_states = FAMILIES[model.config.model_type].has_states
+    has_states = FAMILIES[model.config.model_type].recurrence is not None
     dtype = "bfloat16" if has_states else "float32"
     rollout = RolloutSpec(engine="vllm", dtype=dtype, max_model_tokens=96, max_sequences=4)
     rollout = rollout.model_copy(update={"kv_cache_gib": 0.25, "enforce_eager": True})

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
 from ppojob_trainer.models.layers_apart import LAYER_SCALAR
+from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.models.routes import follow_routes
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
@@ -211,18 +212,20 @@ def split_experts(model: PreTrainedModel) -> None:
     if mixture is None:
         return
     for number, layer in enumerate(base.layers):
-        router = getattr(layer.mlp, mixture.router, None)
+        block = getattr(layer, "mlp", None) or getattr(layer, mixture.block)
+        router = getattr(block, mixture.router, None)
         follow_routes(layer, router, mixture, number, model.config.num_experts_per_tok)
-        if hasattr(layer.mlp, "experts"):
-            stacked = layer.mlp.experts
-            layer.mlp.experts = (
+        if hasattr(block, "experts"):
+            stacked = block.experts
+            block.experts = (
                 StackedExperts(stacked, mixture)
                 if mixture.is_stacked
                 else Experts(stacked, mixture.matrices)
             )
             if mixture.correction:
-                _keep_correction(layer.mlp, mixture)
-            _rename(layer, mixture.block)
+                _keep_correction(block, mixture)
+            if block is getattr(layer, "mlp", None):
+                _rename(layer, mixture.block)
 
 
 def experts_of(model: nn.Module) -> list[Experts | StackedExperts]:
@@ -269,7 +272,7 @@ def _rename(layer: nn.Module, block: str) -> None:
 
 def mixture_of(model: PreTrainedModel) -> Mixture | None:
     """What its family says of the mixtures of a model; None of one without experts."""
-    return FAMILIES[model.config.model_type].mixture
+    return mixture_in(model.config.to_dict())
 
 
 def freeze_routers(model: PreTrainedModel) -> None:

@@ -52,12 +52,20 @@ def key_of_chosen(config: Mapping[str, Json]) -> str:
     return "moe_k" if "moe_k" in config else "num_experts_per_tok"
 
 
+def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
+    """What tells the mixtures of a model, if it has any: some families have models without."""
+    mixture = FAMILIES[str(config["model_type"])].mixture
+    return None if config.get(key_of_experts(config)) == 0 else mixture
+
+
 def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
     """Sizes of feed-forward blocks that config.json says, and the most of each."""
-    mixture = FAMILIES[str(config["model_type"])].mixture
+    family = FAMILIES[str(config["model_type"])]
+    mixture, own = mixture_in(config), family.feed_forward
+    inner = "intermediate_size" if own is None else own.inner
     if mixture is None:
-        return {"intermediate_size": _MAX_WIDTH}
-    plain = ("intermediate_size",) if mixture.dense_first else ()
+        return {inner: _MAX_WIDTH}
+    plain = (inner,) if mixture.dense_first or (own and own.is_beside) else ()
     widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), _MAX_WIDTH)
     return {key_of_experts(config): _MAX_EXPERTS, **widths}
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import ABSENT, Problem, printable, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.config_files import WHOLE_NAMES
+from ppojob_trainer.models.config_files import OTHER_NAMES, WHOLE_NAMES
 from ppojob_trainer.models.problems import ModelReason, read_object, unreadable
 
 SINGLE_FILE: Final = "model.safetensors"
@@ -116,6 +116,8 @@ def _own_name(stored: str) -> str:
     for beginning, own in WHOLE_NAMES.items():
         if stored.startswith(beginning):
             return own + stored.removeprefix(beginning)
+    for theirs, own in OTHER_NAMES.items():
+        stored = stored.replace(theirs, own)
     return stored
 
 
