@@ -30,6 +30,7 @@ from transformers import (
     Ministral3ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
@@ -135,6 +136,20 @@ GRANITE4 = {
     "mamba_n_heads": 8,
     "mamba_d_state": 6,
 }
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"],
+    "head_dim": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 6,
+    "n_groups": 2,
+    "ssm_state_size": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+    "time_step_min": 1e-9,  # a limit of transformers, which others have not
+}
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
@@ -176,6 +191,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "olmo3": (Olmo3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "granite": (GraniteForCausalLM, MULTIPLIERS),
     "granitemoehybrid": (GraniteMoeHybridForCausalLM, GRANITE4),
+    "nemotron_h": (NemotronHForCausalLM, NEMOTRON),
     "gemma": (GemmaForCausalLM, {"head_dim": 12}),
     "gemma2": (
         Gemma2ForCausalLM,

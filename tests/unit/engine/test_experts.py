@@ -19,6 +19,7 @@ from ppojob_trainer.models.experts import grouped_product
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import check_targets
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.weight_files import own_name
 
 VOCAB = 97
 MIXTURES = [name for name, family in FAMILIES.items() if family.mixture]
@@ -27,7 +28,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
 
 
 def apart(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What transformers has stacked, by the names that it writes into files."""
+    """What transformers has stacked, by the names that we have for what it writes into files."""
     mixture = FAMILIES[model.config.model_type].mixture
     assert mixture is not None
     converted = stacked
@@ -35,7 +36,7 @@ def apart(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tenso
         converted = revert_weight_conversion(model, dict(stacked))
     if model.config.model_type == "qwen3_vl_moe":
         converted = turned(converted)
-    return {name: tensor.contiguous() for name, tensor in converted.items()}
+    return {own_name(name): tensor.contiguous() for name, tensor in converted.items()}
 
 
 @pytest.mark.parametrize(

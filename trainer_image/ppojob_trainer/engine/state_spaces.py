@@ -115,7 +115,7 @@ def _read_states(
     state = value.new_zeros(plan.waves[0], groups, size, heads // groups * width)
     of_waves = zip(
         *(
-            torch.split(x, plan.waves)
+            torch.split(x, list(plan.waves))
             for x in (query, key, left * value, since, shares[..., -1:, :1])
         ),
         strict=True,

@@ -220,7 +220,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         layers = _layers_with_states(config, kinds, required["num_hidden_layers"])
         states = States(layers, *(required[key] for key in family.recurrence.sizes))
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
-    has_plain = plain_layers > 0 or (feed_forward is not None and feed_forward.is_beside)
+    has_plain = plain_layers > 0 or feed_forward is not None
     may_tie = True in family.only.get("tie_word_embeddings", (True,))
     biased = {
         name for key, names in family.biases.items() if config.get(key) is True for name in names

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
 from ppojob_trainer.models.layers_apart import LAYER_SCALAR
 from ppojob_trainer.models.mixtures import mixture_in
+from ppojob_trainer.models.nemotron import NEMOTRON, as_others
 from ppojob_trainer.models.routes import follow_routes
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
@@ -91,7 +92,7 @@ def in_products(matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 class Expert(nn.Module):
-    """The matrices of an expert: those of its gate and inner layer (i, h), and that back (h, i)."""
+    """The matrices of an expert: those of its inner layer, or two of it, (i, h), and back (h, i)."""
 
     def __init__(self, names: Sequence[str], matrices: Sequence[Tensor]) -> None:
         super().__init__()
@@ -107,12 +108,12 @@ class Experts(nn.ModuleList):
     adapter_scale = 1.0
     """How much what their adapters say counts."""
 
-    def __init__(self, stacked: Any, names: tuple[str, str, str]) -> None:
+    def __init__(self, stacked: Any, names: tuple[str, ...]) -> None:
         """Take the matrices apart that a module of transformers holds stacked, and name them."""
-        gates_and_ups, downs = stacked.gate_up_proj.detach(), stacked.down_proj.detach()
+        into = stacked.gate_up_proj if len(names) > 2 else stacked.up_proj
         super().__init__(
-            Expert(names, [part.clone() for part in (*pair.chunk(2), down)])
-            for pair, down in zip(gates_and_ups, downs, strict=True)
+            Expert(names, [part.clone() for part in (*parts.chunk(len(names) - 1), down)])
+            for parts, down in zip(into.detach(), stacked.down_proj.detach(), strict=True)
         )
         self._names = names
 
@@ -141,8 +142,8 @@ class Experts(nn.ModuleList):
                 change = grouped_product(change, by_expert.ends, matrices)
             return torch.add(said, change.to(said.dtype), alpha=self.adapter_scale)
 
-        gate, up, down = self._names
-        said = product(_gated(product(rows, gate), product(rows, up)), down)
+        *into, down = self._names
+        said = product(_inner(*(product(rows, name) for name in into)), down)
         return by_expert.summed(said, weights).to(states.dtype)
 
 
@@ -189,6 +190,11 @@ class StackedExperts(nn.Module):
         return None if stack is None else local_part(stack)
 
 
+def _inner(*products: Tensor) -> Tensor:
+    """Of a gate and an inner layer, or of an inner layer alone, whose square is taken above 0."""
+    return _gated(*products) if len(products) > 1 else functional.relu(products[0]).square()
+
+
 def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
@@ -206,6 +212,8 @@ def split_experts(model: PreTrainedModel) -> None:
     """
     mixture = mixture_of(model)
     base: Any = model.base_model
+    if model.config.model_type == NEMOTRON:
+        as_others(model)
     if FAMILIES[model.config.model_type].has_layers_apart:
         for layer in base.layers:
             _keep(layer, LAYER_SCALAR)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.layer_kinds import PATTERN
 
 _QUERIES: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _Biases = Mapping[str, tuple[str, ...]]
@@ -47,7 +48,8 @@ class Mixture:
 
     Attributes:
         block: the name of a feed-forward block in files.
-        matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`.
+        matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`, or where
+            they are two `down(relu(up x)²)`.
         inner: key of the width within an expert.
         shared: the name in a block of the expert that every token goes to, if there is one.
         shared_inner: keys whose product is the width within that.
@@ -69,7 +71,7 @@ class Mixture:
     """
 
     block: str = "mlp"
-    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    matrices: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     inner: str = "moe_intermediate_size"
     shared: str = ""
     shared_inner: tuple[str, ...] = ()
@@ -599,6 +601,65 @@ FAMILIES: Final[Mapping[str, Family]] = {
             chooses_first=True,
         ),
         logit_divisor="logits_scaling",
+        classifiers=(),
+    ),
+    "nemotron_h": Family(
+        "Nemotron-H, Nemotron Nano 2 and 3",
+        defaults={
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 21_504,
+            PATTERN: "ME*-",
+            "n_groups": 8,
+            "mamba_num_heads": 128,
+            "ssm_state_size": 128,
+            "mamba_head_dim": 64,
+            "conv_kernel": 4,
+        },
+        only={
+            "mlp_hidden_act": ("relu2",),
+            "mamba_hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "use_bias": (False,),
+            "mamba_proj_bias": (False,),
+            "use_conv_bias": (True,),
+            "time_step_limit": _NO_STEP_LIMITS,
+            "sliding_window": (None,),
+            "hidden_dropout": (0.0,),
+            "residual_in_fp32": (False,),
+            "tie_word_embeddings": (False,),
+            "n_shared_experts": (1,),
+            "moe_latent_size": (None,),
+        },
+        biases={},
+        norms=("norm",),
+        attention="mixer",
+        has_one_block=True,
+        recurrence=Recurrence(
+            "mixer",
+            (
+                *("n_groups", "mamba_num_heads"),
+                *("ssm_state_size", "mamba_head_dim", "conv_kernel"),
+            ),
+            is_mamba=True,
+        ),
+        feed_forward=FeedForward("intermediate_size", {"mixer.up_proj": 1}, "mixer.down_proj"),
+        file_names={
+            "backbone.embeddings.": "model.embed_tokens.",
+            "backbone.norm_f.": "model.norm.",
+            "backbone.": "model.",
+        },
+        uncut="Mamba-2 layers are whole",
+        mixture=Mixture(
+            "mixer",
+            ("up_proj", "down_proj"),
+            shared="shared_experts",
+            shared_inner=("moe_shared_expert_intermediate_size",),
+            scoring="sigmoid",
+            correction=f"gate.{CORRECTION}",
+        ),
         classifiers=(),
     ),
     "gemma": _GEMMA,

@@ -204,6 +204,15 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         )
     is_on_cpu = (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0
     kind = FAMILIES[sizes.model_type].recurrence
+    is_ungated = sizes.mixture is not None and len(sizes.mixture.matrices) == 2
+    if spec.rollout.engine == "vllm" and is_ungated and is_on_cpu:
+        yield Problem(
+            "spec.rollout.engine",
+            shown(spec.rollout.engine),
+            f"vLLM computes experts without gates, as those of {sizes.model_type}, on GPUs alone",
+            "huggingface",
+            ReasonCode.CONFLICT,
+        )
     if spec.rollout.engine == "vllm" and kind and is_on_cpu:
         types = ("bfloat16", "float32") if kind.is_mamba else ("bfloat16",)
         if spec.rollout.dtype not in types:

@@ -94,7 +94,7 @@ class Weights:
             self.problems.append(bad.problem)
             return
         for stored, tensor in found.items():
-            name = _own_name(stored)
+            name = own_name(stored)
             self.tensors[name], self.files[name], self.stored[name] = tensor, path, stored
 
 
@@ -112,7 +112,8 @@ def read_weights(folder: Path) -> Weights:
     return weights
 
 
-def _own_name(stored: str) -> str:
+def own_name(stored: str) -> str:
+    """The name here of a weight, by that in a file."""
     for beginning, own in WHOLE_NAMES.items():
         if stored.startswith(beginning):
             return own + stored.removeprefix(beginning)
