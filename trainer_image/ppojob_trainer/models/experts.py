@@ -92,7 +92,7 @@ def in_products(matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 class Expert(nn.Module):
-    """The matrices of an expert: those of its inner layer, or two of it, (i, h), and back (h, i)."""
+    """The matrices of an expert: one or two into it (i, h), and that back (h, i)."""
 
     def __init__(self, names: Sequence[str], matrices: Sequence[Tensor]) -> None:
         super().__init__()
