@@ -85,4 +85,4 @@ def test_rows_are_cut_off_and_shared_as_on_processors(facts) -> None:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].is_in_vllm])
 def test_logprobs_are_those_of_transformers(facts, family: str) -> None:
     assert isinstance(facts[family], float), facts[family]
-    assert facts[family] < (0.1 if FAMILIES[family].has_states else 1e-3)
+    assert facts[family] < (0.1 if FAMILIES[family].recurrence else 1e-3)

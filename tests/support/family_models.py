@@ -30,6 +30,7 @@ from transformers import (
     Glm4MoeLiteForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
+    GraniteMoeHybridForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HyperCLOVAXForCausalLM,
     LlamaForCausalLM,
@@ -37,6 +38,7 @@ from transformers import (
     Ministral3ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
@@ -124,6 +126,30 @@ HYBRID_MIXTURE = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+GRANITE4 = {
+    **MULTIPLIERS,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "position_embedding_type": "rope",
+    "num_local_experts": 6,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 6,
+}
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"],
+    "head_dim": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 6,
+    "n_groups": 2,
+    "ssm_state_size": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+    "time_step_min": 1e-9,  # a limit of transformers, which others have not
+}
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
@@ -164,6 +190,8 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "olmo2": (Olmo2ForCausalLM, {"attention_bias": True, "pad_token_id": 0}),
     "olmo3": (Olmo3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "granite": (GraniteForCausalLM, MULTIPLIERS),
+    "granitemoehybrid": (GraniteMoeHybridForCausalLM, GRANITE4),
+    "nemotron_h": (NemotronHForCausalLM, NEMOTRON),
     "gemma": (GemmaForCausalLM, {"head_dim": 12}),
     "gemma2": (
         Gemma2ForCausalLM,

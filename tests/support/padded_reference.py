@@ -15,6 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -94,7 +95,7 @@ def as_in_files(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str,
         converted = revert_weight_conversion(model, dict(stacked))
     if model.config.model_type == "qwen3_vl_moe":
         converted = turned(converted)
-    return {name: tensor.contiguous() for name, tensor in converted.items()}
+    return {own_name(name): tensor.contiguous() for name, tensor in converted.items()}
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:

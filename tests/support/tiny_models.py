@@ -2,8 +2,8 @@
 
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`hybrid` (linear attention in its first layer), `seeing`, `seeing_3`, `talker` or `searcher`, or
-`classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `seeing`,
+`seeing_3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import io
@@ -377,6 +377,22 @@ def save_teacher(policy: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
+def save_hybrid(folder: Path, dropout: float, kind: str) -> None:
+    """Write a policy some of whose layers keep a state."""
+    from family_models import FAMILY_MODELS  # which is made of what is here
+
+    model_class, own = FAMILY_MODELS.get(kind, (Qwen3_5ForCausalLM, DELTA_NETWORKS))
+    sizes: dict[str, object] = {"initializer_range": 0.1}
+    if kind == "hybrid":
+        sizes = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    elif kind == "granitemoehybrid":
+        sizes |= {"mamba_d_head": 16, "mamba_d_state": 16, "num_attention_heads": 2}
+    else:
+        sizes |= {"tie_word_embeddings": False}
+    save_policy(folder, dropout, model_class=model_class, **{**own, **sizes})
+
+
 def make(kind: str, first: str, second: str) -> None:
     """Make what the command line of this file says."""
     if kind == "policy":
@@ -386,10 +402,8 @@ def make(kind: str, first: str, second: str) -> None:
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
-    elif kind == "hybrid":
-        sizes = {**DELTA_NETWORKS, "head_dim": 32, "linear_key_head_dim": 64}
-        sizes |= {"linear_value_head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-        save_policy(Path(first), float(second), model_class=Qwen3_5ForCausalLM, **sizes)
+    elif kind in ("hybrid", "granitemoehybrid", "nemotron_h"):
+        save_hybrid(Path(first), float(second), kind)
     elif kind.startswith("seeing"):
         changes = {**WIDE_HEADS, "attention_dropout": float(second), "tie_word_embeddings": True}
         names = [*NAMES, *ZOOMS] if kind == "seeing_caller" else NAMES

@@ -90,6 +90,13 @@ OPTIONS = {
         "num_key_value_heads": 2,
         "num_global_key_value_heads": 1,
     },
+    "granitemoehybrid": {"mamba_d_head": HALF, "mamba_d_state": HALF},
+    "nemotron_h": {  # of experts without gates the CPU has none
+        "head_dim": 2 * HALF,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "mamba_head_dim": HALF,
+        "ssm_state_size": HALF,
+    },
     "glm4": {"head_dim": 2 * HALF},
     "glm4_moe": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "olmoe": {"tie_word_embeddings": True},
@@ -109,8 +116,9 @@ ADAPTED = ("phi3", "glm4", "glm4v")
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
     model = _saved(family, folder)
-    has_states = FAMILIES[model.config.model_type].has_states
-    dtype = "bfloat16" if has_states else "float32"
+    kind = FAMILIES[model.config.model_type].recurrence
+    is_half = kind is not None and not kind.is_mamba
+    dtype = "bfloat16" if is_half else "float32"
     rollout = RolloutSpec(engine="vllm", dtype=dtype, max_model_tokens=96, max_sequences=4)
     rollout = rollout.model_copy(update={"kv_cache_gib": 0.25, "enforce_eager": True})
     lora = LoraSpec(rank=8, alpha=8) if family in ADAPTED else None
@@ -140,7 +148,7 @@ def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu"
             differences.append((logprobs - torch.tensor(row.logprobs)).abs())
     engine.close()
     found = torch.cat(differences)
-    return float(found.mean() if has_states else found.max())
+    return float(found.mean() if is_half else found.max())
 
 
 def _saved(family: str, folder: Path) -> PreTrainedModel:

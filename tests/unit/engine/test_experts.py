@@ -81,6 +81,8 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros(make_rows, tmp_path):
     [
         ("qwen3_moe", {}),
         ("gpt_oss", {"num_experts_per_tok": 6}),
+        ("granitemoehybrid", {"num_experts_per_tok": 6}),
+        ("nemotron_h", {"num_experts_per_tok": 6}),
     ],  # so rounding sends none elsewhere
 )
 def test_autocast_stays_close(make_rows, tmp_path, family, changes):

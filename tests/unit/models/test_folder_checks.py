@@ -43,12 +43,14 @@ def maker(model_class, **options):
     return partial(make_model, model_class, **{**SIZES, **options})
 
 
+NO_DEFAULTS = ("deepseek_v2", "hunyuan_v1_dense", "granitemoehybrid")
+"""Families whose defaults are no model beside other sizes."""
 MODELS = {
     **{
         f"plain {family}": maker(kind, pad_token_id=0)
         for family, (kind, _) in FAMILY_MODELS.items()
-        # The defaults of the first two are no model, those of the other a large one.
-        if family not in ("deepseek_v2", "hunyuan_v1_dense", "gemma4_text")
+        # Those of the last one are a large model.
+        if family not in (*NO_DEFAULTS, "gemma4_text")
     },
     **{family: maker(kind, **options) for family, (kind, options) in FAMILY_MODELS.items()},
     "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),

@@ -236,6 +236,37 @@ def test_what_vllm_does_of_linear_attention(tmp_path: Path, rollout, refused) ->
     assert {one.where: one.reason_code for one in found} == refused
 
 
+MAMBA = {"model_type": "granitemoehybrid", **SIZES, **FAMILY_MODELS["granitemoehybrid"][1]}
+UNGATED = {"model_type": "nemotron_h", **SIZES, **FAMILY_MODELS["nemotron_h"][1]}
+PLAIN = {**UNGATED, "layers_block_type": ["linear_attention", "full_attention", "mlp"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "refused"),
+    [
+        (MAMBA, "float32", set()),
+        (MAMBA, "float16", {"spec.rollout.dtype"}),
+        (PLAIN, "bfloat16", set()),
+        (UNGATED, "bfloat16", {"spec.rollout.engine"}),
+    ],
+)
+def test_what_vllm_does_of_mamba_on_processors(tmp_path: Path, config, dtype, refused) -> None:
+    rollout = {"engine": "vllm", "dtype": dtype}
+    found = problems(tmp_path, {"model": config}, rollout=rollout)
+    assert {one.where for one in found if one.reason_code == ReasonCode.CONFLICT} == refused
+    assert len(found) == len(refused)
+
+
+@pytest.mark.parametrize(("ranks", "refused"), [(4, False), (8, True)])
+def test_ranks_share_the_heads_of_mamba(tmp_path: Path, ranks, refused) -> None:
+    """Of these the model has eight in one group, and four of attention."""
+    pods = {"ranksPerReplica": 8, "parallelism": {"sequence": ranks}}
+    configs = {"model": {**MAMBA, "num_attention_heads": 4}}
+    found = out_of_range(problems(tmp_path, configs, roles={"actorRollout": pods}))
+    where = "spec.roles.actorRollout.parallelism.sequence"
+    assert found == ({where: "a divisor of 4"} if refused else {})
+
+
 @pytest.mark.parametrize(("ranks", "refused"), [(2, False), (4, True)])
 def test_ranks_share_the_heads_of_linear_attention(tmp_path: Path, ranks, refused) -> None:
     """Of these the model has two, and four of attention."""

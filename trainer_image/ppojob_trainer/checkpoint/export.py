@@ -32,7 +32,7 @@ from ppojob_trainer.models.adapter_files import (
     peft_name,
 )
 from ppojob_trainer.models.config_changes import changed_document
-from ppojob_trainer.models.config_files import TOWER, has_tower
+from ppojob_trainer.models.config_files import TOWER, file_name, has_tower
 from ppojob_trainer.models.kinds import SCORE_WEIGHT
 from ppojob_trainer.models.lora import A, Adapter, B
 from ppojob_trainer.models.weight_files import read_weights
@@ -103,11 +103,16 @@ def export_model(
         ConfigError: ``model_folder`` has no readable config.json.
     """
     tower, stored = _tower(model_folder)
-    trained = {stored.get(name, name): tensor for name, tensor in tensors}
+    model_type = str(_read_config(model_folder).get("model_type"))
+
+    def in_files(name: str) -> str:
+        return stored.get(name) or file_name(name, model_type)
+
+    trained = {in_files(name): tensor for name, tensor in tensors}
     frozen = {name: tensor for name, tensor in tower.items() if name not in trained}
     named = trained | frozen
     plain = told(join)
-    changed = {stored.get(name, name): adapter for name, adapter in adapters.items()}
+    changed = {in_files(name): adapter for name, adapter in adapters.items()}
     merge = _but(frozen, told(_merging(changed)))
     head = {SCORE_WEIGHT: named[SCORE_WEIGHT]} if is_scorer else {}
     if target is None:

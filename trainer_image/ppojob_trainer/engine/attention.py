@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ppojob_trainer.engine.layout import Span
-from ppojob_trainer.engine.linear_attention import ChunkPlan, plan_chunks, use_packed_states
+from ppojob_trainer.engine.linear_attention import ChunkPlan, plan_chunks
 from ppojob_trainer.engine.long_rows import (
     Dropout,
     LongRows,
@@ -38,6 +38,7 @@ from ppojob_trainer.engine.long_rows import (
     draw_seed,
     scaled_bmm,
 )
+from ppojob_trainer.engine.state_spaces import use_packed_states
 from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
 from ppojob_trainer.models.vision_tower import trained_tower
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks

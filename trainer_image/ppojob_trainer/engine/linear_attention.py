@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -124,35 +123,47 @@ def mix_rows(
         (T, H, V), at least float32.
     """
     kind = torch.promote_types(mixed.dtype, torch.float32)
-    before, chunks = filters.shape[1] - 1, len(plan.tokens)
-    length = plan.tokens.shape[1] - before
-
-    def of_chunks(x: Tensor, tokens: Tensor) -> Tensor:
-        padded = F.pad(x, (0, 0, 0, 1))
-        rows = padded.index_select(0, tokens.flatten()).to(kind)
-        return rows.view(chunks, -1, x.shape[1])
+    seen = convolved(mixed, filters, None, plan)
+    chunks, length, _ = seen.shape
+    own = plan.tokens[:, plan.tokens.shape[1] - length :]
 
     def by_head(x: Tensor, heads: int) -> Tensor:
         return x.reshape(chunks, length, heads, -1).transpose(1, 2)
 
-    inputs, own = of_chunks(mixed, plan.tokens), plan.tokens[:, before:]
-    first, *taps = filters.to(kind).unbind(1)
-    seen = inputs[:, :length] * first
-    for n, tap in enumerate(taps, 1):
-        seen = seen + inputs[:, n : n + length] * tap
     width = sizes.key_heads * sizes.key
     widths = [width, width, sizes.value_heads * sizes.value]
-    query, key, value = torch.split(F.silu(seen), widths, dim=-1)
+    query, key, value = torch.split(seen, widths, dim=-1)
     # Padding has no weight and no decay, and leaves states as they are.
     output = _read_states(
         _unit(by_head(query, sizes.key_heads)) * sizes.key**-0.5,
         _unit(by_head(key, sizes.key_heads)),
         by_head(value, sizes.value_heads),
-        of_chunks(decay, own).transpose(1, 2),
-        of_chunks(weight, own).transpose(1, 2),
+        of_chunks(decay, own, kind).transpose(1, 2),
+        of_chunks(weight, own, kind).transpose(1, 2),
         plan,
     )
     return output.transpose(1, 2).flatten(0, 1).index_select(0, plan.slots)
+
+
+def of_chunks(x: Tensor, tokens: Tensor, kind: torch.dtype) -> Tensor:
+    """(T, n) of tokens to (N, c, n) of those in chunks, (N, c); of padding it is zero."""
+    rows = F.pad(x, (0, 0, 0, 1)).index_select(0, tokens.flatten()).to(kind)
+    return rows.view(*tokens.shape, x.shape[1])
+
+
+def convolved(mixed: Tensor, filters: Tensor, shifts: Tensor | None, plan: ChunkPlan) -> Tensor:
+    """(T, n) through the short convolution of their rows and SiLU: (N, C, n), at least float32.
+
+    Filters are (n, B), and what is added (n,).
+    """
+    kind = torch.promote_types(mixed.dtype, torch.float32)
+    inputs = of_chunks(mixed, plan.tokens, kind)
+    length = plan.tokens.shape[1] - filters.shape[1] + 1
+    first, *taps = filters.to(kind).unbind(1)
+    seen = inputs[:, :length] * first
+    for n, tap in enumerate(taps, 1):
+        seen = seen + inputs[:, n : n + length] * tap
+    return F.silu(seen if shifts is None else seen + shifts.to(kind))
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -169,8 +180,8 @@ def _read_states(
     on the state B in front of it: `u = own - reach B`, of which one triangular system says both.
     """
     groups = value.shape[1] // key.shape[1]
-    faded = _faded(decay)
-    since, fade, left = faded[..., :1], faded[..., 1:].tril(), faded[..., -1, 1:, None]
+    shares = faded(decay)
+    since, fade, left = shares[..., :1], shares[..., 1:].tril(), shares[..., -1, 1:, None]
     query, key, meets, reads = (
         x.repeat_interleave(groups, dim=1) for x in (query, key, key @ key.mT, query @ key.mT)
     )
@@ -197,7 +208,7 @@ def _read_states(
     return torch.cat(outputs)
 
 
-def _faded(decay: Tensor) -> Tensor:
+def faded(decay: Tensor) -> Tensor:
     """What is left behind token i of a state that j tokens were in front of, j of (0, ..., C).
 
     (..., C) to (..., C, C + 1), 1 where j > i. Each is the exponential of a sum of its own: of
@@ -273,14 +284,5 @@ def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
 
 def padded_lengths(model: PreTrainedModel, lengths: Sequence[int]) -> list[int]:
     """Tokens of spans as a model computes them: in whole chunks, where layers keep a state."""
-    multiple = CHUNK if FAMILIES[model.config.model_type].has_states else 1
+    multiple = CHUNK if FAMILIES[model.config.model_type].recurrence else 1
     return [-(-length // multiple) * multiple for length in lengths]
-
-
-def use_packed_states(model: PreTrainedModel) -> None:
-    """Let the layers of a model that keep a state go by `compute_packed`, if it has such."""
-    base: Any = model.base_model
-    for layer in base.layers:
-        net: nn.Module | None = getattr(layer, "linear_attn", None)
-        if net is not None:
-            net.forward = partial(compute_packed, net)

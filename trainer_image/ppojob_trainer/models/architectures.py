@@ -1,6 +1,6 @@
 """The sizes of a model, and the tensors that it consists of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -10,7 +10,8 @@ from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import read_config
-from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.families import FAMILIES, Mixture
+from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, STATE, layer_kinds
 from ppojob_trainer.models.layers_apart import (
     LAYER_SCALAR,
     Attention,
@@ -20,6 +21,7 @@ from ppojob_trainer.models.layers_apart import (
 from ppojob_trainer.models.mixtures import (
     expert_tensors,
     key_of_experts,
+    mixture_in,
     required_sizes,
     shared_layers,
 )
@@ -30,13 +32,6 @@ HEAD: Final = "lm_head.weight"
 
 _MAX_SIZE: Final = 2**31 - 1
 _LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_STATES: Final = (
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-)
 _REQUIRED: Final = {
     "vocab_size": _MAX_SIZE,
     "hidden_size": _MAX_SIZE,
@@ -73,11 +68,11 @@ class Latents:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Sizes of gated delta networks.
+    """Sizes of layers that keep a state.
 
     Attributes:
         layers: those that have one in place of attention.
-        key_heads: of queries and of keys.
+        key_heads: of queries and of keys; groups of Mamba-2.
         heads: of values, of which each has a state.
         key: of a head's queries and keys.
         value: of a head's values.
@@ -91,6 +86,16 @@ class States:
     value: int
     taps: int
 
+    @property
+    def inner(self) -> int:
+        """Width of the values of all heads."""
+        return self.heads * self.value
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that go through the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key + self.inner
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -103,11 +108,12 @@ class Sizes:
         key_heads: key and value heads.
         is_tied: whether the embedding is the output layer too.
         biased: linear layers of a block that add a bias.
-        experts: experts of each layer of a mixture; 0 of other models.
+        experts: experts of each layer of a mixture; 0 of other models, of the same family too.
         shared: width within the expert that all tokens go to; 0 where there is none.
         plain_layers: layers without experts, the first ones of a mixture.
-        plain: width within their blocks; 0 where there are none.
+        plain: width within plain blocks of a mixture; 0 where there are none.
         has_head_norms: whether queries and keys are normalised.
+        kinds: what each layer is, of models whose layers are one block each; else empty.
         latents: of a model whose queries, keys and values are made of latent vectors.
         states: of a model with layers that keep states.
         apart: of a model whose layers differ from each other.
@@ -128,9 +134,36 @@ class Sizes:
     plain_layers: int = 0
     plain: int = 0
     has_head_norms: bool = False
+    kinds: tuple[str, ...] = ()
     latents: Latents | None = None
     states: States | None = None
     apart: LayersApart | None = None
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """What tells its mixtures of experts, if it has any."""
+        return FAMILIES[self.model_type].mixture if self.experts else None
+
+    def has_state(self, layer: int) -> bool:
+        """Whether a layer keeps a state in place of keys and values."""
+        return self.states is not None and layer in self.states.layers
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer has attention."""
+        return not self.has_state(layer) and (not self.kinds or self.kinds[layer] == ATTENTION)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has a mixture of experts."""
+        if self.kinds:
+            return self.kinds[layer] == EXPERTS
+        return self.experts > 0 and layer >= self.plain_layers
+
+    def has_plain(self, layer: int) -> bool:
+        """Whether a layer has a plain feed-forward block."""
+        if self.kinds:
+            return self.kinds[layer] == PLAIN
+        own = FAMILIES[self.model_type].feed_forward
+        return not self.has_experts(layer) or (own is not None and own.is_beside)
 
     def attention(self, layer: int) -> Attention:
         """The attention of a layer that has one."""
@@ -150,8 +183,16 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     family = FAMILIES[model_type]
     problems = []
     config = {**family.defaults, **config}
+    if config.get("mamba_d_head") == "auto":
+        config["mamba_d_head"] = _head_of_states(config)
+    kinds = layer_kinds(config)
+    if family.has_one_block and kinds is not None:
+        config["num_hidden_layers"] = len(kinds)
     required: dict[str, int] = {}
-    own = _LATENT if family.has_latents else _STATES if family.has_states else ()
+    mixture, feed_forward = mixture_in(config), family.feed_forward
+    own: tuple[str, ...] = _LATENT if family.has_latents else ()
+    if family.recurrence:
+        own = family.recurrence.sizes
     needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, _MAX_SIZE)
     for key, most in needed.items():
         value = _count(config.get(key))
@@ -165,7 +206,6 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if problems:
         return problems
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
-    mixture = family.mixture
     keys = mixture.shared_inner if mixture else ()
     plain_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
     key_heads = _count(config.get("num_key_value_heads")) or heads
@@ -176,9 +216,12 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         latents = Latents(of_queries, *(required[key] for key in _LATENT))
         key_heads, head_size = heads, latents.plain + latents.rotary
     states = None
-    if family.has_states:
-        layers = _layers_with_states(config, required["num_hidden_layers"])
-        states = States(layers, *(required[key] for key in _STATES))
+    if family.recurrence:
+        layers = _layers_with_states(config, kinds, required["num_hidden_layers"])
+        states = States(layers, *(required[key] for key in family.recurrence.sizes))
+    plain = "intermediate_size" if feed_forward is None else feed_forward.inner
+    has_plain = plain_layers > 0 or feed_forward is not None
+    may_tie = True in family.only.get("tie_word_embeddings", (True,))
     biased = {
         name for key, names in family.biases.items() if config.get(key) is True for name in names
     }
@@ -186,19 +229,20 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         model_type=model_type,
         vocabulary=required["vocab_size"],
         hidden=hidden,
-        inner=required[mixture.inner if mixture else "intermediate_size"],
+        inner=required[mixture.inner if mixture else plain],
         layers=required["num_hidden_layers"],
         heads=heads,
         key_heads=key_heads,
         head_size=head_size,
-        is_tied=config.get("tie_word_embeddings") is True,
+        is_tied=may_tie and config.get("tie_word_embeddings") is True,
         biased=frozenset(biased.union(family.always_biased)),
         experts=required[key_of_experts(config)] if mixture else 0,
         shared=prod(required[key] for key in keys) if keys else 0,
         plain_layers=plain_layers,
-        plain=required["intermediate_size"] if plain_layers else 0,
+        plain=required[plain] if mixture and has_plain else 0,
         has_head_norms=family.head_norm != "none"
         and (not family.head_norm_key or config.get(family.head_norm_key) is True),
+        kinds=tuple(kinds or ()) if family.has_one_block else (),
         latents=latents,
         states=states,
         apart=read_layers_apart(
@@ -209,12 +253,25 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     )
 
 
-def _layers_with_states(config: Mapping[str, Json], layers: int) -> frozenset[int]:
-    """As config.json names them; where it does not, all but each so many-th, as transformers."""
-    kinds, interval = config.get("layer_types"), _count(config["full_attention_interval"]) or 1
-    if isinstance(kinds, list):
-        return frozenset(n for n, kind in enumerate(kinds) if kind == "linear_attention")
-    return frozenset(n for n in range(layers) if (n + 1) % interval)
+def _head_of_states(config: Mapping[str, Json]) -> int:
+    """What Granite takes for it, or 0 where config.json says too little."""
+    hidden, expand, heads = (
+        _count(config.get(key)) or 0 for key in ("hidden_size", "mamba_expand", "mamba_n_heads")
+    )
+    return hidden * expand // max(1, heads)
+
+
+def _layers_with_states(
+    config: Mapping[str, Json], kinds: Sequence[str] | None, layers: int
+) -> frozenset[int]:
+    """As config.json names them; where it does not, all but each so many-th, as transformers.
+
+    Of families without such a number all of them.
+    """
+    interval = _count(config.get("full_attention_interval"))
+    if kinds is not None:
+        return frozenset(n for n, kind in enumerate(kinds) if kind == STATE)
+    return frozenset(n for n in range(layers) if interval is None or (n + 1) % interval)
 
 
 def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
@@ -233,38 +290,52 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
 
     Neither routers are among them nor experts, but for one that all tokens go to.
     """
-    hidden, own = sizes.hidden, sizes.attention(layer)
-    query, key = sizes.heads * own.head_size, own.key_heads * own.head_size
-    family = FAMILIES[sizes.model_type]
-    attention: dict[str, Shape] = {
-        "self_attn.q_proj": (2 * query if family.has_gates else query, hidden)
-    }
-    if own.has_keys:
-        attention["self_attn.k_proj"] = (key, hidden)
-    if own.has_keys and own.has_values:
-        attention["self_attn.v_proj"] = (key, hidden)
-    if "qkv_proj" in family.fused:
-        attention = {"self_attn.qkv_proj": (query + 2 * key, hidden)}
-    attention["self_attn.o_proj"] = (hidden, query)
-    if sizes.latents:
-        attention = _latent_attention(sizes.latents, hidden, sizes.heads)
-    if sizes.states and layer in sizes.states.layers:
-        attention = _delta_network(sizes.states, hidden, is_fused="in_proj_qkvz" in family.fused)
-    if family.mixture and layer >= sizes.plain_layers:
-        return attention | shared_layers(family.mixture, hidden, sizes.shared)
-    inner = sizes.plain if family.mixture else sizes.inner
+    found: dict[str, Shape] = {}
+    if sizes.has_attention(layer):
+        found = _attention(sizes, layer)
+    elif sizes.has_state(layer):
+        found = _state_layer(sizes)
+    if (mixture := sizes.mixture) and sizes.has_experts(layer):
+        found |= shared_layers(mixture, sizes.hidden, sizes.shared)
     if sizes.apart:
-        attention |= sizes.apart.linear_layers(hidden)
-        inner = inner if own.has_keys else sizes.apart.inner_of_sharing
-    feed: dict[str, Shape] = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
+        found |= sizes.apart.linear_layers(sizes.hidden)
+    if sizes.has_plain(layer):
+        found |= _feed_forward(sizes, layer)
+    return found
+
+
+def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
+    if sizes.latents:
+        return _latent_attention(sizes.latents, sizes.hidden, sizes.heads)
+    family, hidden, own = FAMILIES[sizes.model_type], sizes.hidden, sizes.attention(layer)
+    query, key, at = sizes.heads * own.head_size, own.key_heads * own.head_size, family.attention
+    found: dict[str, Shape] = {f"{at}.q_proj": (2 * query if family.has_gates else query, hidden)}
+    if own.has_keys:
+        found[f"{at}.k_proj"] = (key, hidden)
+    if own.has_keys and own.has_values:
+        found[f"{at}.v_proj"] = (key, hidden)
+    if "qkv_proj" in family.fused:
+        found = {f"{at}.qkv_proj": (query + 2 * key, hidden)}
+    return found | {f"{at}.o_proj": (hidden, query)}
+
+
+def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
+    family, hidden = FAMILIES[sizes.model_type], sizes.hidden
+    inner = sizes.plain if sizes.mixture else sizes.inner
+    if own := family.feed_forward:
+        found: dict[str, Shape] = {name: (n * inner, hidden) for name, n in own.into.items()}
+        return found | {own.out: (hidden, inner)}
+    if sizes.apart and not sizes.attention(layer).has_keys:
+        inner = sizes.apart.inner_of_sharing
+    found = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
     if "gate_up_proj" in family.fused:
-        feed = {"mlp.gate_up_proj": (2 * inner, hidden)}
-    return attention | feed | {"mlp.down_proj": (hidden, inner)}
+        found = {"mlp.gate_up_proj": (2 * inner, hidden)}
+    return found | {"mlp.down_proj": (hidden, inner)}
 
 
 def expert_layers(sizes: Sizes) -> dict[str, Shape]:
     """Matrices of the experts of a decoder layer by their names in it, where each has its own."""
-    mixture = FAMILIES[sizes.model_type].mixture
+    mixture = sizes.mixture
     if mixture is None or mixture.is_stacked:
         return {}
     tensors = expert_tensors(mixture, sizes.experts, hidden=sizes.hidden, inner=sizes.inner)
@@ -284,15 +355,21 @@ def _latent_attention(latents: Latents, hidden: int, heads: int) -> dict[str, Sh
     return found | {"self_attn.o_proj": (hidden, heads * latents.value)}
 
 
-def _delta_network(states: States, hidden: int, *, is_fused: bool) -> dict[str, Shape]:
-    key, value = states.key_heads * states.key, states.heads * states.value
-    parts = {"qkv": 2 * key + value, "z": value, "b": states.heads, "a": states.heads}
-    if is_fused:
-        parts = {"qkvz": 2 * (key + value), "ba": 2 * states.heads}
+def _state_layer(sizes: Sizes) -> dict[str, Shape]:
+    family, states = FAMILIES[sizes.model_type], sizes.states
+    assert family.recurrence is not None, "there is such a layer"
+    assert states is not None, "there is such a layer"
+    heads, gates = states.heads, states.inner
+    parts = {"_qkv": states.channels, "_z": gates, "_b": heads, "_a": heads}
+    if "in_proj_qkvz" in family.fused:
+        parts = {"_qkvz": states.channels + gates, "_ba": 2 * heads}
+    if family.recurrence.is_mamba:
+        parts = {"": gates + states.channels + heads}
+    at = family.recurrence.net
     found: dict[str, Shape] = {
-        f"linear_attn.in_proj_{name}": (rows, hidden) for name, rows in parts.items()
+        f"{at}.in_proj{name}": (rows, sizes.hidden) for name, rows in parts.items()
     }
-    return found | {"linear_attn.out_proj": (hidden, value)}
+    return found | {f"{at}.out_proj": (sizes.hidden, states.inner)}
 
 
 def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -306,13 +383,15 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield "self_attn.sinks", (sizes.heads,)
     if sizes.apart:
         yield LAYER_SCALAR, (1,)
-    if (mixture := family.mixture) and layer >= sizes.plain_layers:
+    if (mixture := sizes.mixture) and sizes.has_experts(layer):
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
-    if (states := sizes.states) and layer in states.layers:
-        channels = 2 * states.key_heads * states.key + states.heads * states.value
-        yield "linear_attn.conv1d.weight", (channels, 1, states.taps)
-        yield from ((f"linear_attn.{name}", (states.heads,)) for name in ("A_log", "dt_bias"))
+    if (states := sizes.states) and (kind := family.recurrence) and sizes.has_state(layer):
+        yield f"{kind.net}.conv1d.weight", (states.channels, 1, states.taps)
+        if kind.is_mamba:
+            yield f"{kind.net}.conv1d.bias", (states.channels,)
+        of_heads = ("A_log", "dt_bias", "D") if kind.is_mamba else ("A_log", "dt_bias")
+        yield from ((f"{kind.net}.{name}", (states.heads,)) for name in of_heads)
 
 
 def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -325,8 +404,8 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield "self_attn.kv_a_layernorm.weight", (sizes.latents.key,)
     if sizes.latents and sizes.latents.query:
         yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
-    if sizes.states and layer in sizes.states.layers:
-        yield "linear_attn.norm.weight", (sizes.states.value,)
+    if (states := sizes.states) and (kind := family.recurrence) and sizes.has_state(layer):
+        yield f"{kind.net}.norm.weight", (states.inner if kind.is_mamba else states.value,)
     elif sizes.has_head_norms:
         each, size = family.head_norm == "each head", attention.head_size
         of_queries, of_keys = family.head_norms
@@ -345,7 +424,7 @@ def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
     found: dict[str, Shape] = {}
     for layer in range(sizes.layers):
         adapted = linear_layers(sizes, layer)
-        if lora.experts and layer >= sizes.plain_layers:
+        if lora.experts and sizes.has_experts(layer):
             adapted |= expert_layers(sizes)
         for name, (rows, columns) in adapted.items():
             if lora.adapts(name):

@@ -11,7 +11,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import TEXT_SECTION, has_tower, read_config
-from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.families import FAMILIES, Family
 
 _NEW, _OLD = "rope_parameters", "rope_scaling"
 _LENGTH: Final = "max_position_embeddings"
@@ -63,6 +63,8 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
         allowed = "remove ropeScaling, or write into config.json which layers have it"
     elif rope["rope_type"] not in family.ropes:
         why = f"positions are {' or '.join(filter(None, family.ropes))}"
+    elif has_no_positions(family, config):
+        why = "layers know no positions"
     if why:
         yield Problem(
             "spec.model.ropeScaling.type",
@@ -71,6 +73,12 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
             allowed,
             ReasonCode.NOT_IN_THIS_VERSION,
         )
+
+
+def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
+    """Whether attention of a hybrid of Mamba-2 layers knows no positions."""
+    is_of_mamba = family.recurrence is not None and family.recurrence.is_mamba
+    return is_of_mamba and config.get("position_embedding_type") != "rope"
 
 
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:

@@ -30,6 +30,10 @@ WHOLE_NAMES: Final = {
     "language_model.lm_head.": "lm_head.",
 }
 """What names in files of a whole model begin with, and the names of the same weights here."""
+OTHER_NAMES: Final = {
+    theirs: own for family in FAMILIES.values() for theirs, own in family.file_names.items()
+}
+"""Parts of names in files of some families, which are nobody else's, and what stands for them."""
 TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWER in own))
 """What the names of a tower's weights begin with, here and in files."""
 
@@ -38,6 +42,14 @@ def read_config(path: Path) -> dict[str, Json] | Problem:
     """Read what a config.json says of the language model, or what is wrong with the file."""
     config = read_object(path, ModelReason.BAD_CONFIG)
     return config if isinstance(config, Problem) else _of_language_model(config, path.parent)
+
+
+def file_name(name: str, model_type: str) -> str:
+    """What files of a family call a weight."""
+    family = FAMILIES.get(model_type)
+    for theirs, own in family.file_names.items() if family else ():
+        name = name.replace(own, theirs)
+    return name
 
 
 def has_tower(config: Mapping[str, Json]) -> bool:

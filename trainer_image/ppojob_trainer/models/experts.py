@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
 from ppojob_trainer.models.layers_apart import LAYER_SCALAR
+from ppojob_trainer.models.mixtures import mixture_in
+from ppojob_trainer.models.nemotron import NEMOTRON, as_others
 from ppojob_trainer.models.routes import follow_routes
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
@@ -90,7 +92,7 @@ def in_products(matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 class Expert(nn.Module):
-    """The matrices of an expert: those of its gate and inner layer (i, h), and that back (h, i)."""
+    """The matrices of an expert: one or two into it (i, h), and that back (h, i)."""
 
     def __init__(self, names: Sequence[str], matrices: Sequence[Tensor]) -> None:
         super().__init__()
@@ -106,12 +108,12 @@ class Experts(nn.ModuleList):
     adapter_scale = 1.0
     """How much what their adapters say counts."""
 
-    def __init__(self, stacked: Any, names: tuple[str, str, str]) -> None:
+    def __init__(self, stacked: Any, names: tuple[str, ...]) -> None:
         """Take the matrices apart that a module of transformers holds stacked, and name them."""
-        gates_and_ups, downs = stacked.gate_up_proj.detach(), stacked.down_proj.detach()
+        into = stacked.gate_up_proj if len(names) > 2 else stacked.up_proj
         super().__init__(
-            Expert(names, [part.clone() for part in (*pair.chunk(2), down)])
-            for pair, down in zip(gates_and_ups, downs, strict=True)
+            Expert(names, [part.clone() for part in (*parts.chunk(len(names) - 1), down)])
+            for parts, down in zip(into.detach(), stacked.down_proj.detach(), strict=True)
         )
         self._names = names
 
@@ -140,8 +142,8 @@ class Experts(nn.ModuleList):
                 change = grouped_product(change, by_expert.ends, matrices)
             return torch.add(said, change.to(said.dtype), alpha=self.adapter_scale)
 
-        gate, up, down = self._names
-        said = product(_gated(product(rows, gate), product(rows, up)), down)
+        *into, down = self._names
+        said = product(_inner(*(product(rows, name) for name in into)), down)
         return by_expert.summed(said, weights).to(states.dtype)
 
 
@@ -188,6 +190,11 @@ class StackedExperts(nn.Module):
         return None if stack is None else local_part(stack)
 
 
+def _inner(*products: Tensor) -> Tensor:
+    """Of a gate and an inner layer, or of an inner layer alone, whose square is taken above 0."""
+    return _gated(*products) if len(products) > 1 else functional.relu(products[0]).square()
+
+
 def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
@@ -205,24 +212,28 @@ def split_experts(model: PreTrainedModel) -> None:
     """
     mixture = mixture_of(model)
     base: Any = model.base_model
+    if model.config.model_type == NEMOTRON:
+        as_others(model)
     if FAMILIES[model.config.model_type].has_layers_apart:
         for layer in base.layers:
             _keep(layer, LAYER_SCALAR)
     if mixture is None:
         return
     for number, layer in enumerate(base.layers):
-        router = getattr(layer.mlp, mixture.router, None)
+        block = getattr(layer, "mlp", None) or getattr(layer, mixture.block)
+        router = getattr(block, mixture.router, None)
         follow_routes(layer, router, mixture, number, model.config.num_experts_per_tok)
-        if hasattr(layer.mlp, "experts"):
-            stacked = layer.mlp.experts
-            layer.mlp.experts = (
+        if hasattr(block, "experts"):
+            stacked = block.experts
+            block.experts = (
                 StackedExperts(stacked, mixture)
                 if mixture.is_stacked
                 else Experts(stacked, mixture.matrices)
             )
             if mixture.correction:
-                _keep_correction(layer.mlp, mixture)
-            _rename(layer, mixture.block)
+                _keep_correction(block, mixture)
+            if block is getattr(layer, "mlp", None):
+                _rename(layer, mixture.block)
 
 
 def experts_of(model: nn.Module) -> list[Experts | StackedExperts]:
@@ -269,7 +280,7 @@ def _rename(layer: nn.Module, block: str) -> None:
 
 def mixture_of(model: PreTrainedModel) -> Mixture | None:
     """What its family says of the mixtures of a model; None of one without experts."""
-    return FAMILIES[model.config.model_type].mixture
+    return mixture_in(model.config.to_dict())
 
 
 def freeze_routers(model: PreTrainedModel) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.layer_kinds import PATTERN
 
 _QUERIES: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _Biases = Mapping[str, tuple[str, ...]]
@@ -24,7 +25,7 @@ _EXPERTS_EVERYWHERE: Final[Mapping[str, tuple[Json, ...]]] = {
     "decoder_sparse_step": (1,),
 }
 _FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
-_DELTA_NETWORKS: Final[Mapping[str, Json]] = {
+_DELTA_NETWORK_SIZES: Final[Mapping[str, Json]] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,
@@ -47,7 +48,8 @@ class Mixture:
 
     Attributes:
         block: the name of a feed-forward block in files.
-        matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`.
+        matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`, or where
+            they are two `down(relu(up x)²)`.
         inner: key of the width within an expert.
         shared: the name in a block of the expert that every token goes to, if there is one.
         shared_inner: keys whose product is the width within that.
@@ -62,12 +64,14 @@ class Mixture:
             `(up + 1) * gate * sigmoid(1.702 gate)` of gates up to 7 and inner layers from -7 to 7,
             which lie by turns in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
         scoring: what routers make of their products, and weigh experts by.
+        chooses_first: whether routers take a softmax of the chosen products alone, and say the
+            experts before the weights and the products.
         correction: the name in a block of a bias with which routers choose and that no gradient
             trains, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
     """
 
     block: str = "mlp"
-    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    matrices: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     inner: str = "moe_intermediate_size"
     shared: str = ""
     shared_inner: tuple[str, ...] = ()
@@ -78,7 +82,42 @@ class Mixture:
     is_out_first: bool = False
     is_clamped: bool = False
     scoring: Literal["softmax", "sigmoid"] = "softmax"
+    chooses_first: bool = False
     correction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Layers that keep a state of fixed size in place of keys and values.
+
+    Attributes:
+        net: the name of such a layer in a decoder layer.
+        sizes: keys of config.json: heads of queries and keys, heads of values, widths of a key and
+            of a value, inputs of the convolution at a token.
+        is_mamba: whether they are those of Mamba-2 (arXiv:2405.21060); else gated delta networks
+            (arXiv:2412.06464).
+    """
+
+    net: str
+    sizes: tuple[str, str, str, str, str]
+    is_mamba: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """The plain feed-forward blocks of a family.
+
+    Attributes:
+        inner: key of the width within one.
+        into: its matrices by their names in a layer, with the widths that each makes.
+        out: its matrix on the way back.
+        is_beside: whether layers of a mixture have one beside their experts.
+    """
+
+    inner: str
+    into: Mapping[str, int]
+    out: str
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +146,16 @@ class Family:
         has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
             arXiv:2405.04434, section 2.1).
         has_sinks: whether each head has a key whose score is learnt and whose value is 0.
+        attention: the name of attention in a layer.
+        has_one_block: whether a layer is attention, or a layer with a state, or a feed-forward
+            block, of which there are plain ones and mixtures.
         has_gates: whether queries come with a gate of what attention says, as wide as they are
             (arXiv:2505.06708).
-        has_states: whether the layers that config.json says are gated delta networks (arXiv:
-            2412.06464), which keep a state of fixed size in place of keys and values.
+        recurrence: of models some of whose layers keep a state.
+        feed_forward: of models whose blocks are others than llama's.
         has_layers_apart: whether layers differ from each other; see `layers_apart`.
+        file_names: parts of the names that files have for weights, and what stands for them here,
+            where transformers' modules have other names.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
@@ -144,9 +188,13 @@ class Family:
     head_norm_key: str = ""
     has_latents: bool = False
     has_sinks: bool = False
+    attention: str = "self_attn"
+    has_one_block: bool = False
     has_gates: bool = False
-    has_states: bool = False
+    recurrence: Recurrence | None = None
+    feed_forward: FeedForward | None = None
     has_layers_apart: bool = False
+    file_names: Mapping[str, str] = field(default_factory=dict)
     uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
@@ -171,6 +219,19 @@ class Whole:
     text: str
 
 
+_DELTA_NETWORKS: Final = Recurrence(
+    "linear_attn",
+    (
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    ),
+)
+_INFINITY: Final[Json] = {"__float__": "Infinity"}
+"""As transformers 5 writes it."""
+_NO_STEP_LIMITS: Final[tuple[Json, ...]] = (None, [0.0, float("inf")], [0.0, _INFINITY])
 _QWEN3_VL: Final = Family(
     "Qwen3-VL",
     defaults={"head_dim": 128, "num_key_value_heads": 32},
@@ -290,7 +351,7 @@ _GLM4_MOE: Final = Family(
 )
 _QWEN3_5: Final = Family(
     "Qwen3.5 (text)",
-    defaults={"head_dim": 256, "num_key_value_heads": 4, **_DELTA_NETWORKS},
+    defaults={"head_dim": 256, "num_key_value_heads": 4, **_DELTA_NETWORK_SIZES},
     only={
         "hidden_act": ("silu",),
         "attn_output_gate": (None, True),
@@ -299,7 +360,7 @@ _QWEN3_5: Final = Family(
     centred_norms=True,
     head_norm="each head",
     has_gates=True,
-    has_states=True,
+    recurrence=_DELTA_NETWORKS,
     uncut="layers of linear attention are whole",
     classifiers=(TEXTS,),
 )
@@ -496,6 +557,118 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Granite 3",
         biases={**_ATTENTION, **_FEED_FORWARD},
         logit_divisor="logits_scaling",
+        classifiers=(),
+    ),
+    "granitemoehybrid": Family(
+        "Granite 4",
+        defaults={
+            "num_local_experts": 8,
+            "shared_intermediate_size": 1024,
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 128,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_expand": 2,
+            "mamba_d_conv": 4,
+        },
+        only={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "mamba_n_groups": (1,),  # vLLM has a norm of each
+            "mamba_conv_bias": (True,),
+            "mamba_proj_bias": (False,),
+            "time_step_limit": _NO_STEP_LIMITS,
+            "normalization_function": (None, "rmsnorm"),
+        },
+        biases={},
+        recurrence=Recurrence(
+            "mamba",
+            (
+                *("mamba_n_groups", "mamba_n_heads"),
+                *("mamba_d_state", "mamba_d_head", "mamba_d_conv"),
+            ),
+            is_mamba=True,
+        ),
+        feed_forward=FeedForward(
+            "shared_intermediate_size",
+            {"shared_mlp.input_linear": 2},
+            "shared_mlp.output_linear",
+            is_beside=True,
+        ),
+        file_names={
+            ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+            ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+            ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
+        },
+        uncut="Mamba-2 layers are whole",
+        mixture=Mixture(
+            "block_sparse_moe",
+            inner="intermediate_size",
+            router="router",
+            is_stacked=True,
+            is_out_first=True,
+            chooses_first=True,
+        ),
+        logit_divisor="logits_scaling",
+        classifiers=(),
+    ),
+    "nemotron_h": Family(
+        "Nemotron-H, Nemotron Nano 2 and 3",
+        defaults={
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 21_504,
+            PATTERN: "ME*-",
+            "n_groups": 8,
+            "mamba_num_heads": 128,
+            "ssm_state_size": 128,
+            "mamba_head_dim": 64,
+            "conv_kernel": 4,
+        },
+        only={
+            "mlp_hidden_act": ("relu2",),
+            "mamba_hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "use_bias": (False,),
+            "mamba_proj_bias": (False,),
+            "use_conv_bias": (True,),
+            "time_step_limit": _NO_STEP_LIMITS,
+            "sliding_window": (None,),
+            "hidden_dropout": (0.0,),
+            "residual_in_fp32": (False,),
+            "tie_word_embeddings": (False,),
+            "n_shared_experts": (1,),
+            "moe_latent_size": (None,),
+        },
+        biases={},
+        norms=("norm",),
+        attention="mixer",
+        has_one_block=True,
+        recurrence=Recurrence(
+            "mixer",
+            (
+                *("n_groups", "mamba_num_heads"),
+                *("ssm_state_size", "mamba_head_dim", "conv_kernel"),
+            ),
+            is_mamba=True,
+        ),
+        feed_forward=FeedForward("intermediate_size", {"mixer.up_proj": 1}, "mixer.down_proj"),
+        file_names={
+            "backbone.embeddings.": "model.embed_tokens.",
+            "backbone.norm_f.": "model.norm.",
+            "backbone.": "model.",
+        },
+        uncut="Mamba-2 layers are whole",
+        mixture=Mixture(
+            "mixer",
+            ("up_proj", "down_proj"),
+            shared="shared_experts",
+            shared_inner=("moe_shared_expert_intermediate_size",),
+            scoring="sigmoid",
+            correction=f"gate.{CORRECTION}",
+        ),
         classifiers=(),
     ),
     "gemma": _GEMMA,

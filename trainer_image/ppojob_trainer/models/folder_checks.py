@@ -26,7 +26,7 @@ from ppojob_trainer.models.config_changes import changed_document, check_changes
 from ppojob_trainer.models.config_files import TOWER, TOWER_SECTION, has_tower, read_config
 from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, WHOLES, Family
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
-from ppojob_trainer.models.mixtures import check_mixture
+from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
 
@@ -227,8 +227,8 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
     if family is not None:
         yield from _check_made(family, config, path, kind)
         yield from _check_family(family, config, path)
-        if family.mixture:
-            yield from check_mixture(family.mixture, config, path)
+        if mixture := mixture_in(config):
+            yield from check_mixture(mixture, config, path)
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised

@@ -69,10 +69,12 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             )
         else:
             heads //= layout.tensor
-        if sizes.states:
-            heads = gcd(heads, sizes.states.key_heads)
+        if (kind := FAMILIES[sizes.model_type].recurrence) and sizes.states:
+            # Of a group of Mamba-2 each rank has a copy.
+            dealt = sizes.states.heads if kind.is_mamba else sizes.states.key_heads
+            heads = gcd(heads, dealt) if sizes.states.layers else heads
         if heads % layout.sequence:
-            of_states = " and those of its linear attention" if sizes.states else ""
+            of_states = " and those of its layers with states" if sizes.states else ""
             yield Problem(
                 f"spec.roles.{host}.parallelism.sequence",
                 shown(layout.sequence),
@@ -112,7 +114,7 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
     sizes, replay = sizes_of(spec.model.path), spec.algorithm.router_replay
     if sizes is None:
         return
-    mixture = FAMILIES[sizes.model_type].mixture
+    mixture = sizes.mixture
     if mixture is not None:
         if mixture.correction and spec.algorithm.has_router_losses:
             yield Problem(
@@ -180,7 +182,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
             ReasonCode.CONFLICT,
         )
-    own_kind = "of a mixture of experts" if sizes.experts else "of linear attention"
+    own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
     own_kind = "of layers that differ" if sizes.apart else own_kind
     has_own_kind = sizes.experts or sizes.states or sizes.apart
     if spec.rollout.engine == "vllm" and has_own_kind and spec.adapters_of_engines is not None:
@@ -201,19 +203,27 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             ReasonCode.CONFLICT,
         )
     is_on_cpu = (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0
-    if (
-        spec.rollout.engine == "vllm"
-        and sizes.states
-        and is_on_cpu
-        and spec.rollout.dtype != "bfloat16"
-    ):
+    kind = FAMILIES[sizes.model_type].recurrence
+    is_ungated = sizes.mixture is not None and len(sizes.mixture.matrices) == 2
+    if spec.rollout.engine == "vllm" and is_ungated and is_on_cpu:
         yield Problem(
-            "spec.rollout.dtype",
-            shown(spec.rollout.dtype),
-            f"vLLM computes linear attention of {sizes.model_type} in one type on processors",
-            "bfloat16, or engine: huggingface",
+            "spec.rollout.engine",
+            shown(spec.rollout.engine),
+            f"vLLM computes experts without gates, as those of {sizes.model_type}, on GPUs alone",
+            "huggingface",
             ReasonCode.CONFLICT,
         )
+    if spec.rollout.engine == "vllm" and kind and is_on_cpu:
+        types = ("bfloat16", "float32") if kind.is_mamba else ("bfloat16",)
+        if spec.rollout.dtype not in types:
+            yield Problem(
+                "spec.rollout.dtype",
+                shown(spec.rollout.dtype),
+                f"vLLM does not compute layers with states of {sizes.model_type} in it on "
+                "processors",
+                f"{' or '.join(types)}, or engine: huggingface",
+                ReasonCode.CONFLICT,
+            )
     if tensor > 1:
         yield from _check_engine_ranks(spec, sizes)
 
@@ -263,7 +273,7 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
-            mixture = FAMILIES[sizes.model_type].mixture
+            mixture = sizes.mixture
             is_expert = mixture is not None and target in mixture.matrices
             yield Problem(
                 f"{where}.targetModules[{index}]",
@@ -278,7 +288,7 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
 
 def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator[Problem]:
     """What keeps experts from having adapters."""
-    mixture, matrices = FAMILIES[sizes.model_type].mixture, expert_layers(sizes)
+    mixture, matrices = sizes.mixture, expert_layers(sizes)
     if mixture is not None and mixture.is_stacked:
         why = f"experts of {sizes.model_type} lie in one tensor: not in this version"
         reason = ReasonCode.NOT_IN_THIS_VERSION

@@ -349,7 +349,8 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     The meta device has no values.
     """
     base: Any = model.base_model
-    base.rotary_emb = type(base.rotary_emb)(config=model.config).to(device)
+    if (rotary := getattr(base, "rotary_emb", None)) is not None:  # of Mamba's hybrids may be none
+        base.rotary_emb = type(rotary)(config=model.config).to(device)
     tower: Any = trained_tower(model)
     if tower is not None:
         tower.rotary_pos_emb = type(tower.rotary_pos_emb)(tower.config).to(device)

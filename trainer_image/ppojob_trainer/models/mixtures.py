@@ -11,6 +11,7 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
+from ppojob_trainer.models.layer_kinds import EXPERTS, layer_kinds
 from ppojob_trainer.models.problems import ModelReason
 
 ALIGNED: Final = 8
@@ -52,12 +53,22 @@ def key_of_chosen(config: Mapping[str, Json]) -> str:
     return "moe_k" if "moe_k" in config else "num_experts_per_tok"
 
 
+def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
+    """What tells the mixtures of a model, if it has any: some families have models without."""
+    family = FAMILIES[str(config["model_type"])]
+    kinds = layer_kinds({**family.defaults, **config}) if family.has_one_block else None
+    is_plain = config.get(key_of_experts(config)) == 0 if kinds is None else EXPERTS not in kinds
+    return None if is_plain else family.mixture
+
+
 def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
     """Sizes of feed-forward blocks that config.json says, and the most of each."""
-    mixture = FAMILIES[str(config["model_type"])].mixture
+    family = FAMILIES[str(config["model_type"])]
+    mixture, own = mixture_in(config), family.feed_forward
+    inner = "intermediate_size" if own is None else own.inner
     if mixture is None:
-        return {"intermediate_size": _MAX_WIDTH}
-    plain = ("intermediate_size",) if mixture.dense_first else ()
+        return {inner: _MAX_WIDTH}
+    plain = (inner,) if mixture.dense_first or own else ()
     widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), _MAX_WIDTH)
     return {key_of_experts(config): _MAX_EXPERTS, **widths}
 
@@ -85,8 +96,8 @@ def expert_tensors(
         shape = (1, experts) if mixture.correction.startswith(BIAS_MODULE) else (experts,)
         yield f"{mixture.block}.{mixture.correction}", shape
     for expert in range(experts):
-        shapes = (inner, hidden), (inner, hidden), (hidden, inner)
-        for matrix, shape in zip(mixture.matrices, shapes, strict=True):
+        *before, last = mixture.matrices
+        for matrix, shape in (*((one, (inner, hidden)) for one in before), (last, (hidden, inner))):
             yield f"{mixture.block}.experts.{expert}.{matrix}.weight", shape
 
 
@@ -95,8 +106,8 @@ def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[
     found = {}
     if mixture.shared:
         at = f"{mixture.block}.{mixture.shared}"
-        found = {f"{at}.gate_proj": (inner, hidden), f"{at}.up_proj": (inner, hidden)}
-        found[f"{at}.down_proj"] = (hidden, inner)
+        found = {f"{at}.gate_proj": (inner, hidden)} if len(mixture.matrices) > 2 else {}
+        found |= {f"{at}.up_proj": (inner, hidden), f"{at}.down_proj": (hidden, inner)}
     if mixture.shared_gate:
         found[f"{mixture.block}.{mixture.shared_gate}"] = (1, hidden)
     return found

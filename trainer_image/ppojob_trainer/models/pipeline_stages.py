@@ -30,6 +30,8 @@ _STAGE: Final = "pipeline_stage"
 class HandsOn(nn.Module):
     """What stands in the place of a module that another stage has."""
 
+    block_type = ""  # which Nemotron asks its layers for
+
     def forward(self, hidden_states: Tensor, *_args: object, **_options: object) -> Tensor:
         """The states as they came."""
         return hidden_states

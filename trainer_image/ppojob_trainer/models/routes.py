@@ -79,7 +79,7 @@ def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Ten
         if getattr(router, "norm_topk_prob", True):  # MiniMax's always does
             worth = worth / (worth.sum(dim=-1, keepdim=True) + 1e-20)
         return worth * float(getattr(router, "routed_scaling_factor", 1.0))
-    if hasattr(router, "bias"):  # gpt-oss's: the same but for the last digit
+    if mixture.chooses_first or hasattr(router, "bias"):  # the same but for the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)
     worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
     if (scale := getattr(router, "routed_scaling_factor", None)) is not None:  # DeepSeek-V2
@@ -127,7 +127,10 @@ def follow_routes(
             routes.pass_by(number, args[0], count)
 
     def go_by(router: nn.Module, _args: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return told if of_call[0] is None else of_call[0].through(number, router, mixture, told)
+        if of_call[0] is None:
+            return told
+        turn = slice(None, None, -1 if mixture.chooses_first else 1)
+        return of_call[0].through(number, router, mixture, told[turn])[turn]
 
     layer.register_forward_pre_hook(take, with_kwargs=True)
     if router is not None:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import ABSENT, Problem, printable, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.config_files import WHOLE_NAMES
+from ppojob_trainer.models.config_files import OTHER_NAMES, WHOLE_NAMES
 from ppojob_trainer.models.problems import ModelReason, read_object, unreadable
 
 SINGLE_FILE: Final = "model.safetensors"
@@ -94,7 +94,7 @@ class Weights:
             self.problems.append(bad.problem)
             return
         for stored, tensor in found.items():
-            name = _own_name(stored)
+            name = own_name(stored)
             self.tensors[name], self.files[name], self.stored[name] = tensor, path, stored
 
 
@@ -112,10 +112,13 @@ def read_weights(folder: Path) -> Weights:
     return weights
 
 
-def _own_name(stored: str) -> str:
+def own_name(stored: str) -> str:
+    """The name here of a weight, by that in a file."""
     for beginning, own in WHOLE_NAMES.items():
         if stored.startswith(beginning):
             return own + stored.removeprefix(beginning)
+    for theirs, own in OTHER_NAMES.items():
+        stored = stored.replace(theirs, own)
     return stored
 
 

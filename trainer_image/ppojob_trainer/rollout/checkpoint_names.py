@@ -69,7 +69,6 @@ def state_bytes(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) ->
     """
     if (states := _sizes(config).states) is None:
         return 0
-    channels = 2 * states.key_heads * states.key + states.heads * states.value
-    inputs = channels * (states.taps - 1) * dtype.itemsize
-    layer = inputs + states.heads * states.key * states.value * torch.float32.itemsize
+    inputs = states.channels * (states.taps - 1) * dtype.itemsize
+    layer = inputs + states.inner * states.key * torch.float32.itemsize
     return int(config.num_hidden_layers) * layer // ranks

@@ -98,7 +98,8 @@ def engine_args(
         "skip_mm_profiling": True,
         **rollout.engine_arguments,
     }
-    if has_states := hasattr(config, "linear_num_value_heads"):
+    family = FAMILIES.get(config.model_type)
+    if has_states := family is not None and family.recurrence is not None:
         # Prefixes are kept only of prompts that are cut into chunks. States are the trainer's.
         common |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
     if tensor > 1:

@@ -25,9 +25,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.adapter_files import peft_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
-from ppojob_trainer.models.families import FAMILIES, Mixture
+from ppojob_trainer.models.config_files import file_name
+from ppojob_trainer.models.families import Mixture
 from ppojob_trainer.models.lora import is_adapter
-from ppojob_trainer.models.mixtures import is_sent_float32
+from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
 from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
 from ppojob_trainer.rollout.protocol import RolloutError
 
@@ -52,7 +53,7 @@ class EngineWeights:
         self._lora = lora
         self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
         self._is_tied = bool(getattr(config, "tie_word_embeddings", False))
-        self._mixture = FAMILIES[config.model_type].mixture
+        self._mixture, self._model_type = mixture_in(config.to_dict()), config.model_type
         self._dtype, self._on_cpu = dtype, on_cpu
         self.are_there = False
         """Whether the engine has been given such, and still has them."""
@@ -79,8 +80,10 @@ class EngineWeights:
             weights = _by_expert(_weights_of(given, adapters, sinks), self._mixture)
             if self._is_tied and any(engine.apply_model(_has_own_head)):
                 weights = _with_head(weights)
+            weights = ((file_name(name, self._model_type), one) for name, one in weights)
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             engine.apply_model(_repack_tied_heads)
+            engine.apply_model(_renew_filters)
             ranks = parallel_state.get_tp_group()
             told = {"sinks": sinks, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
             engine.apply_model(partial(_set_sinks, **told))
@@ -204,6 +207,18 @@ def _choose_by_bias(model: nn.Module) -> None:
             router.use_grouped_topk = True
             router.num_expert_group = router.num_expert_group or 1
             router.topk_group = router.topk_group or 1
+
+
+def _renew_filters(model: nn.Module) -> None:
+    """Give layers of Mamba-2 the filters of their convolutions that a reload has packed.
+
+    Packed ones (bfloat16 on the CPU) lie elsewhere than those that these layers read.
+    """
+    for module in model.modules():
+        unpacked = getattr(getattr(module, "conv1d", None), "_cpu_unpacked_conv_weight", None)
+        read = getattr(module, "conv_weights", None)
+        if isinstance(read, Tensor) and unpacked is not None:
+            read.copy_(unpacked)
 
 
 def _repack_tied_heads(model: nn.Module) -> None:

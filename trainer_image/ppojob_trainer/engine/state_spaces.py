@@ -1,0 +1,203 @@
+"""Mamba-2 over packed rows (Dao and Gu 2024, arXiv:2405.21060).
+
+Such a layer keeps a state S of each head, which each token of a row lets fade and writes to::
+
+    S <- exp(d A) S + d k v^T;   o = S^T q + D v
+
+Queries and keys (C and B of the paper) are shared by groups of heads; with the values (x) they come
+out of a short convolution over the row. Rows are cut into the chunks of `linear_attention`, within
+which all is a few matrix products (section 6 there), and which go on from states that the wave
+before has left. What is held beside a layer's input is one layer's at a time, for all of it is
+computed again in the backward pass, at least in float32: of a token H (C + 1) numbers a few times
+over, and H D V / C of states, however long its row is.
+
+Legend: T packed tokens, t of them in a rank's run, G groups, H heads, R = H / G, D size of queries
+and keys, V size of values, N chunks of C tokens, w of them in a wave, B inputs of the convolution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import lcm
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from ppojob_trainer.engine import linear_attention
+from ppojob_trainer.engine.linear_attention import (
+    ChunkPlan,
+    HasChunks,
+    HeadSizes,
+    convolved,
+    faded,
+    of_chunks,
+)
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """What a rank's heads have of a layer's weights."""
+
+    filters: Tensor  # (H V + 2 G D, B) of the convolution
+    shifts: Tensor  # (H V + 2 G D,) what it adds
+    skips: Tensor  # (H,) D of the rule
+
+
+def mix_rows(
+    mixed: Tensor, step: Tensor, decay: Tensor, own: HeadWeights, sizes: HeadSizes, plan: ChunkPlan
+) -> Tensor:
+    """What the tokens of all rows read of the states of their rows.
+
+    Args:
+        mixed: (T, H V + 2 G D) values, keys and queries in front of their convolution.
+        step: (T, H) d of the rule, from 0 on.
+        decay: (T, H) d A, at most 0.
+        own: of the heads.
+        sizes: of the heads.
+        plan: of the rows.
+
+    Returns:
+        (T, H, V), at least float32.
+    """
+    kind = torch.promote_types(mixed.dtype, torch.float32)
+    seen = convolved(mixed, own.filters, own.shifts, plan)
+    count, length, _ = seen.shape
+    places = plan.tokens[:, plan.tokens.shape[1] - length :]
+    width = sizes.key_heads * sizes.key
+    widths = [seen.shape[2] - 2 * width, width, width]
+    values, keys, queries = torch.split(seen, widths, dim=-1)
+
+    def by_head(x: Tensor, heads: int) -> Tensor:
+        return x.reshape(count, length, heads, -1).transpose(1, 2)
+
+    value = by_head(values, sizes.value_heads)
+    # Padding writes nothing and lets nothing fade, so it leaves states as they are.
+    step, decay = (of_chunks(x, places, kind).transpose(1, 2) for x in (step, decay))
+    read = _read_states(
+        by_head(queries, sizes.key_heads),
+        by_head(keys, sizes.key_heads),
+        step[..., None] * value,
+        decay,
+        plan,
+    )
+    output = read + own.skips.to(kind)[:, None, None] * value
+    return output.transpose(1, 2).flatten(0, 1).index_select(0, plan.slots)
+
+
+def _read_states(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, plan: ChunkPlan
+) -> Tensor:
+    """(N, G, C, D) twice, (N, H, C, V) and (N, H, C) to (N, H, C, V)."""
+    count, groups, length, size = query.shape
+    heads, width = value.shape[1], value.shape[3]
+    shares = faded(decay)
+    since, fade, left = shares[..., :1], shares[..., 1:].tril(), shares[..., -1, 1:, None]
+    # A token reads what those before it in its chunk have written, and itself.
+    reads = fade.view(count, groups, -1, length, length) * (query @ key.mT)[:, :, None]
+    within = reads.view(count, heads, length, length) @ value
+
+    def of_groups(x: Tensor) -> Tensor:  # (w, H, C, V) to (w, G, C, R V): one product a group
+        return x.view(len(x), groups, -1, length, width).transpose(2, 3).flatten(3)
+
+    def of_heads(x: Tensor) -> Tensor:  # and back, of any number of rows
+        rows = x.shape[2]
+        turned = x.view(len(x), groups, rows, -1, width).transpose(2, 3)
+        return turned.reshape(-1, heads, rows, width)
+
+    outputs: list[Tensor] = []
+    state = value.new_zeros(plan.waves[0], groups, size, heads // groups * width)
+    of_waves = zip(
+        *(
+            torch.split(x, list(plan.waves))
+            for x in (query, key, left * value, since, shares[..., -1:, :1])
+        ),
+        strict=True,
+    )
+    for number, (query_, key_, written, since_, kept) in enumerate(of_waves):
+        if number:
+            state = state.index_select(0, plan.parents[number - 1])
+        outputs.append(since_ * of_heads(query_ @ state))
+        fading = kept.view(len(kept), groups, 1, -1, 1).expand(-1, -1, -1, -1, width).flatten(3)
+        state = fading * state + key_.mT @ of_groups(written)
+    return within + torch.cat(outputs)
+
+
+def compute_packed(
+    net: Any,
+    hidden_states: Tensor,
+    *,
+    attention_plans: HasChunks | None = None,
+    sequence_ranks: SequenceRanks = ALONE,
+    **options: Any,
+) -> Tensor:
+    """The forward pass of a Mamba-2 layer of transformers, `net`, over packed rows.
+
+    Of a group that several ranks have heads of each has a copy. See `linear_attention`'s.
+    """
+    if attention_plans is None:
+        padded: Tensor = type(net).forward(net, hidden_states, **options)
+        return padded
+    ranks, states = sequence_ranks, hidden_states[0]
+    keys = net.n_groups * net.ssm_state_size
+    widths = [net.intermediate_size, keys, keys]
+    gate, *parts, rate = net.in_proj(states).split(
+        [net.intermediate_size, *widths, net.num_heads], dim=-1
+    )
+    wide = torch.promote_types(states.dtype, torch.float32)
+    step = F.softplus(rate.to(wide) + net.dt_bias.to(wide)).clamp(*net.time_step_limit)
+    decay = -net.A_log.to(wide).exp() * step
+    copies = lcm(net.n_groups, ranks.size) // net.n_groups
+
+    def shares(values: Tensor, *of_groups: Tensor) -> list[Tensor]:  # (..., heads or groups * n)
+        each = (x.view(*x.shape[:-1], net.n_groups, -1) for x in of_groups)
+        return [values, *(x.repeat_interleave(copies, -2).flatten(-2) for x in each)]
+
+    def own(weight: Tensor) -> Tensor:  # (channels, ...)
+        parts = shares(*torch.split(weight.mT if weight.ndim > 1 else weight, widths, dim=-1))
+        run = torch.cat([part.chunk(ranks.size, -1)[ranks.number] for part in parts], dim=-1)
+        return run.mT if weight.ndim > 1 else run
+
+    weights = HeadWeights(
+        own(net.conv1d.weight[:, 0]), own(net.conv1d.bias), ranks.own_heads(net.D).clone()
+    )
+    sizes = HeadSizes(
+        net.n_groups * copies // ranks.size,
+        net.num_heads // ranks.size,
+        net.ssm_state_size,
+        net.head_dim,
+    )
+    with torch.autocast(states.device.type, enabled=False):
+        mixed = torch.cat(ranks.dealt(*shares(*parts)), dim=-1)
+        read: Tensor = checkpoint(
+            mix_rows,
+            mixed,
+            *ranks.dealt(step, decay),
+            weights,
+            sizes,
+            attention_plans.chunks(net.conv_kernel_size - 1),
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        read = ranks.to_tokens(read.to(mixed.dtype))
+    output: Tensor = net.out_proj(net.norm(read.flatten(1), gate).to(states.dtype))
+    return output[None]
+
+
+def use_packed_states(model: PreTrainedModel) -> None:
+    """Let the layers of a model that keep a state go over packed rows, if it has such."""
+    base: Any = model.base_model
+    kind = FAMILIES[model.config.model_type].recurrence
+    if kind is None:
+        return
+    compute = compute_packed if kind.is_mamba else linear_attention.compute_packed
+    for layer in base.layers:
+        net: nn.Module | None = getattr(layer, kind.net, None)
+        if net is not None and hasattr(net, "A_log"):
+            net.forward = partial(compute, net)
