@@ -84,7 +84,8 @@ class Learner:
         if self._engine is not None and folder is None:
             self._engine = None
             if self._beginning:
-                load_named_tensors(self.model, self._beginning)
+                with self.resident.at_work():
+                    load_named_tensors(self.model, self._beginning)
             else:
                 self.model = self._load()
                 self.resident = resident_weights(self.model, leaves=self._leaves)
