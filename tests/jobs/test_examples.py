@@ -271,7 +271,6 @@ def test_ledger(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     first, step = run_short(any_home, tmp_path / "run", "ledger", *engine)
     assert 0.0 <= first["val-aux/ledger/right/mean@1"] <= 1.0
     assert step["num_contexts/max"] == 3
-    assert step["training/rollout_probs_diff_mean"] < 1e-2
 
 
 def export_is_the_saved_model(output: Path) -> None:
