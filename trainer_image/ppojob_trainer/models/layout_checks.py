@@ -122,6 +122,15 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
                 "neither routerBalanceCoefficient nor routerZCoefficient",
                 ReasonCode.NOT_IN_THIS_VERSION,
             )
+        if replay == "rollout" and spec.rollout.engine == "vllm" and sizes.states:
+            yield Problem(
+                "spec.algorithm.routerReplay",
+                shown(replay),
+                "vLLM tells experts where it keeps prefixes alone, and keeps none of models with "
+                f"states, as {sizes.model_type}",
+                "recompute, or spec.rollout.engine: huggingface",
+                ReasonCode.CONFLICT,
+            )
         return
     why, allowed = f"a model of {sizes.model_type} has no routers", "remove it"
     if replay != "none":
