@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import (
 
 from ppojob_trainer.models.architectures import read_sizes
 from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
-from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
+from ppojob_trainer.models.folder_checks import check_config, check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.mixtures import required_sizes
 from ppojob_trainer.models.problems import ModelReason
@@ -83,6 +83,13 @@ def test_layers_that_differ_are_read_as_the_hub_and_transformers_write_them(fami
     assert "per_layer_config" in written
     assert "global_head_dim" not in written
     assert read_sizes(of_hub, Path()) == read_sizes(written, Path())
+
+
+@pytest.mark.parametrize(("letters", "refused"), [("M*-E", None), ("MX", '"X"')])
+def test_layers_of_nemotron_are_letters(letters: str, refused: str | None, tmp_path: Path) -> None:
+    config = {"model_type": "nemotron_h", "hybrid_override_pattern": letters}
+    found = {problem.got for problem in check_config(config, tmp_path / "config.json", POLICY)}
+    assert found == ({refused} if refused else set())
 
 
 def test_classifiers_are_those_that_transformers_has() -> None:

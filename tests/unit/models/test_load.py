@@ -50,6 +50,21 @@ def test_routers_alone_choose_by_more_than_16_bits(tmp_path, family):
     assert kept == exact
 
 
+def test_steps_of_nemotron_have_no_limit(tmp_path):
+    """Of transformers those of a text have one, and those of a token that it goes on with none."""
+    kind, options = FAMILY_MODELS["nemotron_h"]
+    save_model(tmp_path, kind, **{**options, "time_step_min": 0.5, "initializer_range": 0.3})
+    model, text = load_model(tmp_path), torch.arange(3, 15)[None]
+    with torch.no_grad():
+        whole = model(text, use_cache=False).logits
+        cache, found = None, []
+        for token in text.split(1, dim=1):
+            told = model(token, past_key_values=cache, use_cache=True)
+            cache = told.past_key_values
+            found.append(told.logits)
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-5)
+
+
 def spoil(folder: Path, **changes: Tensor) -> None:
     """Save a model some of whose tensors are others."""
     save_model(folder, tie_word_embeddings=True)

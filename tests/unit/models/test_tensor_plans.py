@@ -257,6 +257,19 @@ def test_what_vllm_does_of_mamba_on_processors(tmp_path: Path, config, dtype, re
     assert len(found) == len(refused)
 
 
+@pytest.mark.parametrize(("replay", "refused"), [("recompute", False), ("rollout", True)])
+def test_vllm_tells_no_experts_beside_states(tmp_path: Path, replay, refused) -> None:
+    sizes = {"promptsPerStep": 2, "samplesPerPrompt": 2}
+    job = {
+        "algorithm": {"type": "grpo", **sizes, "routerReplay": replay},
+        "rollout": {"engine": "vllm"},
+        "roles": {"actorRollout": {"gpusPerReplica": 1}},
+    }
+    found = [(one.where, one.reason_code) for one in problems(tmp_path, {"model": MAMBA}, **job)]
+    refusal = ("spec.algorithm.routerReplay", ReasonCode.CONFLICT)
+    assert found == ([refusal] if refused else [])
+
+
 @pytest.mark.parametrize(("ranks", "refused"), [(4, False), (8, True)])
 def test_ranks_share_the_heads_of_mamba(tmp_path: Path, ranks, refused) -> None:
     """Of these the model has eight in one group, and four of attention."""

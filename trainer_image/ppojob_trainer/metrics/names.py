@@ -79,7 +79,8 @@ class Metric:
         labels = tuple(label.replace(" ", "_") for label in _PLACEHOLDER.findall(self.name))
         if self.exported is not None:
             return Series(*self.exported, self.meaning, labels, scale)
-        words = re.sub(r"[^a-z0-9]+", "_", _PLACEHOLDER.sub("", self.name)).strip("_")
+        plain = _PLACEHOLDER.sub("", self.name).lower()
+        words = re.sub(r"[^a-z0-9]+", "_", plain).strip("_")
         if suffix and not words.endswith(suffix):
             words = f"{words}_{suffix}"
         return Series(f"ppojob_{words}", "gauge", self.meaning, labels, scale)

@@ -1,6 +1,6 @@
 """The sizes of a model, and the tensors that it consists of."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -11,7 +11,7 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES, Mixture
-from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, STATE, layer_kinds
+from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
 from ppojob_trainer.models.layers_apart import (
     LAYER_SCALAR,
     Attention,
@@ -26,6 +26,11 @@ from ppojob_trainer.models.mixtures import (
     shared_layers,
 )
 from ppojob_trainer.models.problems import ModelReason
+from ppojob_trainer.models.state_layers import (
+    States,
+    layers_with_states,
+    with_head_of_states,
+)
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
@@ -64,37 +69,6 @@ class Latents:
     def cached(self) -> int:
         """Numbers that engines keep of a token."""
         return self.key + self.rotary
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """Sizes of layers that keep a state.
-
-    Attributes:
-        layers: those that have one in place of attention.
-        key_heads: of queries and of keys; groups of Mamba-2.
-        heads: of values, of which each has a state.
-        key: of a head's queries and keys.
-        value: of a head's values.
-        taps: inputs of the convolution at a token.
-    """
-
-    layers: frozenset[int]
-    key_heads: int
-    heads: int
-    key: int
-    value: int
-    taps: int
-
-    @property
-    def inner(self) -> int:
-        """Width of the values of all heads."""
-        return self.heads * self.value
-
-    @property
-    def channels(self) -> int:
-        """Numbers of a token that go through the convolution: queries, keys and values."""
-        return 2 * self.key_heads * self.key + self.inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,30 +155,18 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     """Read the sizes of a model of `FAMILIES`, as transformers fills them in."""
     model_type = str(config["model_type"])
     family = FAMILIES[model_type]
-    problems = []
     config = {**family.defaults, **config}
-    if config.get("mamba_d_head") == "auto":
-        config["mamba_d_head"] = _head_of_states(config)
     kinds = layer_kinds(config)
     if family.has_one_block and kinds is not None:
         config["num_hidden_layers"] = len(kinds)
-    required: dict[str, int] = {}
     mixture, feed_forward = mixture_in(config), family.feed_forward
     own: tuple[str, ...] = _LATENT if family.has_latents else ()
-    if family.recurrence:
-        own = family.recurrence.sizes
+    if kind := family.recurrence:
+        own, config = kind.sizes, with_head_of_states(config)
     needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, _MAX_SIZE)
-    for key, most in needed.items():
-        value = _count(config.get(key))
-        if value is None or value > most:
-            got = ABSENT if config.get(key) is None else shown(config[key])
-            why = "the model is built by it"
-            allowed = f"an integer from 1 to {most}"
-            problems.append(Problem(f"{path}:{key}", got, why, allowed, ModelReason.BAD_CONFIG))
-            continue
-        required[key] = value
-    if problems:
-        return problems
+    required = _read_counts(config, needed, path)
+    if isinstance(required, list):
+        return required
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
     keys = mixture.shared_inner if mixture else ()
     plain_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
@@ -216,9 +178,9 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         latents = Latents(of_queries, *(required[key] for key in _LATENT))
         key_heads, head_size = heads, latents.plain + latents.rotary
     states = None
-    if family.recurrence:
-        layers = _layers_with_states(config, kinds, required["num_hidden_layers"])
-        states = States(layers, *(required[key] for key in family.recurrence.sizes))
+    if kind:
+        layers = layers_with_states(config, kinds, required["num_hidden_layers"])
+        states = States(kind, layers, *(required[key] for key in kind.sizes))
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
     has_plain = plain_layers > 0 or feed_forward is not None
     may_tie = True in family.only.get("tie_word_embeddings", (True,))
@@ -253,25 +215,21 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     )
 
 
-def _head_of_states(config: Mapping[str, Json]) -> int:
-    """What Granite takes for it, or 0 where config.json says too little."""
-    hidden, expand, heads = (
-        _count(config.get(key)) or 0 for key in ("hidden_size", "mamba_expand", "mamba_n_heads")
-    )
-    return hidden * expand // max(1, heads)
-
-
-def _layers_with_states(
-    config: Mapping[str, Json], kinds: Sequence[str] | None, layers: int
-) -> frozenset[int]:
-    """As config.json names them; where it does not, all but each so many-th, as transformers.
-
-    Of families without such a number all of them.
-    """
-    interval = _count(config.get("full_attention_interval"))
-    if kinds is not None:
-        return frozenset(n for n, kind in enumerate(kinds) if kind == STATE)
-    return frozenset(n for n in range(layers) if interval is None or (n + 1) % interval)
+def _read_counts(
+    config: Mapping[str, Json], needed: Mapping[str, int], path: Path
+) -> dict[str, int] | list[Problem]:
+    """The numbers at keys, of which the most is given, or what is wrong with them."""
+    found, problems = {}, []
+    for key, most in needed.items():
+        value = _count(config.get(key))
+        if value is None or value > most:
+            got = ABSENT if config.get(key) is None else shown(config[key])
+            why = "the model is built by it"
+            allowed = f"an integer from 1 to {most}"
+            problems.append(Problem(f"{path}:{key}", got, why, allowed, ModelReason.BAD_CONFIG))
+            continue
+        found[key] = value
+    return problems or found
 
 
 def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
@@ -293,8 +251,9 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     found: dict[str, Shape] = {}
     if sizes.has_attention(layer):
         found = _attention(sizes, layer)
-    elif sizes.has_state(layer):
-        found = _state_layer(sizes)
+    elif sizes.states and sizes.has_state(layer):
+        is_fused = "in_proj_qkvz" in FAMILIES[sizes.model_type].fused
+        found = sizes.states.linear_layers(sizes.hidden, is_fused=is_fused)
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         found |= shared_layers(mixture, sizes.hidden, sizes.shared)
     if sizes.apart:
@@ -355,23 +314,6 @@ def _latent_attention(latents: Latents, hidden: int, heads: int) -> dict[str, Sh
     return found | {"self_attn.o_proj": (hidden, heads * latents.value)}
 
 
-def _state_layer(sizes: Sizes) -> dict[str, Shape]:
-    family, states = FAMILIES[sizes.model_type], sizes.states
-    assert family.recurrence is not None, "there is such a layer"
-    assert states is not None, "there is such a layer"
-    heads, gates = states.heads, states.inner
-    parts = {"_qkv": states.channels, "_z": gates, "_b": heads, "_a": heads}
-    if "in_proj_qkvz" in family.fused:
-        parts = {"_qkvz": states.channels + gates, "_ba": 2 * heads}
-    if family.recurrence.is_mamba:
-        parts = {"": gates + states.channels + heads}
-    at = family.recurrence.net
-    found: dict[str, Shape] = {
-        f"{at}.in_proj{name}": (rows, sizes.hidden) for name, rows in parts.items()
-    }
-    return found | {f"{at}.out_proj": (sizes.hidden, states.inner)}
-
-
 def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
     yield from _norms(sizes, layer)
@@ -386,12 +328,8 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
-    if (states := sizes.states) and (kind := family.recurrence) and sizes.has_state(layer):
-        yield f"{kind.net}.conv1d.weight", (states.channels, 1, states.taps)
-        if kind.is_mamba:
-            yield f"{kind.net}.conv1d.bias", (states.channels,)
-        of_heads = ("A_log", "dt_bias", "D") if kind.is_mamba else ("A_log", "dt_bias")
-        yield from ((f"{kind.net}.{name}", (states.heads,)) for name in of_heads)
+    if sizes.states and sizes.has_state(layer):
+        yield from sizes.states.tensors()
 
 
 def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -404,8 +342,8 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield "self_attn.kv_a_layernorm.weight", (sizes.latents.key,)
     if sizes.latents and sizes.latents.query:
         yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
-    if (states := sizes.states) and (kind := family.recurrence) and sizes.has_state(layer):
-        yield f"{kind.net}.norm.weight", (states.inner if kind.is_mamba else states.value,)
+    if sizes.states and sizes.has_state(layer):
+        yield sizes.states.norm()
     elif sizes.has_head_norms:
         each, size = family.head_norm == "each head", attention.head_size
         of_queries, of_keys = family.head_norms

@@ -26,6 +26,7 @@ from ppojob_trainer.models.config_changes import changed_document, check_changes
 from ppojob_trainer.models.config_files import TOWER, TOWER_SECTION, has_tower, read_config
 from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, WHOLES, Family
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
+from ppojob_trainer.models.layer_kinds import KINDS, layer_kinds
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
@@ -317,6 +318,8 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
     ):
         why, allowed = "vLLM takes turns for granted", f"{' and '.join(_TURNS)} by turns"
         yield _unsupported(f"{path}:layer_types", shown(kinds), why, allowed)
+    if family.has_one_block:
+        yield from _check_kinds(config, path)
     for section, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name not in family.ropes:
@@ -325,6 +328,14 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
                 why = "the angles of a row's positions would depend on the rows beside it"
             allowed = f"a model with one of {', '.join(filter(None, family.ropes))}"
             yield _unsupported(f"{path}:{section}", shown(name), why, allowed)
+
+
+def _check_kinds(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+    """Layers of a hybrid that nobody knows."""
+    others = sorted(set(layer_kinds(config) or ()).difference(KINDS))
+    if others:
+        why, allowed = "no layer of the model is of such a kind", " or ".join(KINDS)
+        yield _unsupported(f"{path}:layers_block_type", shown(others[0]), why, allowed)
 
 
 def _ropes(config: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:

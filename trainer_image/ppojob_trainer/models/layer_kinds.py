@@ -9,6 +9,7 @@ STATE: Final = "linear_attention"
 ATTENTION: Final = "full_attention"
 PLAIN: Final = "mlp"
 EXPERTS: Final = "moe"
+KINDS: Final = (STATE, ATTENTION, PLAIN, EXPERTS)
 """transformers' words, in which both lists of the hub and Nemotron's letters are read."""
 
 PATTERN: Final = "hybrid_override_pattern"

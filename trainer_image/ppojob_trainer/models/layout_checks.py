@@ -69,10 +69,8 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             )
         else:
             heads //= layout.tensor
-        if (kind := FAMILIES[sizes.model_type].recurrence) and sizes.states:
-            # Of a group of Mamba-2 each rank has a copy.
-            dealt = sizes.states.heads if kind.is_mamba else sizes.states.key_heads
-            heads = gcd(heads, dealt) if sizes.states.layers else heads
+        if sizes.states and sizes.states.layers:
+            heads = gcd(heads, sizes.states.dealt_heads)
         if heads % layout.sequence:
             of_states = " and those of its layers with states" if sizes.states else ""
             yield Problem(
@@ -123,6 +121,15 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
                 f"those of {sizes.model_type} choose experts by a bias too: not in this version",
                 "neither routerBalanceCoefficient nor routerZCoefficient",
                 ReasonCode.NOT_IN_THIS_VERSION,
+            )
+        if replay == "rollout" and spec.rollout.engine == "vllm" and sizes.states:
+            yield Problem(
+                "spec.algorithm.routerReplay",
+                shown(replay),
+                "vLLM tells experts where it keeps prefixes alone, and keeps none of models with "
+                f"states, as {sizes.model_type}",
+                "recompute, or spec.rollout.engine: huggingface",
+                ReasonCode.CONFLICT,
             )
         return
     why, allowed = f"a model of {sizes.model_type} has no routers", "remove it"
@@ -203,7 +210,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             ReasonCode.CONFLICT,
         )
     is_on_cpu = (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0
-    kind = FAMILIES[sizes.model_type].recurrence
+    kind = sizes.states and sizes.states.kind
     is_ungated = sizes.mixture is not None and len(sizes.mixture.matrices) == 2
     if spec.rollout.engine == "vllm" and is_ungated and is_on_cpu:
         yield Problem(

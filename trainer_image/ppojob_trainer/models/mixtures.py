@@ -96,8 +96,9 @@ def expert_tensors(
         shape = (1, experts) if mixture.correction.startswith(BIAS_MODULE) else (experts,)
         yield f"{mixture.block}.{mixture.correction}", shape
     for expert in range(experts):
-        *before, last = mixture.matrices
-        for matrix, shape in (*((one, (inner, hidden)) for one in before), (last, (hidden, inner))):
+        back = mixture.matrices[-1]
+        for matrix in mixture.matrices:
+            shape = (hidden, inner) if matrix == back else (inner, hidden)
             yield f"{mixture.block}.experts.{expert}.{matrix}.weight", shape
 
 

@@ -56,8 +56,8 @@ def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, rank
         width = latent + config.qk_rope_head_dim
         return int(config.num_hidden_layers * width * dtype.itemsize)
     sizes = _sizes(config)
-    of_states = sizes.states.layers if sizes.states else frozenset()
-    attention = [sizes.attention(layer) for layer in range(sizes.layers) if layer not in of_states]
+    attending = filter(sizes.has_attention, range(sizes.layers))
+    attention = map(sizes.attention, attending)
     widths = (max(1, one.key_heads // ranks) * one.head_size for one in attention if one.has_keys)
     return int(2 * sum(widths) * dtype.itemsize)
 

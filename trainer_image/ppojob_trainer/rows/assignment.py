@@ -112,7 +112,7 @@ def linear_cost(sizes: Sizes) -> int:
         if len(shape) == 2 and "embed_tokens" not in name
     )
     weights = blocks + sizes.vocabulary * sizes.hidden
-    attending = sizes.layers - len(sizes.states.layers if sizes.states else ())
+    attending = sum(map(sizes.has_attention, range(sizes.layers)))
     return weights // (2 * max(1, attending) * sizes.heads * sizes.head_size)
 
 

@@ -1,0 +1,96 @@
+"""Layers that keep a state in place of keys and values: their sizes and tensors; loads no torch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.families import Recurrence
+from ppojob_trainer.models.layer_kinds import STATE
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Sizes of layers that keep a state.
+
+    Attributes:
+        kind: what they are.
+        layers: those that have one in place of attention.
+        key_heads: of queries and of keys; groups of Mamba-2.
+        heads: of values, of which each has a state.
+        key: of a head's queries and keys.
+        value: of a head's values.
+        taps: inputs of the convolution at a token.
+    """
+
+    kind: Recurrence
+    layers: frozenset[int]
+    key_heads: int
+    heads: int
+    key: int
+    value: int
+    taps: int
+
+    @property
+    def inner(self) -> int:
+        """Width of the values of all heads."""
+        return self.heads * self.value
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that go through the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key + self.inner
+
+    @property
+    def dealt_heads(self) -> int:
+        """Heads that ranks of a sequence divide; of a group of Mamba-2 each has a copy."""
+        return self.heads if self.kind.is_mamba else self.key_heads
+
+    def linear_layers(self, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
+        """Those of a layer by their names in it, with the shapes of their weights."""
+        heads, gates, at = self.heads, self.inner, self.kind.net
+        parts = {"_qkv": self.channels, "_z": gates, "_b": heads, "_a": heads}
+        if is_fused:
+            parts = {"_qkvz": self.channels + gates, "_ba": 2 * heads}
+        if self.kind.is_mamba:
+            parts = {"": gates + self.channels + heads}
+        found: dict[str, tuple[int, ...]] = {
+            f"{at}.in_proj{name}": (rows, hidden) for name, rows in parts.items()
+        }
+        return found | {f"{at}.out_proj": (hidden, gates)}
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the others but the norm."""
+        at = self.kind.net
+        yield f"{at}.conv1d.weight", (self.channels, 1, self.taps)
+        if self.kind.is_mamba:
+            yield f"{at}.conv1d.bias", (self.channels,)
+            yield f"{at}.D", (self.heads,)
+        yield from ((f"{at}.{name}", (self.heads,)) for name in ("A_log", "dt_bias"))
+
+    def norm(self) -> tuple[str, tuple[int, ...]]:
+        """Name and shape of the norm: of a head, or of Mamba-2 of all."""
+        return f"{self.kind.net}.norm.weight", (self.inner if self.kind.is_mamba else self.value,)
+
+
+def layers_with_states(
+    config: Mapping[str, Json], kinds: Sequence[str] | None, layers: int
+) -> frozenset[int]:
+    """As config.json names them; where it does not, all but each so many-th, as transformers.
+
+    Of families without such a number all of them.
+    """
+    if kinds is not None:
+        return frozenset(n for n, kind in enumerate(kinds) if kind == STATE)
+    interval = config.get("full_attention_interval")
+    every = interval if isinstance(interval, int) and interval > 0 else layers + 1
+    return frozenset(n for n in range(layers) if (n + 1) % every)
+
+
+def with_head_of_states(config: dict[str, Json]) -> dict[str, Json]:
+    """A configuration of Granite with the width of a head that `auto` stands for."""
+    keys = ("hidden_size", "mamba_expand", "mamba_n_heads")
+    hidden, expand, heads = (config.get(key) for key in keys)
+    is_auto = config.get("mamba_d_head") == "auto"
+    if is_auto and isinstance(hidden, int) and isinstance(expand, int) and isinstance(heads, int):
+        return {**config, "mamba_d_head": hidden * expand // max(1, heads)}
+    return config
