@@ -17,6 +17,8 @@ from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from tiny_models import TWO_LAYERS, make_model, write_model
 from transformers import (
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
@@ -28,6 +30,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES as TOKENS_BY_TYPE,
 )
 
+from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.models.architectures import read_sizes
 from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_config, check_model_folder, context_tokens
@@ -35,6 +38,7 @@ from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.mixtures import required_sizes
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import BadHeader, read_header
+from ppojob_trainer.rollout.checkpoint_names import state_bytes
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -90,6 +94,40 @@ def test_layers_of_nemotron_are_letters(letters: str, refused: str | None, tmp_p
     config = {"model_type": "nemotron_h", "hybrid_override_pattern": letters}
     found = {problem.got for problem in check_config(config, tmp_path / "config.json", POLICY)}
     assert found == ({refused} if refused else set())
+
+
+HUB_GRANITE = {
+    **{"model_type": "granitemoehybrid", "hidden_size": 64, "intermediate_size": 32},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97},
+    **{"num_hidden_layers": 3, "shared_intermediate_size": 48, "hidden_act": "silu"},
+    **{"position_embedding_type": "nope", "mamba_n_heads": 8, "mamba_d_head": 16},
+    "time_step_limit": [0.0, float("inf")],
+}
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "states"),
+    [
+        (
+            ["mamba", "attention", "mamba"],
+            {"num_local_experts": 6, "num_experts_per_tok": 2},
+            {0, 2},
+        ),
+        (["attention"] * 3, {"num_local_experts": 0, "num_experts_per_tok": 0}, None),
+    ],
+)
+def test_granite_as_the_hub_has_it(layers, experts, states, tmp_path: Path) -> None:
+    """With its words for layers, without positions, and dense with attention alone."""
+    config = {**HUB_GRANITE, **experts, "layer_types": layers}
+    model = GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**config))
+    write_model(tmp_path, model.to(torch.bfloat16))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    report = check_model_folder(tmp_path)
+    assert (report.errors, report.warnings) == ([], [])
+    sizes = read_sizes(config, tmp_path / "config.json")
+    assert (sizes.states and set(sizes.states.layers)) == states
+    assert padded_lengths(model, [3, 70]) == ([64, 128] if states else [3, 70])
+    assert bool(state_bytes(model.config, torch.float32)) == bool(states)
 
 
 def test_classifiers_are_those_that_transformers_has() -> None:

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.layer_kinds import STATE, layer_kinds
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 CHUNK: Final = 64
@@ -284,5 +285,8 @@ def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
 
 def padded_lengths(model: PreTrainedModel, lengths: Sequence[int]) -> list[int]:
     """Tokens of spans as a model computes them: in whole chunks, where layers keep a state."""
-    multiple = CHUNK if FAMILIES[model.config.model_type].recurrence else 1
+    # Stages of a pipeline ask alike, whichever layers they have.
+    kinds = layer_kinds(model.config.to_dict())
+    has_states = FAMILIES[model.config.model_type].recurrence and (kinds is None or STATE in kinds)
+    multiple = CHUNK if has_states else 1
     return [-(-length // multiple) * multiple for length in lengths]

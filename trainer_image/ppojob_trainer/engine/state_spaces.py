@@ -151,7 +151,7 @@ def compute_packed(
         [net.intermediate_size, *widths, net.num_heads], dim=-1
     )
     wide = torch.promote_types(states.dtype, torch.float32)
-    step = F.softplus(rate.to(wide) + net.dt_bias.to(wide)).clamp(*net.time_step_limit)
+    step = F.softplus(rate.to(wide) + net.dt_bias.to(wide))
     decay = -net.A_log.to(wide).exp() * step
     copies = lcm(net.n_groups, ranks.size) // net.n_groups
 

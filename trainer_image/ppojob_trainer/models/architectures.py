@@ -180,7 +180,8 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     states = None
     if kind:
         layers = layers_with_states(config, kinds, required["num_hidden_layers"])
-        states = States(kind, layers, *(required[key] for key in kind.sizes))
+        if layers:
+            states = States(kind, layers, *(required[key] for key in kind.sizes))
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
     has_plain = plain_layers > 0 or feed_forward is not None
     may_tie = True in family.only.get("tie_word_embeddings", (True,))

@@ -600,7 +600,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
             ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
         },
-        uncut="Mamba-2 layers are whole",
+        uncut="gate and up are of one matrix",
         mixture=Mixture(
             "block_sparse_moe",
             inner="intermediate_size",

@@ -69,7 +69,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             )
         else:
             heads //= layout.tensor
-        if sizes.states and sizes.states.layers:
+        if sizes.states:
             heads = gcd(heads, sizes.states.dealt_heads)
         if heads % layout.sequence:
             of_states = " and those of its layers with states" if sizes.states else ""
@@ -242,8 +242,10 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain),
         sizes.numbers_of_key_heads,
     )
+    of_states = ""
     if sizes.states:
         most = gcd(most, sizes.states.key_heads)
+        of_states = f", and {sizes.states.key_heads} groups of its layers with states"
     fitting = [
         n
         for n in range(1, most + 1)
@@ -255,7 +257,7 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             shown(tensor),
             f"so many ranks share {sizes.heads} query heads, {' or '.join(map(str, keys))} key "
             f"heads and {sizes.inner} "
-            f"inner features of {spec.model.path}",
+            f"inner features of {spec.model.path}{of_states}",
             f"one of {', '.join(map(str, fitting))}",
             ReasonCode.OUT_OF_RANGE,
         )

@@ -45,6 +45,11 @@ def _sizes(config: PretrainedConfig) -> Sizes:
     return sizes
 
 
+def has_states(config: PretrainedConfig) -> bool:
+    """Whether some layers of a model keep a state."""
+    return _sizes(config).states is not None
+
+
 def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
     """Return what one token takes in a rank's cache: keys and values of its heads, of all layers.
 
@@ -67,8 +72,10 @@ def state_bytes(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) ->
 
     Attention's layers count as well: their last block is as large as a state.
     """
-    if (states := _sizes(config).states) is None:
+    sizes = _sizes(config)
+    if (states := sizes.states) is None:
         return 0
     inputs = states.channels * (states.taps - 1) * dtype.itemsize
     layer = inputs + states.inner * states.key * torch.float32.itemsize
-    return int(config.num_hidden_layers) * layer // ranks
+    kept = len(states.layers) + sum(map(sizes.has_attention, range(sizes.layers)))
+    return kept * layer // ranks

@@ -20,7 +20,11 @@ from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import language_part, text_config
 from ppojob_trainer.rollout import vllm_pictures
-from ppojob_trainer.rollout.checkpoint_names import key_value_bytes_per_token, state_bytes
+from ppojob_trainer.rollout.checkpoint_names import (
+    has_states,
+    key_value_bytes_per_token,
+    state_bytes,
+)
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.protocol import DTYPES, SamplingParams
 from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
@@ -99,7 +103,7 @@ def engine_args(
         **rollout.engine_arguments,
     }
     family = FAMILIES.get(config.model_type)
-    if has_states := family is not None and family.recurrence is not None:
+    if keeps_states := family is not None and has_states(config):
         # Prefixes are kept only of prompts that are cut into chunks. States are the trainer's.
         common |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
     if tensor > 1:
@@ -126,7 +130,7 @@ def engine_args(
         # Compiling takes longer than a small model's whole run.
         enforce_eager=True,
         # Where there are states, as many tokens as take their place.
-        block_size=None if has_states else _CPU_BLOCK_TOKENS,
+        block_size=None if keeps_states else _CPU_BLOCK_TOKENS,
         enable_chunked_prefill=False,
         max_num_batched_tokens=max(length, step_tokens),
         kv_cache_memory_bytes=kv_cache_bytes or _cpu_cache_bytes(rollout, length, config),
