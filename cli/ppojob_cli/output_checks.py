@@ -29,7 +29,7 @@ from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller.position import read_position
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
-from ppojob_trainer.models.architectures import count_adapters
+from ppojob_trainer.models.architectures import count_adapters, count_log_partition
 from ppojob_trainer.models.fingerprint import bases_of
 
 MOUNTS: Final = Path("/proc/self/mounts")
@@ -118,6 +118,7 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
     export = _EXPORT_BYTES[config.spec.model.dtype] if config.spec.checkpoint.export else 0
     model = config.spec.model
     trained = parameters if model.lora is None else count_adapters(model.lora, model.path)
+    trained += count_log_partition(config.spec.algorithm.policy_loss.loss, model.path)
     needed = trained * _CHECKPOINT_BYTES + parameters * export
     if needed > free:
         what = "a checkpoint and the export need" if export else "a checkpoint needs"

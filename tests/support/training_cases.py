@@ -156,7 +156,7 @@ CASES = {
     "teachers": Case(
         (0, 1, 1, 1, 0), budget=30, teacher=Divergence("forward_kl"), teachers=(0, 1, 1, 1, 0)
     ),
-    "partition": Case((0, 1, 0, 1, 1), budget=30, model="untied", partition=True),
+    "partition": Case((0, 1, 0, 1, 1), budget=30, partition=True),
     "partition_beside_adapters": Case((0, 1, 1, 1, 0), lora=LoraSpec(rank=3), partition=True),
     "outcomes": Case((0, 1, 0, 1, 1), budget=40, model="untied", outcomes=True),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
@@ -279,6 +279,7 @@ def rows_of_step(
         lengths=lengths,
         mask=torch.rand(tokens, generator=generator) < 0.8,
         rollout_logprobs=torch.zeros(tokens),
+        ref_logprobs=torch.full((tokens,), -4.0),
         advantages=advantages,
         pictures=shown,
     )
@@ -370,7 +371,6 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     everything = rows_of_step(broken=case.broken, long=case.long, form=form)
     everything.teachers = list(case.teachers)
     everything.critic_ref_logprobs = torch.full((everything.num_tokens,), -4.0)
-    everything.ref_logprobs = torch.full((everything.num_tokens,), -4.0)
     everything.outcomes = everything.token_rows % 3 / 2
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
     results = {"logprobs": engine.predict(rows, records=case.replayed)[0]}

@@ -16,7 +16,7 @@ WORLDS = tuple(layout for layout in LAYOUTS if layout != "1")
 OF_ONE_KIND = ("2", "s2", "t2", "p3")
 WHOLE_HEADS = tuple(layout for layout in WORLDS if LAYOUTS[layout].pipeline == 1)
 PIPELINES = tuple(layout for layout in WORLDS if layout not in WHOLE_HEADS)
-SAVED = ("even", "adapters", "muon")
+SAVED = ("even", "adapters", "muon", "partition")
 BY_SHARDS = tuple(layout for layout in WHOLE_HEADS if LAYOUTS[layout].tensor == 1)
 OF_FAMILIES = ("s2", "t2", "p3")
 """Where each of them is cut by shards and heads, by matrices, and by layers."""
@@ -86,6 +86,7 @@ _CASES = {
 _SCENARIOS = {
     "checkpoint-adapters": (*OF_ONE_KIND, "2p2"),
     "checkpoint-muon": (*OF_ONE_KIND, "s2t2"),
+    "checkpoint-partition": ("p3", "2p2"),
     "offloaded": (*OF_ONE_KIND, "2x2"),
     "offloaded_adapters": OF_ONE_KIND,
     "kept_whole": ("2", "2x1"),
@@ -105,8 +106,9 @@ _ONLY = {
 }
 """Scenarios that say nothing of other layouts."""
 _READ_ELSEWHERE = ("1", "s2t2", "2p2")
-_READERS = {"even": OF_ONE_KIND, "adapters": ("t2", "p3"), "muon": ("t2", "p3")}
-"""Who takes up every checkpoint of the cover; others take up those of three layouts, of `even`."""
+_READERS = {"even": OF_ONE_KIND, "adapters": ("t2", "p3"), "muon": ("t2", "p3"), "partition": ()}
+"""Who takes up every checkpoint of the cover beside one rank; others those of three layouts, of
+`even`."""
 
 
 @dataclass(frozen=True)

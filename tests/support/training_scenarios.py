@@ -119,15 +119,16 @@ def run_checkpoint(folder: Path, world: World, name: str = "even") -> dict[str, 
     case = CASES[name]
     engine = make_engine(load(case, folder, world), case, world)
     rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.dims))
-    engine.update(rows, objective())
+    goal = objective(partition=case.partition)
+    engine.update(rows, goal)
     checkpoint = checkpoint_of(folder, name_of(world.dims), name)
     checkpoint.mkdir(exist_ok=True)
     write_checkpoint(checkpoint, engine, world)
     at_checkpoint = state_of(engine)
     sum_over_ranks(world, [0.0])  # all have written
     restored = restored_engine(checkpoint, folder, world, case)
-    engine.update(rows, objective())
-    restored.update(rows, objective())
+    engine.update(rows, goal)
+    restored.update(rows, goal)
     held = [*engine.model.parameters(), *engine.state_tensors().values()]
     return {
         "held/bytes": torch.tensor([sum(local_part(tensor).nbytes for tensor in held)]),
@@ -428,6 +429,7 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "checkpoint-even": run_checkpoint,
     "checkpoint-adapters": partial(run_checkpoint, name="adapters"),
     "checkpoint-muon": partial(run_checkpoint, name="muon"),
+    "checkpoint-partition": partial(run_checkpoint, name="partition"),
     "offloaded": partial(run_offloaded, name="dropout_recomputed"),
     "offloaded_adapters": partial(run_offloaded, name="adapters_recomputed"),
     "kept_whole": partial(run_kept_whole, name="dropout_recomputed"),

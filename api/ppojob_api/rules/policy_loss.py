@@ -120,7 +120,7 @@ POLICY_LOSS_RULES = rules(
     IS_REINFORCE="has(self.policyLoss.bypass) && self.policyLoss.bypass.form == 'reinforce'",
     MAY_BE_SUMS=words(name for name, one in LOSSES.items() if one.may_be_sums),
     MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
-    OF_ROWS=words(["geo_mean", *_REGRESS]),
+    OF_ROWS=words(name for name, one in LOSSES.items() if one.is_of_rows),
     REGRESS=words(_REGRESS),
     RATIO_MODES=words(RATIO_MODES),
     WITH_OPTIONS=" ".join(to_camel(name) for name, one in LOSSES.items() if one.options),

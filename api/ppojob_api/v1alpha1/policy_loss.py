@@ -255,6 +255,7 @@ class Loss:
             of the policy before the step.
         compares_group: it compares the responses of a prompt, so it needs two of them, and they are
             computed together.
+        is_of_rows: it is one number a response, so weights of tokens count by their mean over it.
         has_reference: it compares the policy with the reference.
         learns_log_z: a network beside the policy learns log Z of each prompt by it.
     """
@@ -264,6 +265,7 @@ class Loss:
     may_be_sums: bool = False
     is_of_sampler: bool = False
     compares_group: bool = False
+    is_of_rows: bool = False
     has_reference: bool = False
     learns_log_z: bool = False
 
@@ -277,17 +279,27 @@ LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
     "gpg": Loss(),
     "clip_cov": Loss(ClipCovSpec),
     "kl_cov": Loss(KlCovSpec),
-    "geo_mean": Loss(GeoMeanSpec, means_of_responses=True),
+    "geo_mean": Loss(GeoMeanSpec, means_of_responses=True, is_of_rows=True),
     "dro": Loss(DroSpec),
     "cispo": Loss(CispoSpec),
     "vespo": Loss(VespoSpec),
     "prime_rl": Loss(PrimeRlSpec, is_of_sampler=True),
     "ipo": Loss(IpoSpec, is_of_sampler=True),
-    "gvpo": Loss(GvpoSpec, means_of_responses=True, compares_group=True),
+    "gvpo": Loss(GvpoSpec, means_of_responses=True, compares_group=True, is_of_rows=True),
     "trajectory_balance": Loss(
-        TrajectoryBalanceSpec, means_of_responses=True, compares_group=True, has_reference=True
+        TrajectoryBalanceSpec,
+        means_of_responses=True,
+        compares_group=True,
+        is_of_rows=True,
+        has_reference=True,
     ),
-    "flowrl": Loss(FlowrlSpec, means_of_responses=True, has_reference=True, learns_log_z=True),
+    "flowrl": Loss(
+        FlowrlSpec,
+        means_of_responses=True,
+        is_of_rows=True,
+        has_reference=True,
+        learns_log_z=True,
+    ),
     "bypass": Loss(BypassSpec, is_of_sampler=True),
     "custom": Loss(CustomSpec),
 }

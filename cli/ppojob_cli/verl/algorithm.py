@@ -5,8 +5,8 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from ppojob_cli.verl import spo
-from ppojob_cli.verl.asynchronous import step_prompts
-from ppojob_cli.verl.draft import Draft, Verl
+from ppojob_cli.verl.asynchronous import may_filter, step_prompts
+from ppojob_cli.verl.draft import NOWHERE, Draft, Verl
 from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, PRIME, SFT, TINY_ZERO
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -380,7 +380,11 @@ def filter_groups(verl: Verl, job: Draft) -> None:
     # fully_async_main draws prompt by prompt.
     is_own = verl.is_given(drawn) and verl.trainer is not FULLY_ASYNC
     is_own = is_own and verl[drawn] != step_prompts(verl)
-    if not verl[f"{at}.enable"]:
+    is_on = verl[f"{at}.enable"]
+    if is_on and not may_filter(verl):
+        job.leave_out(NOWHERE, f"{at}.enable", changes_numbers=False)
+        return
+    if not is_on:
         if is_own:
             job.leave_out("a number of prompts for dynamic sampling, which is off", drawn)
         return

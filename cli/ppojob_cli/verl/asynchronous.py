@@ -4,13 +4,25 @@ import math
 from typing import Final
 
 from ppojob_cli.verl.draft import Draft, Verl
-from ppojob_cli.verl.trainers import DAPO, ENTROPY, FULLY_ASYNC, ONE_STEP_OFF, PARTIAL
+from ppojob_cli.verl.trainers import (
+    DAPO,
+    ENTROPY,
+    FLOWRL,
+    FULLY_ASYNC,
+    GVPO,
+    MAIN_PPO,
+    MAIN_PPO_V0,
+    ONE_STEP_OFF,
+    PARTIAL,
+)
 
 _TRAINING: Final = "async_training"
 _PROMPTS: Final = "data.train_batch_size"
 _FETCHED: Final = "data.gen_batch_size"
 _PART: Final = "actor_rollout_ref.actor.ppo_mini_batch_size"
 DRAWN: Final = "rollout.total_rollout_steps"
+_MAY_FETCH: Final = (MAIN_PPO, MAIN_PPO_V0, ONE_STEP_OFF, PARTIAL, GVPO, FLOWRL)
+"""Trainers whose loop may be that of RayPPOTrainer."""
 _IN_ORDER: Final = (
     "rows are trained on in the order of their prompts here, at most a version old; there as they "
     "end, however old"
@@ -20,8 +32,13 @@ _IN_ORDER: Final = (
 def _fetch(verl: Verl) -> str:
     """The key of the prompts of a step: some train on all they fetch; main_dapo may filter."""
     is_dapo = verl.trainer in (DAPO, ENTROPY)
-    is_all = (is_dapo and not verl["algorithm.filter_groups.enable"]) or verl.trainer is PARTIAL
+    is_all = (is_dapo and not verl["algorithm.filter_groups.enable"]) or not may_filter(verl)
     return _FETCHED if is_all and verl.is_given(_FETCHED) else _PROMPTS
+
+
+def may_filter(verl: Verl) -> bool:
+    """Whether filter_groups is read; else a step trains on all prompts that it fetches."""
+    return verl.trainer not in _MAY_FETCH or bool(verl["trainer.use_v1"])
 
 
 def fetched_prompts(verl: Verl) -> int:

@@ -19,7 +19,7 @@ from ppojob_cli.verl import (
     unread,
 )
 from ppojob_cli.verl import keys as table
-from ppojob_cli.verl.draft import OFF, Draft, Fate, Outcome, Verl, takes_text
+from ppojob_cli.verl.draft import NOWHERE, OFF, Draft, Fate, Outcome, Verl, takes_text
 from ppojob_cli.verl.keys import Key
 from ppojob_cli.verl.settings import Settings, resolved
 
@@ -140,6 +140,9 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
     main = table.find(target) or row
     if verl.is_hidden(typed):
         job.outcomes[typed] = Outcome(Fate.IDLE, "this trainer reads another key in its place")
+        return
+    if target in verl.trainer.unread:
+        job.outcomes[typed] = Outcome(Fate.IDLE, NOWHERE)
         return
     is_other = target != typed and not verl.is_hidden(target)
     if is_other and target in verl.typed and verl.raw(typed) != verl.raw(target):

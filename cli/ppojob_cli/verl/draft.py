@@ -29,6 +29,8 @@ from ppojob_cli.verl.trainers import (
 OFF: Final[tuple[object, ...]] = (None, False, 0, "", "disabled", "sync", [], "register")
 """Values that switch a key off."""
 
+NOWHERE: Final = "this trainer reads it nowhere"
+
 _REPAIRS: Final = 20
 
 
@@ -69,6 +71,11 @@ class Verl:
         self.typed = tuple(given)
         for key in self.typed:
             self._given.setdefault(self.main_name(key), given[key])
+        self._given = {
+            key: one
+            for key, one in self._given.items()
+            if self.main_name(key) not in trainer.unread
+        }
 
     def __getitem__(self, key: str) -> Any:
         """The value; what was not read is as the script has it, or verl's default."""

@@ -4,6 +4,7 @@ from typing import Final
 
 from ppojob_cli.verl.algorithm import places_of_kl
 from ppojob_cli.verl.draft import Draft, Verl
+from ppojob_cli.verl.trainers import FLOWRL
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _REFERENCE: Final = "actor_rollout_ref.ref"
@@ -26,7 +27,7 @@ def checkpointing(verl: Verl, job: Draft) -> None:
 
 def offload(verl: Verl, job: Draft) -> None:
     """Weights, moments and activations of the policy, the critic and the reference."""
-    compares = any(places_of_kl(verl))
+    compares = verl.trainer is FLOWRL or any(places_of_kl(verl))
     for role, is_there, trainers, model in (
         ("actorRollout", True, (f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"), _MODEL),
         ("critic", verl.has_critic, ("critic.fsdp", "critic.megatron"), "critic.model"),

@@ -12,6 +12,8 @@ _PODS: Final[Mapping[str, JsonValue]] = {
     "algorithm.rollout_correction.bypass_mode": True,
 }
 """Of the two that draw while they train."""
+_RAY_PPO: Final[Mapping[str, JsonValue]] = {"trainer.use_v1": False}
+"""Of those that are verl's RayPPOTrainer, or fetch their prompts as that does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +25,31 @@ class Trainer:
         defaults: Of its configuration, where they are not those of main_ppo; `${KEY}` is what
             another key says.
         names: Keys that say to it what others say to main_ppo.
+        unread: Keys that it reads nowhere, though main_ppo does.
     """
 
     modules: str
     defaults: Mapping[str, JsonValue] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
 
 
-MAIN_PPO: Final = Trainer(
-    r"(?:.*[./])?trainer[./]main_ppo(?:_sync|_v0)?(?:\.py)?|main_ppo(?:\.py)?"
-)
+MAIN_PPO: Final = Trainer(r"(?:.*[./])?trainer[./]main_ppo(?:_sync)?(?:\.py)?|main_ppo(?:\.py)?")
+MAIN_PPO_V0: Final = Trainer(r"(?:.*[./])?trainer[./]main_ppo_v0(?:\.py)?", _RAY_PPO)
 _DAPO: Final[Mapping[str, JsonValue]] = {"reward.reward_manager.name": "dapo"}
 DAPO: Final = Trainer(r"(?:.*[./])?main_dapo(?:\.py)?", _DAPO)
 ENTROPY: Final = Trainer(r"(?:.*[./])?main_entropy(?:\.py)?", _DAPO)
 """Of the recipe of Clip-Cov and KL-Cov: an older DAPO's, with a grader of its own."""
-ONE_STEP_OFF: Final = Trainer(r"(?:.*[./])?one_step_off_policy[./]main_ppo(?:\.py)?", _PODS)
-PARTIAL: Final = Trainer(r"(?:.*[./])?partial_rollout[./]main_ppo(?:\.py)?")
+ONE_STEP_OFF: Final = Trainer(
+    r"(?:.*[./])?one_step_off_policy[./]main_ppo(?:\.py)?", {**_PODS, **_RAY_PPO}
+)
+PARTIAL: Final = Trainer(r"(?:.*[./])?partial_rollout[./]main_ppo(?:\.py)?", _RAY_PPO)
 """Of the recipe whose long rows go on in the next step; it generates where it trains."""
 FULLY_ASYNC: Final = Trainer(r"(?:.*[./])?fully_async_main(?:\.py)?", _PODS)
 GVPO: Final = Trainer(
     r"(?:.*[./])?gvpo_main_ppo(?:\.py)?",
     {
+        **_RAY_PPO,
         "actor_rollout_ref.actor.policy_loss.loss_mode": "gvpo",
         "trainer.project_name": "gvpo",
     },
@@ -52,10 +58,16 @@ FLOWRL: Final = Trainer(
     r"(?:.*[./])?main_flowrl(?:\.py)?",
     {
         **_DAPO,
+        **_RAY_PPO,
         "actor_rollout_ref.actor.policy_loss.loss_mode": "flowrl",
         "trainer.project_name": "verl-flowrl",
     },
+    unread=frozenset(
+        f"actor_rollout_ref.actor.{name}"
+        for name in ("entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
+    ),
 )
+"""Of the recipe, whose loss is alone, and has the reference by itself."""
 SPO: Final = Trainer(r"(?:.*[./])?spo_main_ppo(?:\.py)?")
 _OF_MODEL: Final = ("lr", "weight_decay", "lr_warmup_steps", "lr_warmup_steps_ratio")
 PRIME: Final = Trainer(
@@ -154,6 +166,7 @@ _ONLY_SEARCH_R1: Final = frozenset({"max_turns", "do_search", "retriever.url", "
 
 _TRAINERS: Final = (
     MAIN_PPO,
+    MAIN_PPO_V0,
     DAPO,
     ENTROPY,
     ONE_STEP_OFF,

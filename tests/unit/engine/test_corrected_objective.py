@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct
 from ppojob_trainer.engine.objective import Aggregation, Denominators
@@ -67,6 +68,7 @@ def test_equal_to_verl(case: dict[str, Any], dtype: torch.dtype):
             rows.mask, rows.loss_weights = corrected.mask, corrected.weights
         objective = PolicyObjective(
             POLICY_LOSSES[case["type"]],
+            LOSSES[case["type"]],
             case["settings"],
             Aggregation(case["aggregation"]),
             correction if is_bypass else None,

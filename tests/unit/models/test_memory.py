@@ -10,6 +10,7 @@ from tiny_models import save_model
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.validate import load_job
 from ppojob_trainer.models import memory
+from ppojob_trainer.models.log_partition import LogPartition
 from ppojob_trainer.models.memory import (
     GIB,
     count_parameters,
@@ -122,6 +123,21 @@ def test_adapters_alone_have_gradients_and_moments_and_the_policy_is_its_referen
     with_teacher = config_of(tmp_path, **tiny_jobs.PPO | other)
     assert held(with_teacher, "actorRollout")["reference"] == 2 * CRITIC
     assert held(apart, "critic") == {"critic": 2 * POLICY, "critic's adapters": adapters}
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_the_network_of_log_z_is_counted_with_what_is_trained_beside_it(tmp_path, lora):
+    width = save_model(tmp_path / "model").config.hidden_size
+    model = {"path": str(tmp_path / "model"), "lora": lora}
+    grpo = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2}
+    flowrl = {"policyLoss": {"type": "flowrl"}, "lossAggregation": "sequence_mean_token_mean"}
+    sizes = [
+        held(config_of(tmp_path, model=model, algorithm=algorithm), "actorRollout")
+        for algorithm in (grpo, {**grpo, **flowrl})
+    ]
+    network = sum(weight.numel() for weight in LogPartition(width).parameters())
+    name = "policy" if lora is None else "adapters"
+    assert sizes[1][name] - sizes[0][name] == 16 * network
 
 
 def test_ranks_share_the_trainer_s_weights_and_each_has_an_engine(tmp_path):

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from itertools import permutations
 from types import SimpleNamespace
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import make_model
 
-from ppojob_trainer.models.pipeline_stages import layers_of
+from ppojob_trainer.models.log_partition import add_log_partition, is_log_partition
+from ppojob_trainer.models.pipeline_stages import keep_stage, layers_of
+from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.pipeline import PipelineRanks, Turn, _Lane, turns
 
 
@@ -107,3 +111,19 @@ def test_stages_share_the_layers_and_the_last_has_no_more_than_others(stages, mo
     assert [layer for run in runs for layer in run] == list(range(layers))
     assert {len(run) for run in runs} <= {layers // stages, -(-layers // stages)}
     assert len(runs[-1]) == layers // stages
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_each_weight_is_of_one_stage_but_an_embedding_that_is_the_head_too(is_tied):
+    with torch.device("meta"):
+        whole = make_model(num_hidden_layers=3, tie_word_embeddings=is_tied)
+    add_log_partition(whole)
+    holders: dict[str, list[int]] = {name: [] for name, _ in whole.named_parameters()}
+    for number in range(3):
+        stage = deepcopy(whole)
+        keep_stage(stage, PipelineRanks(number, 3), ExpertRanks())
+        for name, _ in stage.named_parameters():
+            holders[name].append(number)
+    assert holders.pop("model.embed_tokens.weight") == ([0, 2] if is_tied else [0])
+    assert {len(held) for held in holders.values()} == {1}
+    assert {name: [2] for name in holders if is_log_partition(name)}.items() <= holders.items()

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
+from ppojob_api.v1alpha1.policy_loss import Loss
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss
@@ -65,6 +66,7 @@ class PolicyObjective:
     """The loss of an update, over the outputs of a `PolicyHead`, or a `HeadWithKl`."""
 
     policy_loss: PolicyLoss  # called with `options`
+    needs: Loss  # what it asks of a job
     options: Mapping[str, JsonValue]
     aggregation: Aggregation  # how all terms are added up
     # for the engine, by the policy in the update; None for none, or for one that was made
@@ -96,6 +98,7 @@ class PolicyObjective:
             correction = Correction.of(**spec.rollout_correction.model_dump(by_alias=False))
         return cls(
             policy_loss=policy_loss_of(spec.policy_loss),
+            needs=spec.policy_loss.loss,
             options=spec.policy_loss.settings(),
             aggregation=Aggregation.of(spec, max_response_tokens),
             correction=correction,
@@ -149,7 +152,7 @@ class PolicyObjective:
         """
         assert rows.advantages is not None, "advantages come before the update"
         logprobs, entropy, *others = outputs
-        log_z = others.pop() if self.policy_loss.reads_log_z else None
+        log_z = others.pop() if self.needs.learns_log_z else None
         old = logprobs.detach() if rows.old_logprobs is None else rows.old_logprobs
         output, loss = self._policy_term(logprobs, old, log_z, rows, denominators)
         parts = LossParts(loss, {"actor/pg_loss": loss.item()}, tokens=int(rows.mask.sum()))
@@ -207,7 +210,7 @@ class PolicyObjective:
         output = self.policy_loss.compute(inputs, **self.options)
         loss = output.loss
         if weights is not None:
-            of_rows = self.policy_loss.is_of_rows
+            of_rows = self.needs.is_of_rows
             loss = loss * (row_weights(weights, mask, rows.lengths) if of_rows else weights)
         if self.off_policy_threshold is not None:
             is_left_out = off_policy(

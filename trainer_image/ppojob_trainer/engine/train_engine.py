@@ -197,7 +197,7 @@ class TrainEngine(ForwardEngine):
             batch,
             head_of and head_of(batch),
             router_losses=losses,
-            with_log_z=isinstance(objective, PolicyObjective) and objective.policy_loss.reads_log_z,
+            with_log_z=isinstance(objective, PolicyObjective) and objective.needs.learns_log_z,
         )
         if not self._stage.ranks.is_last:
             return passed, None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_api.v1alpha1.policy_loss import Loss
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import read_config
@@ -378,6 +379,14 @@ def count_adapters(lora: LoraSpec | None, folder: str) -> int:
     if lora is None or (sizes := sizes_of(folder)) is None:
         return 0
     return sum(map(prod, adapter_shapes(sizes, lora).values()))
+
+
+def count_log_partition(loss: Loss, folder: str) -> int:
+    """Numbers in the network of log Z; 0 for a loss that learns none, as in `count_adapters`."""
+    if not loss.learns_log_z or (sizes := sizes_of(folder)) is None:
+        return 0
+    layer, norm = sizes.hidden * (sizes.hidden + 1), 2 * sizes.hidden
+    return 2 * (layer + norm) + sizes.hidden + 1
 
 
 def sizes_of(folder: str) -> Sizes | None:

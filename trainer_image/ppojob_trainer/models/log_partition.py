@@ -55,8 +55,9 @@ def add_log_partition(model: nn.Module) -> None:
     """
     weight = model.get_input_embeddings().weight  # type: ignore[operator]
     kind = next(p.dtype for p in model.parameters() if p.requires_grad)
-    network = LogPartition(weight.shape[1])
-    setattr(model, NAME, network.to(device=weight.device, dtype=kind))
+    with torch.device("meta"):
+        network = LogPartition(weight.shape[1]).to(kind)
+    setattr(model, NAME, network.to_empty(device=weight.device))
 
 
 def draw_log_partition(model: nn.Module, seed: int) -> None:

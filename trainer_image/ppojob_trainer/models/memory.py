@@ -13,10 +13,15 @@ from typing import Final
 
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import JudgeSpec
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.models.architectures import HEAD, count_adapters, sizes_of
+from ppojob_trainer.models.architectures import (
+    HEAD,
+    count_adapters,
+    count_log_partition,
+    sizes_of,
+)
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.weight_files import read_weights
 
@@ -168,7 +173,6 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     assert shards is not None, "a resolved configuration says how many shards"
     layout = pods.parallelism
     ranks = shards * layout.sequence * layout.tensor * layout.pipeline
-    policy = parameters.get(spec.model.path, 0)
     actor, critic, lora = spec.roles.actor_rollout, spec.critic, spec.model.lora
 
     def part(dtype: str, count: int, offload: Collection[str], moments: int | None = None) -> Held:
@@ -184,9 +188,9 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     if "actorRollout" in living and spec.steps.trains:
         moments = spec.optimizer.moments
         whole = moments if lora is None else None
-        count = policy + parameters.get(TOWER, 0)
+        count, adapters = _trained(spec, parameters)
         found["policy"] = part(spec.model.dtype, count, actor.offload, whole)
-        found["adapters"] = part(*_adapters(lora, spec.model.path, actor.offload), moments)
+        found["adapters"] = part(*_adapters(adapters, actor.offload), moments)
     if "actorRollout" in living:
         found |= engine
     # With adapters the policy is its own reference.
@@ -205,7 +209,9 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         if compares and (critic.lora is None or len(spec.critic_paths) > 1):
             other = parameters.get(spec.critic_paths[-1], 0)
             found["critic's reference"] = part(spec.model.dtype, other, offload)
-        found["critic's adapters"] = part(*_adapters(critic.lora, path, offload), moments)
+        found["critic's adapters"] = part(
+            *_adapters(count_adapters(critic.lora, path), offload), moments
+        )
     model, judge = spec.reward_model, spec.roles.reward_model
     if "rewardModel" in living and model is not None and judge is not None:
         count = parameters.get(model.path, 0)
@@ -239,11 +245,19 @@ def _one_at_work(models: Sequence[Held]) -> Held:
     )
 
 
-def _adapters(
-    lora: LoraSpec | None, folder: str, offload: Collection[str]
-) -> tuple[str, int, Collection[str]]:
+def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]:
+    """Numbers of the policy and of its adapters; log Z's network is with those that are trained."""
+    model = spec.model
+    count = parameters.get(model.path, 0) + parameters.get(TOWER, 0)
+    log_z = count_log_partition(spec.algorithm.policy_loss.loss, model.path)
+    if model.lora is None:
+        return count + log_z, 0
+    return count, count_adapters(model.lora, model.path) + log_z
+
+
+def _adapters(count: int, offload: Collection[str]) -> tuple[str, int, Collection[str]]:
     """Type, number and offload of adapters, which are small and of which only moments leave."""
-    return "float32", count_adapters(lora, folder), [one for one in offload if one != "weights"]
+    return "float32", count, [one for one in offload if one != "weights"]
 
 
 def _engine(config: RunConfig, parameters: Mapping[str, int], *, leaves: bool) -> dict[str, Held]:

@@ -122,23 +122,22 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
     tower = TOWER.rstrip(".")
     if heads.pop(tower, None) is not None and not ranks.is_first:
         setattr(model, tower, HandsOn())
-    is_tied = any(
-        base.embed_tokens.weight is getattr(head, "weight", None) for head in heads.values()
-    )
+    embedding = base.embed_tokens.weight
+    tied = {name for name, head in heads.items() if getattr(head, "weight", None) is embedding}
     own = layers_of(ranks.number, range(ranks.size), layers)
     for layer in range(layers):
         if layer not in own:
             base.layers[layer] = HandsOn()
-    if not ranks.is_first and not (is_tied and ranks.is_last):
+    if not ranks.is_first and not (tied and ranks.is_last):
         base.embed_tokens = HandsOn()
     if not ranks.is_first and hasattr(base, "embedding_multiplier"):
         base.embedding_multiplier = 1.0  # Granite's, which the first stage has multiplied by
     if not ranks.is_last:
         base.norm = HandsOn()
-    if not ranks.is_last and not (is_tied and ranks.is_first):
-        for name in heads:
+    if not ranks.is_last:
+        for name in heads.keys() - (tied if ranks.is_first else set()):
             setattr(model, name, HandsOn())
-    return is_tied
+    return bool(tied)
 
 
 def shared_embedding(model: nn.Module) -> nn.Parameter | None:

@@ -91,6 +91,15 @@ def test_settings_of_the_command_line_count_last() -> None:
     assert "kl" not in job["spec"]["algorithm"]
 
 
+def test_the_trainer_before_v1_trains_on_all_that_it_fetches_and_filters_nothing() -> None:
+    told = run("dapo.sh", "--plain", "trainer.use_v1=False")
+    job = manifest.read_bytes(told.stdout.encode(), "job").value
+    assert isinstance(job, dict)
+    assert job["spec"]["algorithm"]["promptsPerStep"] == 96
+    assert "dynamicSampling" not in job["spec"]["algorithm"]
+    assert "filter_groups.enable=true: this trainer reads it nowhere" in told.stderr
+
+
 def test_forks_of_early_2025_charge_the_kl_in_the_reward_unless_in_the_loss() -> None:
     line = (
         "data.train_files=a.parquet actor_rollout_ref.model.path=m algorithm.kl_ctrl.kl_coef=0.002"

@@ -77,15 +77,11 @@ class PolicyLoss:
         metrics: names of what `LossOutput.metrics` holds: a rank without rows has to know them.
         vanishes_without_advantage: a row whose advantages are all zero has no gradient, and changes
             that of no other, so an update may leave it out.
-        is_of_rows: it is one number a response, so weights of tokens count by their mean over it.
-        reads_log_z: it reads log Z of each prompt, which a network beside the policy learns by it.
     """
 
     compute: Callable[..., LossOutput]
     metrics: tuple[str, ...]
     vanishes_without_advantage: bool = False
-    is_of_rows: bool = False
-    reads_log_z: bool = False
 
 
 def bounded(log_ratio: Tensor) -> Tensor:

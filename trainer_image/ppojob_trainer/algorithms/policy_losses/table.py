@@ -39,17 +39,15 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "gpg": PolicyLoss(gpg, (_KL,), vanishes_without_advantage=True),
     "clip_cov": PolicyLoss(clip_cov, (_CLIPPED, _CHOSEN, _KL)),
     "kl_cov": PolicyLoss(kl_cov, (_CHOSEN, _KL)),
-    "geo_mean": PolicyLoss(
-        geo_mean, (_CLIPPED, _KL), vanishes_without_advantage=True, is_of_rows=True
-    ),
+    "geo_mean": PolicyLoss(geo_mean, (_CLIPPED, _KL), vanishes_without_advantage=True),
     "dro": PolicyLoss(dro, (_KL,)),
     "cispo": PolicyLoss(cispo, (_CLIPPED, _KL), vanishes_without_advantage=True),
     "vespo": PolicyLoss(vespo, (_KL,), vanishes_without_advantage=True),
     "prime_rl": PolicyLoss(prime_rl, (_CLIPPED, _KL)),
     "ipo": PolicyLoss(ipo, (_CLIPPED, _KL)),
-    "gvpo": PolicyLoss(gvpo, (_KL,), is_of_rows=True),
-    "trajectory_balance": PolicyLoss(trajectory_balance, (_KL, _LOG_Z), is_of_rows=True),
-    "flowrl": PolicyLoss(flowrl, (_KL, _LOG_Z), is_of_rows=True, reads_log_z=True),
+    "gvpo": PolicyLoss(gvpo, (_KL,)),
+    "trajectory_balance": PolicyLoss(trajectory_balance, (_KL, _LOG_Z)),
+    "flowrl": PolicyLoss(flowrl, (_KL, _LOG_Z)),
     "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True),
 }
 """Every policy loss by the name of `spec.algorithm.policyLoss.type`."""
