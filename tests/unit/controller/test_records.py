@@ -92,3 +92,9 @@ def test_rows_that_ask_the_same_are_one_prompt() -> None:
     assert first[0] == again[0]
     assert len({first[0], shown[0], other[0]}) == 3
     assert [scores for _, scores in (first, again, shown, other)] == [[0.5], [1.5], [2.5], [3.5]]
+
+
+def test_a_visit_has_the_scores_of_rows_with_trained_tokens() -> None:
+    without = msgspec.structs.replace(ADVANTAGED, without_tokens=[1, 2, 3])
+    scores = [scores for _, scores in StepResult(batch(2, 2, set()), without, {}).visits]
+    assert scores == [[0.5], []]

@@ -178,11 +178,11 @@ class StepResult:
         """The prompts that were trained on, by what they ask, with what rows earned."""
         if self.advantaged is None:
             return
-        earned, dropped = self.advantaged.row_rewards, set(self.dropped)
+        earned, without = self.advantaged.row_rewards, set(self.advantaged.without_tokens)
         for position, prompt in enumerate(self.batch.prompts):
             first = position * self.batch.samples
             rows = range(first, first + self.batch.samples)
-            yield prompt.asks, [earned[row] for row in rows if row not in dropped]
+            yield prompt.asks, [earned[row] for row in rows if row not in without]
 
     @property
     def scores(self) -> list[float]:
