@@ -75,9 +75,10 @@ def check_length(job: PPOJob, rows: int) -> list[Problem]:
 
 
 def length_warnings(job: PPOJob, rows: int) -> list[Problem]:
-    """What `warnings` would tell of a good job with as many steps as so many prompts give it."""
+    """What is worth knowing of a good job beside `warnings`, as it has so many prompts."""
     known = _with_steps(job, rows)
-    return [] if known is None else list(schedule.after_the_end(known))
+    late = [] if known is None else list(schedule.after_the_end(known))
+    return [*late, *schedule.values_without_use(job, rows)]
 
 
 def _with_steps(job: PPOJob, rows: int) -> PPOJob | None:

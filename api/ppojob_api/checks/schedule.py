@@ -112,6 +112,23 @@ def after_the_end(job: PPOJob) -> Iterator[Problem]:
             yield Problem(where, shown(step), why, "at most steps.total", ReasonCode.OUT_OF_RANGE)
 
 
+def values_without_use(job: PPOJob, rows: int) -> Iterator[Problem]:
+    """Earlier scores of prompts as a baseline, in a run that draws none of so many rows again.
+
+    A job may run so: its rows may ask the same.
+    """
+    spec = job.spec
+    drawn = steps_of_run(spec, rows) * spec.algorithm.prompts_per_step
+    is_mixed = any(file.weight is not None for file in spec.data.train)
+    if spec.algorithm.type == "spo" and not is_mixed and 0 < drawn <= rows:
+        why = (
+            f"no row of {rows} is drawn twice, and a prompt of one row has no earlier score to be "
+            "compared with"
+        )
+        allowed = "more steps or epochs, or another type"
+        yield Problem("spec.algorithm.type", shown("spo"), why, allowed, ReasonCode.NO_EFFECT)
+
+
 def ranks_without_work(job: PPOJob) -> Iterator[Problem]:
     """Ranks to be traced that no role has; a job may run so, and traces others or nothing."""
     topology = build(job.metadata.name, job.spec)

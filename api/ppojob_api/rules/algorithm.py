@@ -248,6 +248,12 @@ ALGORITHM_RULES = rules(
     when: has(self.dynamicSampling)
     must: self.type != 'remax'
 
+    spec.algorithm | dynamicSampling | NotInThisVersion
+        spo is to know of a prompt what all its responses scored, and dynamic sampling leaves out
+        those that are alike: not in this version; remove it
+    when: has(self.dynamicSampling)
+    must: self.type != 'spo'
+
     spec.algorithm | miniBatchPrompts | OutOfRange
         it does not cut promptsPerStep ${self.promptsPerStep} into equal parts; a divisor of it
     when: has(self.miniBatchPrompts)

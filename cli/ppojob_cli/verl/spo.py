@@ -13,7 +13,7 @@ def is_on(verl: Verl) -> bool:
 
 
 def tracked_values(verl: Verl, job: Draft) -> None:
-    """The estimator, and how it forgets; which prompts are drawn is told."""
+    """The estimator, how it forgets and where it begins; what differs is told."""
     job.set("spec.algorithm.type", "spo", f"{_TRACKING}.enable")
     kind, decay = f"{_TRACKING}.rho.type", f"{_TRACKING}.rho.value"
     if verl[kind] == "constant":
@@ -23,6 +23,26 @@ def tracked_values(verl: Verl, job: Draft) -> None:
         why = "what was known of a prompt fades by a constant at each visit"
         job.leave_out(why, kind)
         job.note(f"{why} here, by the KL since the last one there", f"{_TRACKING}.enable")
-    prompts = "data.gen_batch_size"
-    if verl.is_given(prompts) and verl[prompts] != verl["data.train_batch_size"]:
-        job.leave_out("prompts are drawn in their order, and not by how sure they are", prompts)
+    drawn = f"{_TRACKING}.offline_N"
+    if verl[drawn] == 0:
+        job.keep(drawn)
+        why = "with offline_N=0 all prompts are known alike at first, as here"
+        job.leave_out(why, f"{_TRACKING}.offline_values", changes_numbers=False)
+    if verl["algorithm.use_kl_in_reward"]:
+        why = "advantages there are without that KL; without spec.algorithm.kl they are here"
+        job.note(why, "algorithm.use_kl_in_reward")
+    _prompts(verl, job)
+
+
+def _prompts(verl: Verl, job: Draft) -> None:
+    """A step chooses among all that it reads there, so passes over the data are longer."""
+    fetched, kept = "data.gen_batch_size", "data.train_batch_size"
+    if not verl.is_given(fetched) or verl[fetched] == verl[kept]:
+        return
+    job.leave_out("prompts are drawn in their order, and not by how sure they are", fetched)
+    if not verl.is_given("trainer.total_training_steps"):
+        why = (
+            f"a step there reads {verl[fetched]} prompts and trains on {verl[kept]}, so a pass "
+            "there has fewer steps than here; write spec.steps.total"
+        )
+        job.note(why, "trainer.total_epochs")

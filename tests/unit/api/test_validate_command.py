@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.validation import warnings
+from ppojob_api.validation import length_warnings, warnings
 from ppojob_cli.plan import plan
 from ppojob_cli.validate import load_job, validate, validate_file
 from ppojob_trainer.errors import ConfigError
@@ -218,6 +218,17 @@ def test_engines_that_draw_nothing_are_told(files: Path, ranks: int, tensor: int
     told = warnings(load_job(files / "one.yaml", changes))
     assert [one.where for one in told] == ["spec.algorithm.promptsPerStep"] * bool(idle)
     assert not idle or f"so {idle} of them draw none" in str(told[0])
+
+
+def test_earlier_scores_that_a_run_never_reads_are_told(files: Path) -> None:
+    """Of 320 rows 20 steps of 16 prompts draw each once."""
+    spo = "spec.algorithm.type=spo"
+    told = length_warnings(load_job(files / "one.yaml", [spo]), 320)
+    assert [one.where for one in told] == ["spec.algorithm.type"]
+    assert length_warnings(load_job(files / "one.yaml", [spo]), 319) == []
+    assert length_warnings(load_job(files / "one.yaml", []), 320) == []
+    mixed = "spec.data.train=[{path: a.parquet, weight: 1}, {path: b.parquet, weight: 9}]"
+    assert length_warnings(load_job(files / "one.yaml", [spo, mixed]), 320) == []
 
 
 def test_a_job_that_only_validates_has_no_updates_to_lose(files: Path) -> None:

@@ -78,3 +78,23 @@ def test_of_a_dropped_row_failures_count_alone() -> None:
     result = StepResult(made, ADVANTAGED, {}, dropped=[1])
     assert result.scores == [1.0, 0.5]
     assert step_rows(result).extras == [kept, {"f/failed": 1.0, "dropped": 1.0}, kept]
+
+
+def test_rows_that_ask_the_same_are_one_prompt() -> None:
+    """As in files that hold each question many times: it is known by what it asks."""
+    asked = [((5, 6), b""), ((5, 6), b""), ((5, 6), b"picture"), ((56,), b"")]
+    made = batch(len(asked), 1, set())
+    made.prompts = [
+        PromptRow(number, tokens, "a", "b", "c", {}, pictures=pictures)
+        for number, (tokens, pictures) in enumerate(asked)
+    ]
+    first, again, shown, other = StepResult(made, ADVANTAGED, {}).visits
+    assert first[0] == again[0]
+    assert len({first[0], shown[0], other[0]}) == 3
+    assert [scores for _, scores in (first, again, shown, other)] == [[0.5], [1.5], [2.5], [3.5]]
+
+
+def test_a_visit_has_the_scores_of_rows_with_trained_tokens() -> None:
+    without = msgspec.structs.replace(ADVANTAGED, without_tokens=[1, 2, 3])
+    scores = [scores for _, scores in StepResult(batch(2, 2, set()), without, {}).visits]
+    assert scores == [[0.5], []]

@@ -63,6 +63,7 @@ def test_a_row_that_is_left_out_is_compared_with_nothing(rows: BatchRows):
     assert rows.mine.mask.all()
     assert rows.staged([0, 1, 2], ("advantages",)).mask.tolist() == kept
     assert answer.row_rewards == [3, 0, 1, 0, 0, 0]
+    assert answer.without_tokens == [1, 4, 5]
     alone = rows.mine.advantages.clone()
     rows.mine.mask = torch.tensor(kept)
     add_advantages(SPEC, rows, Advantages([3, -100, 1, 0, 100, 5], 0.0))

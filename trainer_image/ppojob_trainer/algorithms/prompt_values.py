@@ -25,7 +25,7 @@ def after_visits(
     *,
     decay: float,
 ) -> dict[str, Belief]:
-    """The beliefs of the prompts that a step has drawn, by their numbers in the data.
+    """The beliefs of the prompts that a step has drawn, by what they ask.
 
     Single-stream Policy Optimization (arXiv:2509.13232), its value tracker, with ρ the same for
     all: `α ← ρ α + Σ s`, `β ← ρ β + Σ (1 - s)` over the scores s of the visit. A score outside of

@@ -84,8 +84,8 @@ class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
 class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
     """A step has trained the models, and the validation behind it failed: the run ends in it.
 
-    A checkpoint of the state follows. The step has no line of metrics until a later controller has
-    validated.
+    A checkpoint of the state follows, which has the values of prompts. The step has no line of
+    metrics until a later controller has validated.
     """
 
     progress: Progress
@@ -101,7 +101,8 @@ class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
 class CheckpointBegun(_Event, frozen=True, kw_only=True, tag="checkpoint_begun"):
     """Ranks have copied a state and write it beside the steps that follow.
 
-    `files` are those of it that are on the disk already.
+    `files` are those of it that are on the disk already. The values of prompts are those of the
+    events before it.
     """
 
     progress: Progress

@@ -55,8 +55,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         metrics_lines: lines of metrics.jsonl up to this step; fewer than that is a gap.
         tokens: prompt and response tokens of all steps so far.
         seconds: wall time of all steps so far, without steps that were thrown away.
-        prompt_values: α and β of what each prompt that was drawn is known to score, by its number
-            in the data; empty where the job keeps none. A step's event has those that it changed.
+        prompt_values: α and β of what each prompt that was drawn is known to score, by the digest
+            of what it asks; empty where the job keeps none. Of the journal's events that of a step
+            has those that it changed, and that of a resumed job all; others have none.
     """
 
     step: int

@@ -24,7 +24,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
-from ppojob_trainer.controller.position import Position
+from ppojob_trainer.controller.position import Position, without_values
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint, RoleLost, StorageError
 from ppojob_trainer.rpc.client import Pending
@@ -170,8 +170,10 @@ class Checkpoints:
             if not in_background:
                 self._complete(pending, progress, files)
                 return
-            begun = CheckpointBegun(time=time.time(), progress=progress, files=tuple(files))
-            self.journal.append(begun)
+            told = without_values(progress)
+            self.journal.append(
+                CheckpointBegun(time=time.time(), progress=told, files=tuple(files))
+            )
             self._begun = _UnderWay(pending, progress, files, rewinds)
         except StorageError:
             self._failures += 1

@@ -23,7 +23,6 @@ from functools import partial
 import msgspec
 
 from ppojob_api.run_layout import EXPORT_FOLDER
-from ppojob_api.v1alpha1.estimators import SpoSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
@@ -34,7 +33,7 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.learning_signal import LearningSignal
-from ppojob_trainer.controller.position import changes
+from ppojob_trainer.controller.position import changes, without_values
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -266,9 +265,8 @@ class Loop:
             with timer("testing"):
                 return self._validate(progress.step)
         except RewardFailed as failure:
-            self.journal.append(
-                StepTrained(time=time.time(), progress=progress, metrics=dict(metrics))
-            )
+            told = without_values(progress)
+            self.journal.append(StepTrained(time=time.time(), progress=told, metrics=dict(metrics)))
             raise self._after_checkpoint(failure, progress) from failure
 
     def _late_validation(self, progress: Progress, owed: StepTrained) -> Outcome:
@@ -367,11 +365,9 @@ class Loop:
         )
 
     def _next_values(self, progress: Progress, result: StepResult) -> dict[str, Belief]:
-        algorithm = self.spec.algorithm
-        if not algorithm.estimator.tracks_values:
+        if (spo := self.spec.algorithm.spo) is None:
             return progress.prompt_values
-        decay = (algorithm.spo or SpoSpec()).decay
-        visited = after_visits(progress.prompt_values, result.visits, decay=decay)
+        visited = after_visits(progress.prompt_values, result.visits, decay=spo.decay)
         return {**progress.prompt_values, **visited}
 
     def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:

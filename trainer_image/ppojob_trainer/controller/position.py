@@ -1,10 +1,11 @@
 """Where a restarted controller finds its job: a pure reading of the journal."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from ppojob_trainer.algorithms.prompt_values import Belief
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
     CheckpointBegun,
@@ -67,10 +68,12 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
             case Resumed():
                 progress = event.progress
             case StepDone():
-                progress = _after(progress, event.progress)
+                progress = event.progress
                 unvalidated = None
             case StepTrained():
                 unvalidated = event
+    if progress is not None:
+        progress = _with_values(progress, events)
     found = controller_attempt, role_attempts, progress, rewinds, unvalidated
     return Position(*found, *_unsaved(events))
 
@@ -82,24 +85,43 @@ def changes(before: Progress, after: Progress) -> Progress:
     return msgspec.structs.replace(after, prompt_values=changed)
 
 
-def _after(before: Progress | None, told: Progress) -> Progress:
-    """The state that `changes` were told of."""
-    known = {} if before is None else before.prompt_values
-    return msgspec.structs.replace(told, prompt_values={**known, **told.prompt_values})
+def without_values(progress: Progress) -> Progress:
+    """A state as events have it that change no values of prompts."""
+    return msgspec.structs.replace(progress, prompt_values={})
 
 
-def _unsaved(events: Iterable[Event]) -> tuple[CheckpointBegun | None, int | None]:
-    """What ranks were writing beside the steps, and what they left unsaved."""
-    begun: CheckpointBegun | None = None
-    left: int | None = None
+def _with_values(progress: Progress, events: Iterable[Event]) -> Progress:
+    """A state as it was behind these events."""
+    known: dict[str, Belief] = {}
     for event in events:
         match event:
+            case Resumed():
+                known = dict(event.progress.prompt_values)
+            case StepDone():
+                known.update(event.progress.prompt_values)
+    return msgspec.structs.replace(progress, prompt_values=known)
+
+
+def _unsaved(events: Sequence[Event]) -> tuple[CheckpointBegun | None, int | None]:
+    """What ranks were writing beside the steps, and what they left unsaved."""
+    begun: int | None = None
+    left: int | None = None
+    for place, event in enumerate(events):
+        match event:
             case CheckpointBegun():
-                begun = event
+                begun = place
             case CheckpointSaved():
                 begun = None
             case CheckpointLeft():
                 begun, left = None, event.step
             case Rewound():
                 begun = left = None
-    return begun, left
+    return None if begun is None else _whole(events, begun), left
+
+
+def _whole(events: Sequence[Event], place: int) -> CheckpointBegun:
+    """A checkpoint that was begun, with the values of prompts that it is to have."""
+    event = events[place]
+    assert isinstance(event, CheckpointBegun)
+    progress = _with_values(event.progress, events[:place])
+    return msgspec.structs.replace(event, progress=progress)

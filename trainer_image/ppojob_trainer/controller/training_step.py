@@ -175,14 +175,14 @@ class StepResult:
 
     @property
     def visits(self) -> Iterator[tuple[str, list[float]]]:
-        """The prompts that were trained on, by their numbers in the data, with what rows earned."""
+        """The prompts that were trained on, by what they ask, with what rows earned."""
         if self.advantaged is None:
             return
-        earned, dropped = self.advantaged.row_rewards, set(self.dropped)
+        earned, without = self.advantaged.row_rewards, set(self.advantaged.without_tokens)
         for position, prompt in enumerate(self.batch.prompts):
             first = position * self.batch.samples
             rows = range(first, first + self.batch.samples)
-            yield str(prompt.index), [earned[row] for row in rows if row not in dropped]
+            yield prompt.asks, [earned[row] for row in rows if row not in without]
 
     @property
     def scores(self) -> list[float]:
@@ -219,7 +219,7 @@ class TrainingStep:
     ) -> StepResult:
         """Do the step; afterwards the rollout engine holds the weights of version `step`.
 
-        `beliefs` are what prompts were known to score, by their numbers in the data.
+        `beliefs` are what prompts were known to score, by what they ask.
         """
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
@@ -339,7 +339,7 @@ class TrainingStep:
         """(prompts,) what each was known to score; none where no estimator reads it."""
         if not self.spec.algorithm.estimator.tracks_values:
             return []
-        return [beliefs.get(str(prompt.index), PRIOR) for prompt in batch.prompts]
+        return [beliefs.get(prompt.asks, PRIOR) for prompt in batch.prompts]
 
     def _shaped(self, batch: Batch) -> list[float]:
         """(rows,) the scores as estimators get them."""

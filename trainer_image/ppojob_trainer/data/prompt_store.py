@@ -1,6 +1,7 @@
 """Prompts between their files and the steps: read, checked and tokenised once, found by number."""
 
 import base64
+import hashlib
 import json
 import os
 import tempfile
@@ -60,6 +61,13 @@ class PromptRow:
     agent: str = ""
     answers: tuple[tuple[AnswerPart, ...], ...] = ()
     pictures: bytes = b""
+
+    @property
+    def asks(self) -> str:
+        """Digest of what is asked: rows of the same tokens and pictures have the same."""
+        digest = hashlib.blake2b(json.dumps(self.token_ids).encode(), digest_size=8)
+        digest.update(self.pictures)
+        return digest.hexdigest()
 
     @property
     def shown_prompt(self) -> Prompt:

@@ -111,6 +111,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         told=told,
         kl=kl,
         row_advantages=row_mean(estimated.advantages, kept, lengths).tolist(),
+        without_tokens=(row_count(mask, lengths) == 0).nonzero().flatten().tolist(),
     )
     if spec.algorithm.estimator.critic != "value":
         return answer

@@ -100,6 +100,19 @@ def test_the_trainer_before_v1_trains_on_all_that_it_fetches_and_filters_nothing
     assert "filter_groups.enable=true: this trainer reads it nowhere" in told.stderr
 
 
+def test_spo_is_told_where_its_recipe_counts_otherwise() -> None:
+    assert "trainer.total_epochs: got 500: a step there reads 14000" in run("spo.sh").stderr
+    alike = ("trainer.spo.offline_N=0", "data.gen_batch_size=1024")
+    kl = ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1")
+    told = run("spo.sh", *alike, *kl)
+    assert told.exit_code == 0, "no number depends on what is left out"
+    assert "total_epochs" not in told.stderr
+    assert "use_kl_in_reward: got true: advantages there are without that KL" in told.stderr
+    assert 'offline_values="values.json": with offline_N=0 all prompts' in told.stderr
+    steps = run("spo.sh", "trainer.total_training_steps=100")
+    assert "total_epochs: got 500: a step there" not in steps.stderr
+
+
 def test_forks_of_early_2025_charge_the_kl_in_the_reward_unless_in_the_loss() -> None:
     line = (
         "data.train_files=a.parquet actor_rollout_ref.model.path=m algorithm.kl_ctrl.kl_coef=0.002"

@@ -56,6 +56,7 @@ class Advantaged(msgspec.Struct, frozen=True):
         tokens_owned: (ranks,) tokens of the rows that each rank generated.
         tokens_computed: (ranks,) tokens of the rows that each rank computes where the batch is one.
         row_advantages: (rows,) mean over the trained tokens of each.
+        without_tokens: the rows of which no token is trained, which have no score then.
     """
 
     row_rewards: list[float]
@@ -69,6 +70,7 @@ class Advantaged(msgspec.Struct, frozen=True):
     values: Spread | None = None
     explained_variance: float | None = None
     row_advantages: list[float] = []
+    without_tokens: list[int] = []
 
 
 class Update(msgspec.Struct, frozen=True):
