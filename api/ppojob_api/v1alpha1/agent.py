@@ -39,8 +39,8 @@ class UserSource(CodeSource):
     """Where the code of an interaction comes from; one of path and configMap."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Function, or class with verl's `generate_response`, in that file; absent: the interaction's
-    name."""
+    """Function, or class with verl's `generate_response`, in that file; one that yields is a loop
+    around the model; absent: the interaction's name."""
 
 
 class ToolSource(CodeSource):

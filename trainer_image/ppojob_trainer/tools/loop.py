@@ -62,13 +62,10 @@ def _answer(
     for before in conversation.spoken:
         if not ended:
             ended, value = _sent(loop, str(heard[before.behind - 1]["content"]))
-        reply = None if ended else _read(value)
+        words, begins = ([], False) if ended else _words(_read(value))
         then = heard[before.behind : before.behind + before.messages]
-        if reply is None or (_messages(reply), bool(reply.context)) != (
-            then,
-            before.begins_context,
-        ):
-            got = "its end" if reply is None else shown(_messages(reply))
+        if (words, begins) != (then, before.begins_context):
+            got = "its end" if ended else shown(words)
             why = f"where it said {shown(then)} before; the same words to the same turns"
             raise BadResult("BadAnswer", got, why)
     if not ended:
@@ -96,5 +93,8 @@ def _read(value: object) -> Reply:
     return read_reply((False, said, score))
 
 
-def _messages(reply: Reply) -> list[Message]:
-    return reply.context or [{"role": "user", "content": reply.text}]
+def _words(reply: Reply) -> tuple[list[Message], bool]:
+    """The messages of a reply, and whether they begin a context."""
+    if reply.context:
+        return list(reply.context), True
+    return [{"role": "user", "content": reply.text}], False
