@@ -20,7 +20,8 @@ JUDGE = """
 import random
 
 def judge(data_source, solution_str, ground_truth, extra_info):
-    return {"score": random.random(), "style": random.random(), "words": 100 * random.random()}
+    style, words = (random.randrange(10**6) for _ in range(2))  # far apart beside any epsilon
+    return {"score": random.random(), "style": style, "words": 100 * words}
 """
 STEPS, PROMPTS, SAMPLES = 3, 4, 2
 
