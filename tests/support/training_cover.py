@@ -175,4 +175,6 @@ def _is_refused(layout: str, model: str) -> bool:
     dims, family = LAYOUTS[layout], TABLE.get(model)
     if dims.pipeline > 1 and model == "gemma4_text":  # whose layers take keys of others
         return True
+    if dims.pipeline > 2 and model == "seeing_3":  # whose pictures come behind three layers
+        return True
     return dims.tensor > 1 and family is not None and bool(family.uncut)
