@@ -275,7 +275,7 @@ def test_a_context_that_does_not_fit_or_is_refused_ends_the_row() -> None:
         one.take(Finished(one.name, (8, 9, 4), (0.0,) * 3, "stop", 0))
         context = msgspec.json.encode([{"role": "user", "content": word} for word in words.split()])
         call = ToolCall("critic", "", to_user=True)
-        one.answer([call], [one.readable(ToolAnswer("", context=context))])
+        one.answer([call], [ToolAnswer("", context=context)])
         return one
 
     fits = answered("1 2 3", tokens=9)

@@ -132,15 +132,15 @@ class Driver:
             episode.reply(waiting.wanted.reply)
             del self._waiting[number]
             return
-        answers = [episode.readable(one) for one in self._tools.answers(waiting.started)]
+        turn = episode.state.answered + 1
+        answers = episode.answer(calls, self._tools.answers(waiting.started))
         for call, answer in zip(calls, answers, strict=True):
             if self.fails and answer.failure:
                 raise ToolFailed(
-                    f"spec.agent.toolFailure: got fail: turn {episode.state.answered + 1} of "
+                    f"spec.agent.toolFailure: got fail: turn {turn} of "
                     f"{episode.place}: a call of {shown(call.name)} failed ({answer.failure}): "
                     f"{answer.text}"
                 )
-        episode.answer(calls, answers)
         del self._waiting[number]
 
     def _step(self) -> None:

@@ -224,11 +224,14 @@ class Episode:
         heard = msgspec.json.encode(conversation).decode()
         return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
 
-    def answer(self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]) -> None:
+    def answer(
+        self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]
+    ) -> Sequence[ToolAnswer]:
         """Take in what the calls of its last turn gave, or what the user says to it.
 
         The row is over where the user ends the conversation, or the answers would leave the model
-        no token.
+        no token. Gives the answers as they count: a new context that the chat template refuses is
+        a failure that ends the row.
         """
         self.state.is_waiting = False
         segments = self.state.segments
@@ -236,8 +239,7 @@ class Episode:
             reward = sum(answer.reward for answer in answers)
             segments[-1] = replace(segments[-1], reward=reward)
         if calls[0].to_user:
-            self._answer_of_user(answers[0])
-            return
+            return [self._answer_of_user(answers[0])]
         self.state.answers += map(_without_words, answers)
         texts = [answer.text for answer in answers]
         for text in texts:
@@ -245,35 +247,30 @@ class Episode:
         held = [answer.pictures for answer in answers]
         given = self._form.answered(self.state.written, calls, texts, held)
         self._go_on(given, [file for one in held for file in unpacked(one)])
+        return answers
 
-    def _answer_of_user(self, answer: ToolAnswer) -> None:
+    def _answer_of_user(self, answer: ToolAnswer) -> ToolAnswer:
         """The user has spoken; its last words, which nobody answers, are not part of the row."""
-        self.state.of_user.append(_without_words(answer))
-        if answer.ends:
-            self.state.answered += 1
-            return
-        heard = self.state.conversation
-        assert heard is not None, "somebody said it"
-        if answer.context:
-            messages = _messages(answer.context)
-            heard.say(messages, begins_context=True)
-            self._begin_context(self._form.context(messages, self.tools))
-            return
-        heard.say([{"role": "user", "content": answer.text}])
-        self._go_on(self._form.heard(self.state.written, answer.text))
-
-    def readable(self, answer: ToolAnswer) -> ToolAnswer:
-        """An answer; where the chat template refuses a new context, a failure that ends the row."""
-        if not answer.context:
-            return answer
+        messages = _messages(answer.context) if answer.context else []
+        context: list[int] = []
         try:
-            self._form.context(_messages(answer.context), self.tools)
+            context = self._form.context(messages, self.tools) if messages else []
         except BadChatTemplate as refused:
             _LOG.warning("%s: a new context: %s", self.place, refused)
             text = f"a new context: {refused}"
-            return msgspec.structs.replace(
-                answer, text=text, failure="raised", ends=True, context=b""
-            )
+            answer = msgspec.structs.replace(answer, text=text, failure="raised", ends=True)
+        self.state.of_user.append(_without_words(answer))
+        if answer.ends:
+            self.state.answered += 1
+            return answer
+        heard = self.state.conversation
+        assert heard is not None, "somebody said it"
+        if messages:
+            heard.say(messages, begins_context=True)
+            self._begin_context(context)
+        else:
+            heard.say([{"role": "user", "content": answer.text}])
+            self._go_on(self._form.heard(self.state.written, answer.text))
         return answer
 
     def _begin_context(self, given: Sequence[int]) -> None:

@@ -183,15 +183,17 @@ class Generation:
         if turns is None:
             Driver(self.engine, None, is_enough=is_enough).run(episodes)
             return
-        tools = self._tools(step, rows, turns)
-        Driver(self.engine, tools, turns.delay, turns.fails, is_enough).run(episodes)
-
-    def _tools(self, step: int, rows: Sequence[Row], turns: Turns) -> RemoteTools:
         conversations = next(
             (row.batch.conversations for row in rows if row.batch.conversations),
             Conversations([], rewinds=0),
         )
         self.chat.tell_time(conversations.began)
+        tools = self._tools(conversations, step, rows, turns)
+        Driver(self.engine, tools, turns.delay, turns.fails, is_enough).run(episodes)
+
+    def _tools(
+        self, conversations: Conversations, step: int, rows: Sequence[Row], turns: Turns
+    ) -> RemoteTools:
         return RemoteTools(
             caller=self.caller,
             tools=[Peer("tools rank", at.host, at.port, "tools") for at in conversations.tools],
