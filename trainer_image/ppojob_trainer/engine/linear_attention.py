@@ -17,7 +17,7 @@ size, V value size, N chunks of C tokens, B inputs of the convolution at a token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layer_kinds import STATE, layer_kinds
-from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
+from ppojob_trainer.parallel.sequence import SequenceRanks
 
 CHUNK: Final = 64
 """Tokens of a chunk; of a shorter one the rest is padding."""
@@ -222,24 +222,12 @@ def faded(decay: Tensor) -> Tensor:
     return (decay @ summed.flatten(1)).exp().view(*decay.shape, -1)
 
 
-def compute_packed(
-    net: Any,
-    hidden_states: Tensor,
-    *,
-    attention_plans: HasChunks | None = None,
-    sequence_ranks: SequenceRanks = ALONE,
-    **options: Any,
-) -> Tensor:
+def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
     """The forward pass of a gated delta network of transformers, `net`, over packed rows.
 
-    States are (1, t, h) of this rank's run; plans are for all tokens, and each rank computes its
-    share of the heads. The keywords are those of `attend_packed`; without plans the pass is that of
-    transformers.
+    States are (t, h) of this rank's run, and so is what comes out; plans are for all tokens, and
+    each rank computes its share of the heads.
     """
-    if attention_plans is None:
-        padded: Tensor = type(net).forward(net, hidden_states, **options)
-        return padded
-    ranks, states = sequence_ranks, hidden_states[0]
     parts, gate, by, at = _projected(net, states)
     wide = torch.promote_types(states.dtype, torch.float32)
     rate = F.softplus(at.to(wide) + net.dt_bias.to(wide))
@@ -251,22 +239,26 @@ def compute_packed(
     filters = [
         part.chunk(ranks.size)[ranks.number] for part in net.conv1d.weight[:, 0].split(widths)
     ]
-    with torch.autocast(states.device.type, enabled=False):
-        mixed = torch.cat(ranks.dealt(*parts), dim=-1)
-        read: Tensor = checkpoint(
-            mix_rows,
-            mixed,
-            torch.cat(filters),
-            *ranks.dealt(decay, weight),
-            sizes,
-            attention_plans.chunks(net.conv_kernel_size - 1),
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        read = ranks.to_tokens(read.to(mixed.dtype))
+    mixed, plan = torch.cat(ranks.dealt(*parts), dim=-1), plans.chunks(net.conv_kernel_size - 1)
+    dealt = torch.cat(filters), *ranks.dealt(decay, weight)
+    read = computed_again(mix_rows, ranks, mixed, *dealt, sizes, plan)
     normed = net.norm(read.flatten(0, 1), gate.reshape(-1, net.head_v_dim))
-    output: Tensor = net.out_proj(normed.view(1, len(states), -1))
+    output: Tensor = net.out_proj(normed.view(len(states), -1))
     return output
+
+
+def computed_again(
+    mix: Callable[..., Tensor], ranks: SequenceRanks, mixed: Tensor, *others: Any
+) -> Tensor:
+    """What the tokens of a rank's run read, (t, H, V), by its heads' `mix` of all tokens.
+
+    That is computed again in the backward pass, and in the types that it chooses itself.
+    """
+    with torch.autocast(mixed.device.type, enabled=False):
+        read: Tensor = checkpoint(
+            mix, mixed, *others, use_reentrant=False, preserve_rng_state=False
+        )
+        return ranks.to_tokens(read.to(mixed.dtype))
 
 
 def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ and keys, V size of values, N chunks of C tokens, w of them in a wave, B inputs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import lcm
@@ -25,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ppojob_trainer.engine import linear_attention
@@ -33,6 +33,7 @@ from ppojob_trainer.engine.linear_attention import (
     ChunkPlan,
     HasChunks,
     HeadSizes,
+    computed_again,
     convolved,
     faded,
     of_chunks,
@@ -129,22 +130,11 @@ def _read_states(
     return within + torch.cat(outputs)
 
 
-def compute_packed(
-    net: Any,
-    hidden_states: Tensor,
-    *,
-    attention_plans: HasChunks | None = None,
-    sequence_ranks: SequenceRanks = ALONE,
-    **options: Any,
-) -> Tensor:
+def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
     """The forward pass of a Mamba-2 layer of transformers, `net`, over packed rows.
 
     Of a group that several ranks have heads of each has a copy. See `linear_attention`'s.
     """
-    if attention_plans is None:
-        padded: Tensor = type(net).forward(net, hidden_states, **options)
-        return padded
-    ranks, states = sequence_ranks, hidden_states[0]
     keys = net.n_groups * net.ssm_state_size
     widths = [net.intermediate_size, keys, keys]
     gate, *parts, rate = net.in_proj(states).split(
@@ -173,21 +163,11 @@ def compute_packed(
         net.ssm_state_size,
         net.head_dim,
     )
-    with torch.autocast(states.device.type, enabled=False):
-        mixed = torch.cat(ranks.dealt(*shares(*parts)), dim=-1)
-        read: Tensor = checkpoint(
-            mix_rows,
-            mixed,
-            *ranks.dealt(step, decay),
-            weights,
-            sizes,
-            attention_plans.chunks(net.conv_kernel_size - 1),
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        read = ranks.to_tokens(read.to(mixed.dtype))
+    mixed = torch.cat(ranks.dealt(*shares(*parts)), dim=-1)
+    plan = plans.chunks(net.conv_kernel_size - 1)
+    read = computed_again(mix_rows, ranks, mixed, *ranks.dealt(step, decay), weights, sizes, plan)
     output: Tensor = net.out_proj(net.norm(read.flatten(1), gate).to(states.dtype))
-    return output[None]
+    return output
 
 
 def use_packed_states(model: PreTrainedModel) -> None:
@@ -200,4 +180,23 @@ def use_packed_states(model: PreTrainedModel) -> None:
     for layer in base.layers:
         net: nn.Module | None = getattr(layer, kind.net, None)
         if net is not None and hasattr(net, "A_log"):
-            net.forward = partial(compute, net)
+            net.forward = partial(_forward, net, compute)
+
+
+def _forward(
+    net: Any,
+    compute: Callable[[Any, Tensor, HasChunks, SequenceRanks], Tensor],
+    hidden_states: Tensor,
+    *,
+    attention_plans: HasChunks | None = None,
+    sequence_ranks: SequenceRanks = ALONE,
+    **options: Any,
+) -> Tensor:
+    """A layer's forward pass, (1, t, h) to the same, with the keywords of `attend_packed`.
+
+    Without plans it is that of transformers.
+    """
+    if attention_plans is None:
+        padded: Tensor = type(net).forward(net, hidden_states, **options)
+        return padded
+    return compute(net, hidden_states[0], attention_plans, sequence_ranks)[None]
