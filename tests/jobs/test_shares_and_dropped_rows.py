@@ -1,4 +1,4 @@
-"""A job whose files have shares of each batch, and whose reward function leaves responses out."""
+"""A job whose files have shares of each batch, whose reward function and filter leave rows out."""
 
 import json
 from collections import Counter
@@ -18,7 +18,7 @@ def lengths(solution_strs, extra_infos, **rows):
 """
 
 
-def test_shares_hold_and_dropped_rows_are_not_trained_on(
+def test_shares_hold_and_rows_that_are_left_out_are_not_trained_on(
     run_through, tiny_job, tiny_data, tmp_path: Path, output: Path
 ):
     lines = Path(tiny_data["train"][0]["path"]).read_text().splitlines()
@@ -30,7 +30,12 @@ def test_shares_hold_and_dropped_rows_are_not_trained_on(
         train.append({"path": str(tmp_path / f"{name}.json"), "weight": 1})
     job = tiny_job(
         data={**tiny_data, "train": train, "validation": []},
-        algorithm={"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 3},
+        algorithm={
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 3,
+            "groupFilter": {"keep": 2, "metric": "score"},
+        },
         rewards=tiny_jobs.reward_at(tmp_path / "lengths.py", REWARD, onError="drop"),
         steps={"total": 3},
     )
@@ -44,11 +49,14 @@ def test_shares_hold_and_dropped_rows_are_not_trained_on(
         for row in kept[::3]:
             drawn[row["data_source"]].append(row["prompt_id"])
         assert line["reward_extra/dropped/mean"] == pytest.approx(1 / 12)
-        assert [row["reward"] for row in told] == [float(n) for n in range(12)]
-        assert told[0]["advantage"] == 0.0
-        # Of its group two are left, 1 and 2: they differ by a deviation, and are compared alone.
-        expected = pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
-        assert [row["advantage"] for row in told[1:3]] == expected
+        # The first row has no score, and the first of each other group has the lowest.
+        left = [n for n in range(12) if n % 3]
+        assert [row["reward"] for row in told] == [n if n in left else 0 for n in range(12)]
+        assert line["critic/score/mean"] == 6.0
+        assert line["critic/rewards/mean"] == sum(left) / 8
+        # Those that are kept differ by a deviation, and are compared alone.
+        expected = pytest.approx([0.0, -(0.5**0.5), 0.5**0.5] * 4, rel=1e-5)
+        assert [row["advantage"] for row in told] == expected
     # Three batches with two prompts each go once through the six rows of the first file.
     assert sorted(drawn["few"]) == list(range(6))
     assert len(set(drawn["many"])) == 6

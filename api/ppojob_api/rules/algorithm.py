@@ -150,6 +150,16 @@ ALGORITHM_RULES = rules(
     must: self.dynamicSampling.maxRounds * self.dynamicSampling.promptsPerRound
         >= self.promptsPerStep
 
+    spec.algorithm | groupFilter.keep | OutOfRange
+        all of them are kept; less than samplesPerPrompt ${self.samplesPerPrompt}
+    when: has(self.groupFilter)
+    must: self.groupFilter.keep < self.samplesPerPrompt
+
+    spec.algorithm | groupFilter.keep | OutOfRange
+        the estimator ${self.type} compares those that are kept with each other; at least 2
+    when: has(self.groupFilter) && self.type in $COMPARE_GROUPS
+    must: self.groupFilter.keep >= 2
+
     spec.algorithm.dynamicSampling | meanAbove | OutOfRange
         no mean is above it and below meanBelow ${self.meanBelow}; less than that
     when: has(self.meanAbove) && has(self.meanBelow)
@@ -248,10 +258,10 @@ ALGORITHM_RULES = rules(
     when: has(self.dynamicSampling)
     must: self.type != 'remax'
 
-    spec.algorithm | dynamicSampling | NotInThisVersion
-        spo is to know of a prompt what all its responses scored, and dynamic sampling leaves out
-        those that are alike: not in this version; remove it
-    when: has(self.dynamicSampling)
+    spec.algorithm | dynamicSampling groupFilter | NotInThisVersion
+        spo is to know of a prompt what all its responses scored, and this leaves some of them
+        out: not in this version; remove it
+    when: has(self.$FIELD)
     must: self.type != 'spo'
 
     spec.algorithm | miniBatchPrompts | OutOfRange
@@ -490,7 +500,8 @@ ALGORITHM_RULES = rules(
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling",
-    BESIDE_TEACHER="kl dynamicSampling resampling overlongPenalty scoreClip truncationPenalty",
+    BESIDE_TEACHER="kl dynamicSampling groupFilter resampling overlongPenalty scoreClip"
+    " truncationPenalty",
     COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),
@@ -501,8 +512,8 @@ ALGORITHM_RULES = rules(
     OF_ADVANTAGES="policyLoss rolloutCorrection entropyCoefficient entropyControl"
     " highEntropyShare offPolicyThreshold maskTruncated",
     OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
-    OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling resampling overlongPenalty"
-    " scoreClip truncationPenalty"
+    OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling groupFilter resampling"
+    " overlongPenalty scoreClip truncationPenalty"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated"
     " routerReplay kl",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"

@@ -161,6 +161,18 @@ class DynamicSamplingSpec(Section):
         return low, math.inf if self.mean_below is None else self.mean_below
 
 
+class GroupFilterSpec(Section):
+    """Train on some of the responses to each prompt alone (GFPO: arXiv:2508.09726)."""
+
+    keep: Annotated[int, Field(ge=1, le=65_535)]
+    """Responses to each prompt that are trained on. TRL: num_remains_in_group."""
+
+    metric: Annotated[str, Field(min_length=1, max_length=253)] = "length"
+    """Which they are. length: the shortest; score_per_token: those with the largest score a token;
+    score, or the name of a number that reward functions give beside it: those with the largest.
+    TRL: group_filter_func."""
+
+
 class ResamplingSpec(Section):
     """Draw the responses that updates train on by their scores (PF-PPO: arXiv:2409.06957)."""
 
@@ -238,6 +250,10 @@ class AlgorithmSpec(Section):
     dynamic_sampling: DynamicSamplingSpec | None = None
     """Train on prompts alone whose responses differ in their score; absent: on all prompts.
     verl: algorithm.filter_groups."""
+
+    group_filter: GroupFilterSpec | None = None
+    """Train on some of the responses to each prompt alone, and compare them with each other;
+    absent: on all."""
 
     resampling: ResamplingSpec | None = None
     """Train on responses that are drawn by their scores, some of them several times; absent: on

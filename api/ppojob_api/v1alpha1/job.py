@@ -230,6 +230,11 @@ class PPOJobSpec(Section):
         """Whether responses at which a reward function fails are left out of training."""
         return any(reward.on_error == "drop" for reward in self.rewards)
 
+    @property
+    def leaves_responses_out(self) -> bool:
+        """Whether some responses may be left out of training."""
+        return self.drops_responses or self.algorithm.group_filter is not None
+
 
 class PPOJob(Section):
     """A reinforcement-learning post-training job of a language model."""

@@ -6,7 +6,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from ppojob_trainer.controller.batch import Batch, Origin, dropped_rows, outcomes_of
+from ppojob_trainer.controller.batch import Batch, Origin, outcomes_of
 from ppojob_trainer.controller.records import Records, step_rows
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -51,14 +51,6 @@ def test_each_row_has_its_reward_and_its_advantage(origins, places, tmp_path):
         [12, 10, 0, 3.0, 2.5, -0.25],
         [12, 10, 1, 4.0, 3.5, 0.25],
     ]
-
-
-def test_rows_are_dropped_where_they_or_their_greedy_response_have_no_score() -> None:
-    assert dropped_rows(batch(3, 2, {1, 4}), None, 1) == [1, 4]
-    assert dropped_rows(batch(3, 2, {1}), batch(3, 1, {2}), 1) == [1, 4, 5]
-    assert dropped_rows(batch(3, 2, set()), batch(3, 1, set()), 1) == []
-    with pytest.raises(RewardFailed, match="drop for all 6 responses of step 7"):
-        dropped_rows(batch(3, 2, {0, 1, 2, 3}), batch(3, 1, {2}), 7)
 
 
 def test_a_process_reward_model_learns_shares_of_right_of_rows_that_are_not_dropped() -> None:

@@ -247,31 +247,6 @@ def interaction_of(prompt: PromptRow) -> Interaction | None:
     return Interaction(name, msgspec.json.encode(arguments), msgspec.json.encode(messages))
 
 
-def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
-    """The rows that are not trained on, where a reward function failed and says `onError: drop`.
-
-    A row is dropped where its own reward failed, or that of the greedy response to its prompt. It
-    counts in no estimate, loss, signal or mean of scores. A step without any other row is refused
-    before its rows are kept, so that a job whose function was fixed scores them again.
-
-    Raises:
-        RewardFailed: no row would be left.
-    """
-    alone = {row for row, values in enumerate(batch.values()) if values.get(DROPPED)}
-    compared = [] if greedy is None else greedy.values()
-    unknown = {position for position, values in enumerate(compared) if values.get(DROPPED)}
-    dropped = [
-        row for row in range(batch.num_rows) if row in alone or row // batch.samples in unknown
-    ]
-    if len(dropped) == batch.num_rows:
-        raise RewardFailed(
-            "spec.rewards[].onError",
-            f"got drop for all {batch.num_rows} responses of step {step}: nothing is left to train "
-            "on; functions that score some of them",
-        )
-    return dropped
-
-
 def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float]:
     """(rows,) what a process reward model learns: the scores, NaN of rows that are dropped.
 

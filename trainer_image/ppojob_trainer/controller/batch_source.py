@@ -20,8 +20,9 @@ from typing import TypeAlias
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.controller.batch import Batch, Origin, dropped_rows
+from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.engines import StandaloneEngines
+from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
 from ppojob_trainer.controller.one_round import Draw, OneRound, Rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.steps_ahead import DrawnAhead, LaterSteps, StepsAhead, StepsBeside
@@ -102,6 +103,7 @@ class DynamicSampling:
         with timer("reward"):
             self.stages.score(batch, step)
         dropped = dropped_rows(batch, None, step) if self.drops else []
+        dropped += filtered_rows(batch, self.algorithm.group_filter, dropped, step)
         with timer("write_rows"):
             self.stages.keep(batch, step)
         return batch, dropped

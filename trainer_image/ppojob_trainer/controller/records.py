@@ -128,6 +128,7 @@ def step_rows(result: StepResult) -> StepRows:
         figures=row_figures(batch),
         tool_seconds=batch.tool_seconds,
         dropped=result.dropped,
+        filtered=result.filtered,
     )
 
 

@@ -18,9 +18,10 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.algorithms.prompt_values import PRIOR, Belief, value
 from ppojob_trainer.checkpoint.manifest import RoleState
-from ppojob_trainer.controller.batch import Batch, dropped_rows, outcomes_of
+from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations
+from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
 from ppojob_trainer.controller.one_round import Draw
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup
@@ -160,13 +161,14 @@ class StepResult:
     """What a step leaves behind for the records.
 
     `advantaged` is None where tokens have no advantages; `statistics` are by name of the metric;
-    `dropped` rows were not trained on.
+    `dropped` rows, which have no score, were not trained on, nor `filtered` ones.
     """
 
     batch: Batch
     advantaged: Advantaged | None
     statistics: dict[str, float]
     dropped: Sequence[int] = ()
+    filtered: Sequence[int] = ()
 
     @property
     def kl(self) -> float | None:
@@ -186,7 +188,7 @@ class StepResult:
 
     @property
     def scores(self) -> list[float]:
-        """Those of the rows that were trained on."""
+        """Those of the rows that have one."""
         dropped = set(self.dropped)
         return [score for row, score in enumerate(self.batch.scores) if row not in dropped]
 
@@ -238,8 +240,10 @@ class TrainingStep:
                 with timer("reward"):
                     finish_scoring()
         dropped = dropped_rows(batch, greedy, step) if self.spec.drops_responses else []
+        filtered = filtered_rows(batch, self.spec.algorithm.group_filter, dropped, step)
+        left_out = [*dropped, *filtered]
         has_outcomes = self.spec.algorithm.estimator.critic == "process_reward"
-        outcomes = outcomes_of(batch, dropped, step) if has_outcomes else []
+        outcomes = outcomes_of(batch, left_out, step) if has_outcomes else []
         with timer("write_rows"):
             if greedy is not None:
                 self.stages.keep(greedy, step)
@@ -252,7 +256,7 @@ class TrainingStep:
                 known = self._known(batch, beliefs)
                 statistics |= belief_metrics(known)
                 advantaged = self._advantages(
-                    batch, greedy, step, coefficients.kl, dropped, outcomes, known
+                    batch, greedy, step, coefficients.kl, left_out, outcomes, known
                 )
         coefficients = self._with_bonus(coefficients, before)
         for updates in self.updates:
@@ -267,7 +271,7 @@ class TrainingStep:
             self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
-        return StepResult(batch, advantaged, statistics, dropped)
+        return StepResult(batch, advantaged, statistics, dropped, filtered)
 
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
         """The coefficients, that of the entropy bonus as the entropy of this step wants it."""
@@ -313,7 +317,7 @@ class TrainingStep:
         greedy: Batch | None,
         step: int,
         kl_coefficient: float,
-        dropped: Sequence[int],
+        left_out: Sequence[int],
         outcomes: list[float],
         known: list[Belief],
     ) -> Advantaged:
@@ -326,7 +330,7 @@ class TrainingStep:
             kl_coefficient=kl_coefficient,
             greedy_scores=[] if greedy is None else self._shaped(greedy),
             rewards=[batch.numbers(key, step, REWARD_KEYS) for key in keys],
-            dropped=list(dropped),
+            dropped=list(left_out),
             masked=[row for row, is_cut in enumerate(batch.truncated) if masks and is_cut],
             step=step,
             outcomes=outcomes,

@@ -317,7 +317,7 @@ def _columns_of_values(spec: PPOJobSpec) -> tuple[str, ...]:
     algorithm, correction = spec.algorithm, spec.algorithm.rollout_correction
     rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
     columns = ["returns"]
-    if rejects or spec.drops_responses or algorithm.mask_truncated:
+    if rejects or spec.leaves_responses_out or algorithm.mask_truncated:
         columns.append("update_mask")
     if algorithm.resampling is not None:
         columns.append("copies")

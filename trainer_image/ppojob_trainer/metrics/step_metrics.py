@@ -101,6 +101,7 @@ class StepRows:
         figures: (rows,) turns and calls of each; none where rows have one turn.
         tool_seconds: (rows,) that the calls of each took; none where that is not known.
         dropped: numbers of rows that are not trained on, since a reward function failed.
+        filtered: numbers of rows that have a score, and are not trained on either.
     """
 
     scores: Sequence[float]
@@ -112,6 +113,7 @@ class StepRows:
     figures: Sequence[RowFigures] = ()
     tool_seconds: Sequence[float] = ()
     dropped: Sequence[int] = ()
+    filtered: Sequence[int] = ()
 
     @property
     def total_tokens(self) -> int:
@@ -133,17 +135,19 @@ def row_metrics(
     verl counts those as long as the limit, also ones whose last token is the end token, and misses
     those that the model's own length ended; a row counts as aborted by its finish reason too.
 
-    A response that is left out, since a reward function failed, has no score and no reward.
+    A response at which a reward function failed has no score and no reward, and one that its group
+    is not trained on with has no reward.
     Advantages and returns are those of the trained tokens of all ranks.
     """
     pairs = zip(rows.response_tokens, rows.finish_reasons, strict=True)
     is_aborted = [length == 0 or reason == ABORTED for length, reason in pairs]
     is_clipped = [reason == CLIPPED for reason in rows.finish_reasons]
     at_limit = [length == max_prompt_tokens for length in rows.prompt_tokens]
-    unscored = set(rows.dropped)
+    unscored, filtered = set(rows.dropped), set(rows.filtered)
     is_out = [aborted or row in unscored for row, aborted in enumerate(is_aborted)]
     scores = Spread.of(_without(rows.scores, is_out)) if is_scored else None
     has_rewards = is_scored and advantages is not None
+    is_out = [out or row in filtered for row, out in enumerate(is_out)]
     rewards = Spread.of(_without(rows.rewards, is_out)) if has_rewards else None
     return {
         **({} if scores is None else scores.named("critic/score")),

@@ -64,7 +64,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     The rows get `token_rewards`, `advantages` and `returns`, and what the job asks for besides.
     """
     batch = _gather(spec, rows)
-    if spec.drops_responses:
+    if spec.leaves_responses_out:
         _leave_out(rows, batch, given.dropped)
     mask, lengths = batch["mask"], batch.lengths
     rewards = _place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))

@@ -1,0 +1,63 @@
+"""Which responses of a step are not trained on."""
+
+import msgspec
+import pytest
+
+from ppojob_api.v1alpha1.algorithm import GroupFilterSpec
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
+from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.errors import RewardFailed
+
+
+def batch(prompts: int, samples: int, dropped: set[int]) -> Batch:
+    rows = [PromptRow(number, (1,), "a", "b", "c", {}) for number in range(prompts)]
+    made = Batch("train", rows, samples, owners=1)
+    made.extras = [
+        msgspec.json.encode({"brevity": row % 3, "dropped": float(row in dropped)})
+        for row in range(made.num_rows)
+    ]
+    return made
+
+
+def test_rows_are_dropped_where_they_or_their_greedy_response_have_no_score() -> None:
+    assert dropped_rows(batch(3, 2, {1, 4}), None, 1) == [1, 4]
+    assert dropped_rows(batch(3, 2, {1}), batch(3, 1, {2}), 1) == [1, 4, 5]
+    assert dropped_rows(batch(3, 2, set()), batch(3, 1, set()), 1) == []
+    with pytest.raises(RewardFailed, match="drop for all 6 responses of step 7"):
+        dropped_rows(batch(3, 2, {0, 1, 2, 3}), batch(3, 1, {2}), 7)
+
+
+@pytest.mark.parametrize(
+    ("metric", "kept"),
+    [
+        # Lengths 5 1 5 3, and 2 9 4 4; of two that are equal the first.
+        ("length", {1, 3, 4, 6}),
+        # Scores over these: 0.4 0 0.2 1/3, and -0.5 -1/9 0.25 0.25.
+        ("score_per_token", {0, 3, 6, 7}),
+        # 2 0 1 1, and -1 -1 1 1.
+        ("score", {0, 2, 6, 7}),
+        # 0 1 2 0, and 1 2 0 1.
+        ("brevity", {1, 2, 4, 5}),
+    ],
+)
+def test_of_a_group_the_best_by_a_metric_are_trained_on(metric, kept) -> None:
+    made = batch(2, 4, set())
+    made.lengths = [5, 1, 5, 3, 2, 9, 4, 4]
+    made.scores = [2.0, 0.0, 1.0, 1.0, -1.0, -1.0, 1.0, 1.0]
+    settings = GroupFilterSpec(keep=2, metric=metric)
+    assert set(range(8)) - set(filtered_rows(made, settings, (), 1)) == kept
+
+
+def test_a_dropped_row_takes_no_place_among_those_that_are_kept() -> None:
+    made = batch(2, 3, {0, 3, 4})
+    made.lengths = [1, 2, 3, 1, 2, 3]
+    settings = GroupFilterSpec(keep=1)
+    assert filtered_rows(made, settings, [0, 3, 4], 1) == [2]
+
+
+def test_a_metric_that_no_reward_function_gives_is_told() -> None:
+    made = batch(1, 2, set())
+    made.scores = [0.0, 1.0]
+    with pytest.raises(RewardFailed, match='got "acc": row 0 of step 7'):
+        filtered_rows(made, GroupFilterSpec(keep=1, metric="acc"), (), 7)

@@ -1,0 +1,67 @@
+"""Which responses of a step are not trained on: without a score, or passed by in their group."""
+
+from collections.abc import Collection
+from typing import Final
+
+from ppojob_api.v1alpha1.algorithm import GroupFilterSpec
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.rewards.records import DROPPED
+
+METRIC: Final = "spec.algorithm.groupFilter.metric"
+
+
+def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
+    """The rows that are not trained on, where a reward function failed and says `onError: drop`.
+
+    A row is dropped where its own reward failed, or that of the greedy response to its prompt. It
+    counts in no estimate, loss, signal or mean of scores. A step without any other row is refused
+    before its rows are kept, so that a job whose function was fixed scores them again.
+
+    Raises:
+        RewardFailed: no row would be left.
+    """
+    alone = {row for row, values in enumerate(batch.values()) if values.get(DROPPED)}
+    compared = [] if greedy is None else greedy.values()
+    unknown = {position for position, values in enumerate(compared) if values.get(DROPPED)}
+    dropped = [
+        row for row in range(batch.num_rows) if row in alone or row // batch.samples in unknown
+    ]
+    if len(dropped) == batch.num_rows:
+        raise RewardFailed(
+            "spec.rewards[].onError",
+            f"got drop for all {batch.num_rows} responses of step {step}: nothing is left to train "
+            "on; functions that score some of them",
+        )
+    return dropped
+
+
+def filtered_rows(
+    batch: Batch, settings: GroupFilterSpec | None, dropped: Collection[int], step: int
+) -> list[int]:
+    """The rows that their group is not trained on with, in row order, beside those `dropped`.
+
+    GFPO (arXiv:2508.09726), algorithm 1: of each prompt's responses the `keep` of the shortest
+    length, or of the largest of another metric. Of equal ones those that stand first.
+
+    Raises:
+        RewardFailed: a row has no such number.
+    """
+    if settings is None:
+        return []
+    rank = _ranks(batch, settings.metric, step)
+    kept: set[int] = set()
+    for first in range(0, batch.num_rows, batch.samples):
+        group = [row for row in range(first, first + batch.samples) if row not in dropped]
+        kept.update(sorted(group, key=rank.__getitem__)[: settings.keep])
+    return [row for row in range(batch.num_rows) if row not in kept and row not in dropped]
+
+
+def _ranks(batch: Batch, metric: str, step: int) -> list[float]:
+    """(rows,) a number that is smaller of a row that is rather kept."""
+    if metric == "length":
+        return [float(length) for length in batch.lengths]
+    if metric == "score_per_token":
+        pairs = zip(batch.scores, batch.lengths, strict=True)
+        return [-score / max(1, length) for score, length in pairs]
+    return [-number for number in batch.numbers(metric, step, METRIC)]
