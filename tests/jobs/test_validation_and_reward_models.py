@@ -62,14 +62,17 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
 
 
 def test_a_reward_model_and_a_function_add_up(start, tiny_job, classifier, tmp_path: Path):
-    job = {"steps": {"total": 2}, "rewardModel": {"path": str(classifier), "dtype": "float32"}}
+    model = {"path": str(classifier), "dtype": "float32"}
+    job = {"steps": {"total": 2}, "rewardModel": model}
     found = {}
     for name, changes in (
         ("function", {"rewardModel": None}),
         ("model", {"rewards": []}),
-        ("both", {}),
+        ("both", {"rewardModel": {**model, "mean": 0.25, "weight": 2.0}}),
     ):
         output = tmp_path / name
         start(tiny_job(**(job | changes)), output).succeed()
         found[name] = run_folders.metrics(output)[1]["critic/score/mean"]
-    assert found["both"] == pytest.approx(found["function"] + found["model"], rel=1e-6)
+    assert found["both"] == pytest.approx(
+        found["function"] + 2.0 * (found["model"] - 0.25), rel=1e-6
+    )

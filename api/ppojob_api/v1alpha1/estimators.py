@@ -105,6 +105,10 @@ class PpoSpec(Section):
     """Decay of the sum of temporal differences: 0 trusts the critic, 1 the return.
     verl: algorithm.lam, 1."""
 
+    whiten_rewards: bool = False
+    """Divide the rewards of tokens by their deviation over the tokens of the step, around their
+    mean. TRL: whiten_rewards, false."""
+
 
 class ReinforcePlusPlusSpec(Section):
     """Settings of `type: reinforce_plus_plus` (Hu 2025, arXiv:2501.03262)."""

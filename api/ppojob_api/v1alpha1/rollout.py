@@ -183,8 +183,12 @@ class RewardModelSpec(Section):
     """Longest conversation in the reward model's tokens; absent: what the model takes.
     verl: reward_model.max_length."""
 
+    mean: RewardWeight = 0.0
+    """What is taken off its score, ahead of the factor, so that scores lie around 0.
+    OpenRLHF: mean in a reward model's config.json, with normalize_reward."""
+
     weight: RewardWeight = 1.0
-    """Factor of its score, beside those of `rewards`."""
+    """Factor of its score, beside those of `rewards`. OpenRLHF: 1 / std likewise."""
 
 
 class JudgeSpec(Section):

@@ -310,6 +310,13 @@ def reinforce_plus_plus_baseline(
     return whiten(grpo(rewards, mask, groups, normalize_by_std=False), kept or mask)
 
 
+def whitened_rewards(rewards: Column, mask: Mask) -> Column:
+    """TRL's masked_whiten with shift_mean=False: deviation 1, and the mean that they had."""
+    pairs = [pair for row in zip(rewards, mask, strict=True) for pair in zip(*row, strict=True)]
+    center = mean([r for r, m in pairs if m] or [0.0])
+    return [[r + center for r in row] for row in whiten(rewards, mask)]
+
+
 def gae(
     rewards: Column, values: Column, mask: Mask, gamma: float, lam: float
 ) -> tuple[Column, Column]:

@@ -5,6 +5,7 @@ of planted errors passes modules with one line changed and expects the Assertion
 hold a NaN wherever the implementation is given the mask.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -231,9 +232,12 @@ def compare_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
         batch.flat_mask,
         batch.lengths,
     )
-    for gamma, lam in DISCOUNTS:
-        result = gae.CRITIC_ADVANTAGES["ppo"](*columns, gamma=gamma, lam=lam)
-        advantages, returns = literal.gae(batch.rewards, batch.values, batch.mask, gamma, lam)
+    whitened = literal.whitened_rewards(batch.rewards, batch.mask)
+    for (gamma, lam), whitens in itertools.product(DISCOUNTS, (False, True)):
+        own = {"gamma": gamma, "lam": lam, "whiten_rewards": whitens}
+        result = gae.CRITIC_ADVANTAGES["ppo"](*columns, **own)
+        rewards = whitened if whitens else batch.rewards
+        advantages, returns = literal.gae(rewards, batch.values, batch.mask, gamma, lam)
         assert_close(result.returns, flatten(returns))
         assert_close(result.advantages, flatten(literal.whiten(advantages, batch.mask)))
 

@@ -60,6 +60,7 @@ MISTAKES = {
         ("last token sees the next row", "following[trained.cumsum(0)[trained > 0] - 1] = 0.0", ""),
         ("last token but one has no next value", "[trained > 0] - 1] = 0.0",
          "[trained > 1] - 2] = 0.0"),
+        ("rewards lose their mean", "rewards.mean() + whiten(", "whiten("),
         ("masked tokens take time", "trained = row_count(mask, lengths)",
          "mask = torch.ones_like(mask); rewards, known = token_rewards, values; trained = lengths"),
     ),

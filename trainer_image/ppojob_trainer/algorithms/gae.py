@@ -22,6 +22,7 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float = 1.0,
+    whiten_rewards: bool = False,
 ) -> Advantages:
     """Exponentially weighted sum of what each token did better than foretold.
 
@@ -33,6 +34,9 @@ def gae(
     Masked tokens (tool output) are passed over, as in verl: they take no time, and neither their
     reward nor their value counts. Values are those of the states before the tokens.
 
+    With `whiten_rewards` r_t is `mean + (r_t - mean) / sqrt(var + 1e-8)` with mean and unbiased
+    variance of the rewards of all trained tokens, as in TRL.
+
     Departs from verl: both results are 0 at masked tokens, where verl carries the neighbours'
     numbers on and shifts them in whitening; a step with a single trained token gives advantage 0,
     where verl raises an error. Arithmetic is done in float64.
@@ -40,6 +44,8 @@ def gae(
     Shapes as in `advantages`; the values (tokens,) are V_t of the critic before its update.
     """
     rewards, known = (column.to(torch.float64)[mask] for column in (token_rewards, values))
+    if whiten_rewards and len(rewards):
+        rewards = rewards.mean() + whiten(rewards, torch.ones_like(rewards, dtype=torch.bool))
     trained = row_count(mask, lengths)
     following = known.roll(-1)
     following[trained.cumsum(0)[trained > 0] - 1] = 0.0

@@ -33,11 +33,13 @@ class RewardModel:
     """Where the reward model runs.
 
     Attributes:
-        weight: factor of its score.
+        mean: what is taken off its score.
+        weight: factor of what is left.
         began: unix seconds at which the run began.
     """
 
     host: RoleGroup
+    mean: float
     weight: float
     began: float
 
@@ -112,7 +114,7 @@ class Scoring:
             scores = None if functions is None else self._by_functions(functions, batch)
             if self.model is not None:
                 judged = self._by_model(self.model, batch, step)
-                scores = _sum(scores, judged, self.model.weight)
+                scores = _sum(scores, judged, self.model)
             if scores is None:  # a job that only generates
                 scores = [RowScore(row, math.nan, b"{}") for row in range(batch.num_rows)]
             self._scored[batch.purpose] = name, scores
@@ -222,20 +224,22 @@ def _failed(group: RoleGroup, failure: NotScored, batch: Batch) -> RewardFailed:
     return RewardFailed(group.name, "\n".join(lines))
 
 
-def _sum(functions: list[RowScore] | None, judged: list[float], weight: float) -> list[RowScore]:
+def _sum(
+    functions: list[RowScore] | None, judged: list[float], model: RewardModel
+) -> list[RowScore]:
     """The scores of both; the model's own is among the variables of the functions' answer."""
+    counted = [model.weight * (score - model.mean) for score in judged]
     if functions is None:
-        extras = [msgspec.json.encode({"acc": weight * score}) for score in judged]
         return [
-            RowScore(row, weight * score, extra)
-            for row, (score, extra) in enumerate(zip(judged, extras, strict=True))
+            RowScore(row, score, msgspec.json.encode({"acc": score}))
+            for row, score in enumerate(counted)
         ]
     ordered = sorted(functions, key=lambda score: score.row)
     return [
         RowScore(
             found.row,
-            found.score + weight * score,
+            found.score + own,
             msgspec.json.encode(msgspec.json.decode(found.extras) | {"reward_model/score": score}),
         )
-        for found, score in zip(ordered, judged, strict=True)
+        for found, score, own in zip(ordered, judged, counted, strict=True)
     ]

@@ -160,7 +160,8 @@ def _rollout_stages(
 ) -> RolloutStages:
     actor, model = hosts["actorRollout"], None
     if "rewardModel" in hosts and spec.reward_model is not None:  # not where nobody scores
-        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
+        own = spec.reward_model
+        model = RewardModel(hosts["rewardModel"], own.mean, own.weight, began)
     tensor = spec.rollout.parallelism.tensor
     engines = Engines(actor, tensor)
     if "rollout" in hosts:
