@@ -14,7 +14,10 @@ START: dict[str, Any] = {
     "kind": "PPOJob",
     "metadata": {"name": "every-field"},
     "spec": {
-        "model": {"path": "/data/model"},
+        "model": {
+            "path": "/data/model",
+            "ropeScaling": {"type": "llama3", "factor": 2.0, "highFreqFactor": 8.0},
+        },
         "data": {
             "train": [{"path": "/data/a.py", "format": "python"}],
             "validation": [{"path": "/data/b.py", "format": "python"}],

@@ -69,9 +69,18 @@ LENGTH_RULES = rules(
     must: self.data.validation.size() > 0
 
     spec.model.ropeScaling | originalMaxPositionEmbeddings | NoEffect
-        linear stretches whatever the model was trained on; remove it, or type: yarn
+        linear stretches whatever the model was trained on; remove it, or type: yarn or llama3
     when: self.type == 'linear'
     must: $UNSET
+
+    spec.model.ropeScaling | lowFreqFactor highFreqFactor | NoEffect | here
+        it has no effect with type ${self.type}; remove it, or type: llama3
+    when: self.type != 'llama3'
+    must: $UNSET
+
+    spec.model.ropeScaling | highFreqFactor | OutOfRange | here
+        nothing lies between it and lowFreqFactor ${self.lowFreqFactor}; more than that
+    must: self.highFreqFactor > self.lowFreqFactor
 
     spec | critic.warmupSteps | OutOfRange
         it leaves no step that trains the policy; below steps.total ${self.steps.total}

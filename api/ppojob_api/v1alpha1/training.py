@@ -20,6 +20,7 @@ from ppojob_api.v1alpha1.section import (
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+RopeFactor = Annotated[float, Field(gt=0, le=1_000)]
 LearningRate = Annotated[float, Field(gt=0, le=1_000)]
 
 
@@ -72,16 +73,24 @@ class LoraSpec(Section):
 class RopeScalingSpec(Section):
     """Rotary positions, stretched to longer rows than a model was trained on."""
 
-    type: Literal["yarn", "linear"]
-    """yarn: by frequency (Peng et al. 2023, arXiv:2309.00071). linear: all alike (Chen et al. 2023,
-    arXiv:2306.15595)."""
+    type: Literal["yarn", "llama3", "linear"]
+    """yarn: by frequency (Peng et al. 2023, arXiv:2309.00071). llama3: by wavelength, as Llama 3.1
+    has it (arXiv:2407.21783). linear: all alike (Chen et al. 2023, arXiv:2306.15595)."""
 
     factor: Annotated[float, Field(ge=1, le=1_000)]
     """How many times as long. verl: override_config.rope_scaling.factor."""
 
     original_max_position_embeddings: Tokens | None = None
-    """Positions that the model was trained on, of yarn alone; absent: as its config.json says.
+    """Positions that the model was trained on, of yarn and llama3; absent: as its config.json says.
     verl: override_config.rope_scaling.original_max_position_embeddings."""
+
+    low_freq_factor: RopeFactor = 1.0
+    """Of llama3: what turns fewer times over those positions is stretched whole. Llama 3.1: 1.
+    verl: override_config.rope_scaling.low_freq_factor."""
+
+    high_freq_factor: RopeFactor = 4.0
+    """Of llama3: what turns more times over them stays as it is. Llama 3.1: 4.
+    verl: override_config.rope_scaling.high_freq_factor."""
 
 
 class ModelSpec(Section):
@@ -110,8 +119,8 @@ class ModelSpec(Section):
     critic of the same folder; absent: as there. verl: override_config.rope_scaling."""
 
     max_position_embeddings: Tokens | None = None
-    """Longest row that it takes; absent: as its config.json says, and with yarn factor times the
-    positions that it was trained on. verl: override_config.max_position_embeddings."""
+    """Longest row that it takes; absent: as its config.json says, and with yarn and llama3 factor
+    times the positions that it was trained on. verl: override_config.max_position_embeddings."""
 
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of attention weights that updates drop; absent: as its config.json says.

@@ -70,6 +70,20 @@ def test_yarn_turns_positions_as_its_paper_says(folder: Path, kind: ModelKind):
     assert rotary.attention_scaling == pytest.approx(scale)
 
 
+def test_llama3_turns_positions_as_its_authors_have_it(folder: Path):
+    """Waves above 64 tokens are stretched, those below 32 stay, between them in their share."""
+    scaling = {"type": "llama3", "factor": 8.0, "lowFreqFactor": 1.0, "highFreqFactor": 2.0}
+    model = spec(folder, ropeScaling=scaling)
+    rotary = load_model(folder, overrides=config_changes(folder, model)).base_model.rotary_emb
+    expected = []
+    for number in range(HEAD // 2):
+        plain = THETA ** (-2 * number / HEAD)
+        turns = TRAINED * plain / (2 * math.pi)
+        share = min(max((turns - 1.0) / (2.0 - 1.0), 0.0), 1.0)
+        expected.append(plain * share + plain / 8.0 * (1 - share))
+    assert rotary.inv_freq.tolist() == pytest.approx(expected, rel=1e-6)
+
+
 def test_linear_divides_every_angle(folder: Path):
     model = spec(folder, ropeScaling={"type": "linear", "factor": 2.0})
     rotary = load_model(folder, overrides=config_changes(folder, model)).base_model.rotary_emb
@@ -82,6 +96,7 @@ LENGTHS = [
     ({"ropeScaling": YARN}, 256),
     ({"ropeScaling": {**YARN, "originalMaxPositionEmbeddings": 32}}, 128),
     ({"ropeScaling": {**YARN, "factor": 1.5}}, 96),
+    ({"ropeScaling": {"type": "llama3", "factor": 8.0}}, 512),
     ({"ropeScaling": {"type": "linear", "factor": 2.0}}, None),
     ({"maxPositionEmbeddings": 100}, 100),
     ({"ropeScaling": YARN, "maxPositionEmbeddings": 100}, 100),

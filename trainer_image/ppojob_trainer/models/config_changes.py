@@ -37,10 +37,14 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     changes: dict[str, Json] = {}
     if (scaling := model.rope_scaling) is not None:
         rope: dict[str, Json] = {"rope_type": scaling.type, "factor": scaling.factor}
-        if scaling.type == "yarn":
+        if scaling.type == "llama3":
+            rope |= scaling.model_dump(
+                by_alias=False, include={"low_freq_factor", "high_freq_factor"}
+            )
+        if scaling.type != "linear":
             original = scaling.original_max_position_embeddings or _original_length(config)
             rope[_ORIGINAL] = original
-            # The length after stretching, as transformers and vLLM read it beside yarn; beside
+            # The length after stretching, as transformers and vLLM read it beside these; beside
             # linear both have the length before.
             if isinstance(original, int):
                 changes[_LENGTH] = int(original * scaling.factor)
