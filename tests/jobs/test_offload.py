@@ -19,6 +19,7 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
     sections: dict[str, object] = {
         **tiny_jobs.PPO,
         "training": {"autocast": "none", "activationCheckpointing": True},
+        "optimizer": {"learningRate": 1e-3, "momentsDtype": "bfloat16"},
         "rewards": [],
         "rewardModel": {"path": str(tiny_jobs.classifier_of(even_folder)), "dtype": "float32"},
         "steps": {"total": 4, "validateEvery": 2},

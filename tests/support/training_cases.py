@@ -73,6 +73,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
 MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
 ROUTERS = RouterCoefficients(balance=0.3, z=0.02)
+LOW_MOMENTS = OptimizerSpec(learning_rate=1e-3, moments_dtype="bfloat16", gradient_clip=0.5)
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
 
 
@@ -144,6 +145,7 @@ CASES = {
     "adapters_of_told_layers": Case((0, 1, 0, 1, 0), model="gemma4_text", lora=LoraSpec(rank=2)),
     "muon": Case((0, 1, 0, 1, 0), budget=40, model="biased", optimizer=MUON),
     "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=MUON, lora=LoraSpec(rank=3)),
+    "low_moments": Case((0, 1, 0, 1, 0), budget=40, optimizer=LOW_MOMENTS),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "pictures_behind_layers": Case((0, 1, 0, 1, 0), budget=60, model="seeing_3", seeing=True),

@@ -43,7 +43,7 @@ _CASES = {
             "shared_keys_recomputed",
             "partition_beside_adapters",
         ),
-        "sgd",
+        *("sgd", "low_moments"),
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
@@ -56,6 +56,7 @@ _CASES = {
             "teachers",
             "adapters_of_biased_layers",
             "muon_of_adapters",
+            "low_moments",
             "adapters_of_experts",
             "adapters_of_told_layers",
         ),

@@ -122,6 +122,16 @@ LENGTH_RULES = rules(
     when: self.warmupRatio > 0.0 && self.decayRatio < 1.0
     must: self.decayRatio > self.warmupRatio
 
+    spec | optimizer.momentsDtype | NoEffect | here
+        those of bfloat16 weights (model.dtype) are bfloat16 in any case; remove it
+    when: self.model.dtype == 'bfloat16' && !has(self.model.lora)
+    must: $UNSET
+
+    spec | critic.optimizer.momentsDtype | NoEffect | here
+        those of bfloat16 weights (model.dtype) are bfloat16 in any case; remove it
+    when: self.model.dtype == 'bfloat16' && has(self.critic) && !has(self.critic.lora)
+    must: $UNSET
+
     spec.optimizer spec.critic.optimizer | momentum | NoEffect
         it has no effect with type: adamw; remove it, or type: muon or sgd
     when: self.type == 'adamw'

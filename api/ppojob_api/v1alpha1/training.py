@@ -346,6 +346,10 @@ class OptimizerSpec(Section):
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment. Adam and PyTorch: 1e-8."""
 
+    moments_dtype: FloatType = "float32"
+    """Type of the moments of float32 weights between updates. bfloat16 takes half the memory, and
+    is rounded up or down by chance. verl: optim.exp_avg_dtype and exp_avg_sq_dtype, fp32."""
+
     weight_decay: Share = 0.01
     """Weight decay, decoupled from the gradient but for sgd. verl: weight_decay, 0.01."""
 
@@ -353,9 +357,10 @@ class OptimizerSpec(Section):
     """Largest global gradient norm; 0: no clipping. verl: grad_clip, 1."""
 
     @property
-    def moments(self) -> int:
-        """Numbers that are kept for a weight, at the least."""
-        return {"adamw": 2, "muon": 1, "sgd": int(self.momentum > 0)}[self.type]
+    def moments(self) -> float:
+        """How many times the memory of the weights is kept for them, at the least."""
+        numbers = {"adamw": 2, "muon": 1, "sgd": int(self.momentum > 0)}[self.type]
+        return numbers * (0.5 if self.moments_dtype == "bfloat16" else 1.0)
 
     @property
     def needs_length(self) -> bool:

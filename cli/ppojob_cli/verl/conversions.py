@@ -77,6 +77,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         optimizers.gradient_clip,
         optimizers.betas,
         optimizers.weights_type,
+        optimizers.moments_type,
         optimizers.optimizer_kind,
         algorithm.same_as_policy,
         algorithm.critic,

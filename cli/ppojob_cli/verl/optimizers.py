@@ -131,6 +131,20 @@ def weights_type(verl: Verl, job: Draft) -> None:
         job.copy(key)
 
 
+def moments_type(verl: Verl, job: Draft) -> None:
+    """The type of both moments, where it is one that is here."""
+    for at, section in _models(verl):
+        keys = [f"{at}.optim.{name}" for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+        types = {str(verl[key]).removeprefix("torch.").lower() for key in keys}
+        if types <= {"bf16", "bfloat16"}:
+            for key in keys:
+                job.set(f"{section}.momentsDtype", "bfloat16", key)
+        elif types <= {"fp32", "float32"}:
+            job.keep(*keys)
+        else:
+            job.leave_out("both moments in bf16, or both in fp32", *keys)
+
+
 def optimizer_kind(verl: Verl, job: Draft) -> None:
     """The optimizer, under the names that verl's trainers have for it, and its momentum."""
     for at, section in _models(verl):

@@ -1,13 +1,15 @@
 """Optimizers, their learning rate as a function of the step, and their state as named tensors."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
+from ppojob_trainer.engine.chance_rounding import round_into
 from ppojob_trainer.engine.muon import BUFFER, Muon
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
@@ -120,23 +122,59 @@ def clip_gradients(
     return float(norm)
 
 
-def step_by_weight(optimizer: torch.optim.Optimizer, host: HostMemory) -> None:
-    """Step as the optimizer does, with the moments of one weight at a time on the device."""
+def step_by_weight(
+    optimizer: torch.optim.Optimizer,
+    host: HostMemory | None = None,
+    names: Mapping[Tensor, str] | None = None,
+    update: int = 0,
+) -> None:
+    """Step as the optimizer does, with the moments of one weight at a time on the device.
+
+    Between steps moments are in host memory, where that is given. With names of the weights those
+    of float32 weights are bfloat16 then, rounded by a chance that hangs on name and `update`.
+    """
     grads = {w: w.grad for group in optimizer.param_groups for w in group["params"]}
     optimizer.zero_grad(set_to_none=True)
     for weight, grad in grads.items():
         weight.grad = grad
-        host.give_back(_moments(optimizer, weight))
-        optimizer.step()
-        host.take(_moments(optimizer, weight))
+        if host is not None:
+            host.give_back(_moments(optimizer, weight).values())
+        with _in_float32(optimizer, weight, f"{names[weight]}/{update}" if names else None):
+            optimizer.step()
+        if host is not None:
+            host.take(_moments(optimizer, weight).values())
         weight.grad = None
     for weight, grad in grads.items():
         weight.grad = grad
 
 
-def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
-    """Those of a weight; none before the first step."""
-    return [kept for key, kept in optimizer.state.get(weight, {}).items() if key != COUNT]
+@contextmanager
+def _in_float32(
+    optimizer: torch.optim.Optimizer, weight: Tensor, what: str | None
+) -> Iterator[None]:
+    """Within the block the moments of a weight are float32, and bfloat16 behind it.
+
+    Without a name for what is rounded, and of other weights than float32, they stay as they are.
+    """
+    if what is None or weight.dtype != torch.float32:
+        yield
+        return
+    kept = _moments(optimizer, weight)
+    for key, moment in kept.items():
+        optimizer.state[weight][key] = cut_like(weight, local_part(moment).float())
+    yield
+    for key, moment in _moments(optimizer, weight).items():
+        values = local_part(moment)
+        low = kept.get(key)
+        if low is None:
+            low = cut_like(weight, torch.empty_like(values, dtype=torch.bfloat16))
+        round_into(local_part(low), values, box_of(weight), f"{what}/{key}")
+        optimizer.state[weight][key] = low
+
+
+def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
+    """Those of a weight by their keys; none before the first step."""
+    return {key: kept for key, kept in optimizer.state.get(weight, {}).items() if key != COUNT}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -193,4 +231,4 @@ def load_optimizer_tensors(
             for key, value in state.items()
         }
         if host is not None:
-            host.take(_moments(optimizer, parameter))
+            host.take(_moments(optimizer, parameter).values())

@@ -25,6 +25,7 @@ from ppojob_trainer.engine.optimizer import (
     optimizer_boxes,
     optimizer_tensors,
     step_by_weight,
+    trained_parameters,
 )
 from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.pair_objective import PairObjective
@@ -96,6 +97,10 @@ class TrainEngine(ForwardEngine):
         if training.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = build_optimizer(model, optimizer)
+        rounds = optimizer.moments_dtype == "bfloat16"
+        self._moment_names: dict[Tensor, str] = (
+            {weight: name for name, weight in trained_parameters(model).items()} if rounds else {}
+        )
 
     def update(
         self,
@@ -289,8 +294,9 @@ class TrainEngine(ForwardEngine):
         if is_finite:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
-            if self._moments_leave:
-                step_by_weight(self._optimizer, self.moments)
+            if self._moments_leave or self._moment_names:
+                host = self.moments if self._moments_leave else None
+                step_by_weight(self._optimizer, host, self._moment_names, self.updates)
             else:
                 self._optimizer.step()
         if self._scale is not None:

@@ -175,7 +175,9 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     ranks = shards * layout.sequence * layout.tensor * layout.pipeline
     actor, critic, lora = spec.roles.actor_rollout, spec.critic, spec.model.lora
 
-    def part(dtype: str, count: int, offload: Collection[str], moments: int | None = None) -> Held:
+    def part(
+        dtype: str, count: int, offload: Collection[str], moments: float | None = None
+    ) -> Held:
         size = _WEIGHT_BYTES[dtype] * count // ranks
         held = _model(size, offload if leaves else (), moments)
         cut = shards * layout.sequence
@@ -226,9 +228,9 @@ def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[s
     return {"judge": Held(held, held, held)} if held else {}
 
 
-def _model(weights: int, offload: Collection[str], moments: int | None) -> Held:
+def _model(weights: int, offload: Collection[str], moments: float | None) -> Held:
     """A model of so many bytes, which has gradients and so many moments where it is trained."""
-    own, kept = (weights, 0) if moments is None else (2 * weights, moments * weights)
+    own, kept = (weights, 0) if moments is None else (2 * weights, int(moments * weights))
     staying = 0 if "optimizer" in offload else kept
     resting = 0 if "weights" in offload else own
     saved = 0 if moments is None else weights + kept

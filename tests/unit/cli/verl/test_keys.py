@@ -444,6 +444,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.model.maxPositionEmbeddings": 9000},
     ),
     (
+        f"{OPTIM}.exp_avg_dtype=bf16 {OPTIM}.exp_avg_sq_dtype=bf16",
+        {"spec.optimizer.momentsDtype": "bfloat16"},
+    ),
+    (
         "global_profiler.tool=torch global_profiler.steps=[2,5] "
         "actor_rollout_ref.actor.profiler.ranks=[0,1]",
         {"spec.profile.steps": [2, 5], "spec.profile.ranks": [0, 1]},
@@ -732,6 +736,7 @@ FATES = [
     ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", Fate.LOST),
     ("optim.exp_avg_dtype=bf16", Fate.LOST),
     ("optim.exp_avg_dtype=fp32", Fate.SAME),
+    ("optim.main_grads_dtype=bf16", Fate.LOST),
     (f"+{OPTIM}.override_optimizer_config.decoupled_weight_decay=true", Fate.SAME),
     (f"+{OPTIM}.override_optimizer_config.decoupled_weight_decay=false", Fate.LOST),
     ("data.image_key=images", Fate.SAME),
