@@ -31,7 +31,7 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
 ):
     """With both kinds of a KL, whose reference is the policy without its adapters."""
     sections: dict[str, object] = {
-        "model": {"path": str(tiny_folder / "model"), "lora": ADAPTERS},
+        "model": {"path": str(tiny_folder / "model"), "lora": ADAPTERS, "averageDecay": 0.5},
         "algorithm": {
             "type": "grpo",
             "promptsPerStep": 4,

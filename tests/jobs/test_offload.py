@@ -6,6 +6,10 @@ import job_points
 import pytest
 import run_folders
 import tiny_jobs
+import torch
+from safetensors.torch import load_file
+
+from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -19,6 +23,7 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
     sections: dict[str, object] = {
         **tiny_jobs.PPO,
         "training": {"autocast": "none", "activationCheckpointing": True},
+        "model": {"path": str(even_folder / "model"), "averageDecay": 0.5},
         "optimizer": {"learningRate": 1e-3, "momentsDtype": "bfloat16"},
         "rewards": [],
         "rewardModel": {"path": str(tiny_jobs.classifier_of(even_folder)), "dtype": "float32"},
@@ -45,6 +50,14 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
     )
     run_through(manifest(offloaded), killed, *points, seconds=600)
     assert run_folders.result(killed) == run_folders.result(calm)
+    # What the job ends with is the average of its checkpoint, not the weights.
+    last = calm / "checkpoints" / "step-000004"
+    export_checkpoint(last, tmp_path / "exported")
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    again = load_file(calm / "export" / "model.safetensors")
+    assert all(torch.equal(weight, again[name]) for name, weight in exported.items())
+    weights = load_file(last / "actorRollout" / "rank-00000" / "model.safetensors")
+    assert not torch.equal(weights["model.norm.weight"], again["model.norm.weight"])
 
     armed = job_points.armed(once, "controller.step.begin@3=kill_group")
     run = start(manifest(offloaded), switched, **armed)

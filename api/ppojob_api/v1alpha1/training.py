@@ -129,6 +129,10 @@ class ModelSpec(Section):
     lora: LoraSpec | None = None
     """Train adapters beside frozen weights; absent: all weights are trained."""
 
+    average_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Export an average of what is trained: behind each update it is so many times what it was, and
+    the rest the weights; absent: the last weights. OpenRLHF: ema_beta, 0.992, with enable_ema."""
+
     freeze_routers: bool = False
     """Leave the routers of a mixture of experts as they are. verl: freeze_moe_router, false."""
 

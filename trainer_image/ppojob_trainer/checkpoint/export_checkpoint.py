@@ -13,7 +13,7 @@ from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_trainer import remote_files
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
-from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.tokenizer_files import template_text
@@ -45,6 +45,8 @@ def export_checkpoint(
 
     It is the policy, or the critic where that is a process reward model.
 
+    Where the job averages what it trains, that average is written, as at the end of a run.
+
     The checkpoint's own configuration names the model that training began from: adapters are merged
     into its weights, and its config, tokenizer and template go along. Or the adapters alone are
     written, in PEFT's form, without a look at the weights below. A model that was fetched is read
@@ -68,6 +70,9 @@ def export_checkpoint(
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     entries = files_of_all_ranks(found.files, source.role, MODEL_FILE, checkpoint.name)
     parts = read_parts(checkpoint, entries, None, rank=0)
+    if model.average_decay is not None:
+        entries = files_of_all_ranks(found.files, source.role, AVERAGE_FILE, checkpoint.name)
+        parts |= read_parts(checkpoint, entries, None, rank=0)
     tensors = {name: tensor for name, tensor in parts.items() if not is_log_partition(name)}
     adapters, is_scorer = dict[str, Adapter](), _is_scorer(settings)
     if model.lora is not None:
@@ -118,7 +123,8 @@ def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
             "job of type: prime, or the policy without --critic"
         )
     critic = CriticSpec.model_validate(spec.get("critic"))
-    own = policy.model_copy(update={"path": critic.path, "lora": critic.lora})
+    changes = {"path": critic.path, "lora": critic.lora, "average_decay": None}
+    own = policy.model_copy(update=changes)
     own = _located(own, checkpoint)
     return _Source("critic", "spec.critic.path", own, config_changes(own.path, policy))
 

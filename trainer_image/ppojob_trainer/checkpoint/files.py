@@ -14,6 +14,8 @@ from ppojob_trainer.rpc.messages.saving import SavedFile
 CHUNK_BYTES: Final = 8 << 20
 MODEL_FILE: Final = "model.safetensors"
 """Name of a rank's part of a model's weights within its folder of a checkpoint."""
+AVERAGE_FILE: Final = "average.safetensors"
+"""The same of the average of those that are trained."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

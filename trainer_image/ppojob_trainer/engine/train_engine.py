@@ -33,6 +33,7 @@ from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.router_losses import RouterCoefficients, RouterLosses
 from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.value_objective import ValueObjective
+from ppojob_trainer.engine.weight_average import WeightAverage
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.pipeline_stages import shared_embedding
 from ppojob_trainer.parallel.boxes import Box, local_part
@@ -77,12 +78,14 @@ class TrainEngine(ForwardEngine):
         world: World | None = None,
         offload: Collection[Offloaded] = (),
         routers: RouterCoefficients | None = None,
+        average_decay: float | None = None,
     ) -> None:
         """Take over a model as `ForwardEngine` does, to be trained in place.
 
         The schedule is of `total_steps`, the optimizer steps of the whole job. Of `offload` the
         optimizer and activations are the engine's, weights those of who owns the model. `routers`
         weigh the losses of a mixture's routers, which then join the objective's; None for none.
+        With `average_decay` there is an average of the weights, to be begun or loaded.
         """
         super().__init__(model, head, training, world)
         if "activations" in offload:
@@ -97,10 +100,12 @@ class TrainEngine(ForwardEngine):
         if training.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = build_optimizer(model, optimizer)
-        rounds = optimizer.moments_dtype == "bfloat16"
+        trained, rounds = trained_parameters(model), optimizer.moments_dtype == "bfloat16"
         self._moment_names: dict[Tensor, str] = (
-            {weight: name for name, weight in trained_parameters(model).items()} if rounds else {}
+            {weight: name for name, weight in trained.items()} if rounds else {}
         )
+        host = self.moments if self._moments_leave else None
+        self.average = WeightAverage(trained, average_decay, host) if average_decay else None
 
     def update(
         self,
@@ -299,6 +304,8 @@ class TrainEngine(ForwardEngine):
                 step_by_weight(self._optimizer, host, self._moment_names, self.updates)
             else:
                 self._optimizer.step()
+            if self.average is not None:
+                self.average.follow()
         if self._scale is not None:
             self._scale.after(is_finite=is_finite)
         self.updates += 1

@@ -10,7 +10,7 @@ B begins at zero, so a job begins with the model as it is.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -162,6 +162,20 @@ def adapters_in(tensors: Mapping[str, Tensor], lora: LoraSpec) -> dict[str, Adap
         f"{layer}.weight": Adapter(tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"], lora)
         for layer in layers
     }
+
+
+def replaced(
+    adapters: Mapping[str, Adapter],
+    tensors: Mapping[str, Tensor],
+    on_device: Callable[[Tensor], Tensor],
+) -> dict[str, Adapter]:
+    """Adapters with other matrices, those of `tensors` by their names, as `on_device` has them."""
+
+    def other(layer: str, own: Adapter) -> Adapter:
+        a, b = tensors.get(f"{layer}.{A}"), tensors.get(f"{layer}.{B}")
+        return own if a is None or b is None else Adapter(on_device(a), on_device(b), own.lora)
+
+    return {name: other(name.removesuffix(".weight"), own) for name, own in adapters.items()}
 
 
 @contextmanager

@@ -188,8 +188,7 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
 
     found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:
-        moments = spec.optimizer.moments
-        whole = moments if lora is None else None
+        whole, moments = _kept(spec)
         count, adapters = _trained(spec, parameters)
         found["policy"] = part(spec.model.dtype, count, actor.offload, whole)
         found["adapters"] = part(*_adapters(adapters, actor.offload), moments)
@@ -255,6 +254,17 @@ def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]
     if model.lora is None:
         return count + log_z, 0
     return count, count_adapters(model.lora, model.path) + log_z
+
+
+def _kept(spec: PPOJobSpec) -> tuple[float | None, float]:
+    """What updates keep of the policy, in weights and in adapters; None where weights are frozen.
+
+    That is moments, and the average in float32.
+    """
+    moments, average = spec.optimizer.moments, float(spec.model.average_decay is not None)
+    if spec.model.lora is not None:
+        return None, moments + average
+    return moments + average * 4 / _WEIGHT_BYTES[spec.model.dtype], moments + average
 
 
 def _adapters(count: int, offload: Collection[str]) -> tuple[str, int, Collection[str]]:

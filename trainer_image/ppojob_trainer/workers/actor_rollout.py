@@ -21,6 +21,7 @@ from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.lora import replaced
 from ppojob_trainer.models.mixtures import is_sent_float32
 from ppojob_trainer.models.state_dict import (
     every_adapter,
@@ -256,22 +257,24 @@ class ActorRolloutWorker:
         template = template_text(model.chat_template) if model.chat_template else None
         dtype = DTYPES[model.dtype]
         assert self.policy is not None, "a job that trains nothing exports nothing"
-        trained, host = self.policy.learner.model, self.policy.learner.resident.host
+        trained, on_device = self.policy.learner.model, self.policy.learner.on_device
+        average = self.policy.learner.engine.average
+        others = {} if average is None else average.tensors
 
         def told(join: Join) -> Join:
             """Of weights that may have left the device."""
             return told_by_holders(
-                trained, lambda name, tensor, dtype: join(name, host.on_device(tensor), dtype)
+                trained, lambda name, tensor, dtype: join(name, on_device(tensor), dtype)
             )
 
         export_model(
             self.run_folder / request.folder if self.rank == 0 else None,
-            every_tensor(trained),
+            ((name, others.get(name, tensor)) for name, tensor in every_tensor(trained)),
             model_folder=Path(model.path),
             dtype=dtype,
             tokenizer_folder=Path(model.tokenizer_path or model.path),
             chat_template=template,
-            adapters=every_adapter(trained),
+            adapters=replaced(every_adapter(trained), others, on_device),
             is_scorer=self.generation.spec.algorithm.type == "reward_model",
             overrides=config_changes(model.path, model),
             told=told,

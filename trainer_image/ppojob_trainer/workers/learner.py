@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_trainer.checkpoint.files import (
+    AVERAGE_FILE,
     MODEL_FILE,
     FileEntry,
     entry_of,
@@ -72,6 +73,10 @@ class Learner:
         assert self._engine is not None, "restore comes before everything else"
         return self._engine
 
+    def on_device(self, tensor: Tensor) -> Tensor:
+        """A weight, or its average, with its bytes on its device."""
+        return self.engine.moments.on_device(self.resident.host.on_device(tensor))
+
     def restore(self, folder: Path | None, files: Iterable[SavedFile], total_updates: int) -> None:
         """Take the state of a checkpoint, or that of the beginning without a folder.
 
@@ -92,6 +97,9 @@ class Learner:
         self._engine = self._train(self.model, total_updates)
         if folder is None:
             torch.manual_seed(self._seed + self._stream)
+            if self._engine.average is not None:
+                with self.resident.at_work():
+                    self._engine.average.begin()
         else:
             with self.resident.at_work():
                 self._read(folder, [entry_of(file) for file in files])
@@ -105,6 +113,8 @@ class Learner:
             engine, host = self.engine, self.resident.host
             files.append(file(MODEL_FILE, trained_tensors(self.model), host))
             files.append(file(OPTIMIZER_FILE, engine.state_tensors(), engine.moments))
+            if engine.average is not None:
+                files.append(file(AVERAGE_FILE, engine.average.tensors, engine.moments))
         return [*files, file(RNG_FILE, self._random_state())]
 
     def _read(self, folder: Path, entries: list[FileEntry]) -> None:
@@ -117,6 +127,8 @@ class Learner:
         weights = {name: box_of(weight) for name, weight in trained_tensors(self.model).items()}
         load_named_tensors(self.model, parts(MODEL_FILE, weights))
         self.engine.load_state(parts(OPTIMIZER_FILE, self.engine.state_boxes()))
+        if self.engine.average is not None:
+            self.engine.average.load(parts(AVERAGE_FILE, weights))
         states = files(RNG_FILE)
         if len(states) == self._world.size:
             state = next(entry for entry in states if entry.rank == self._world.rank)

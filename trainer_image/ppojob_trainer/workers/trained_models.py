@@ -192,6 +192,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             world,
             offload,
             RouterCoefficients.of(spec.algorithm),
+            spec.model.average_decay,
         )
 
     return Policy(

@@ -1,0 +1,54 @@
+"""An average of a model's weights over its updates, which changes nothing of them."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ppojob_trainer.parallel.boxes import cut_like, local_part
+from ppojob_trainer.parallel.offload import HostMemory
+
+
+class WeightAverage:
+    """`a <- d a + (1 - d) w` behind every update, of what is trained; it begins as the weights.
+
+    In float32, whatever the weights are; cut over the ranks as they are, in host memory where
+    moments are there. Exponential averages of iterates (Polyak and Juditsky 1992,
+    doi:10.1137/0330046) lie nearer to what they circle than the last one.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], decay: float, host: HostMemory | None
+    ) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._weights = weights
+        self._decay = decay
+        self._host = host
+
+    def begin(self) -> None:
+        """Be the weights, which are on their device."""
+        for name, weight in self._weights.items():
+            self._keep(name, local_part(weight.detach()))
+
+    def load(self, parts: Mapping[str, Tensor]) -> None:
+        """Take up a copy of this rank's parts of the `tensors` of a checkpoint."""
+        for name in self._weights:
+            self._keep(name, parts[name])
+
+    def follow(self) -> None:
+        """Take in the weights behind an update."""
+        for name, weight in self._weights.items():
+            average = self.tensors[name]
+            if self._host is not None:
+                self._host.give_back([average])
+            own = local_part(weight.detach()).float()
+            local_part(average).lerp_(own, 1.0 - self._decay)
+            if self._host is not None:
+                self._host.take([average])
+
+    def _keep(self, name: str, part: Tensor) -> None:
+        weight = self._weights[name]
+        own = part.to(weight.device, torch.float32, copy=True)
+        self.tensors[name] = cut_like(weight, own)
+        if self._host is not None:
+            self._host.take([self.tensors[name]])
