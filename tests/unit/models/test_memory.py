@@ -81,11 +81,22 @@ def test_layers_that_are_not_given_back_are_whole_while_a_model_works(tmp_path, 
 
 @pytest.mark.parametrize(
     ("optimizer", "numbers"),
-    [({"type": "muon"}, 3), ({"type": "sgd"}, 3), ({"type": "sgd", "momentum": 0.0}, 2)],
+    [
+        ({"type": "muon"}, 3),
+        ({"type": "sgd"}, 3),
+        ({"type": "sgd", "momentum": 0.0}, 2),
+        ({"momentsDtype": "bfloat16"}, 3),
+    ],
 )
 def test_optimizers_that_keep_less_take_less(tmp_path, optimizer, numbers):
     config = config_of(tmp_path, optimizer=optimizer)
     assert held(config, "actorRollout")["policy"] == 4 * numbers * POLICY
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 20), ("bfloat16", 12)])
+def test_an_average_of_weights_takes_four_bytes(tmp_path, dtype, size):
+    model = {"path": str(tmp_path / "model"), "averageDecay": 0.9, "dtype": dtype}
+    assert held(config_of(tmp_path, model=model), "actorRollout")["policy"] == size * POLICY
 
 
 def test_who_lives_with_the_policy_takes_memory_there(tmp_path):
