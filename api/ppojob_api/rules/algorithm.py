@@ -43,7 +43,17 @@ ALGORITHM_RULES = rules(
 
     spec | data.chosenKey data.rejectedKey | NoEffect | here
         it has no effect with another algorithm.type than $PAIR_NAMES; remove it
-    when: !(self.algorithm.type in $PAIRS)
+    when: !(self.algorithm.type in $PAIRS) && !self.data.splitPairs
+    must: $UNSET
+
+    spec | data.answerKey data.labelKey | NoEffect | here
+        pairs have their answers in data.chosenKey and data.rejectedKey; remove it
+    when: self.algorithm.type == 'kto' && self.data.splitPairs
+    must: $UNSET
+
+    spec | data.splitPairs | NoEffect | here
+        it has no effect with another algorithm.type than kto; remove it
+    when: self.algorithm.type != 'kto'
     must: $UNSET
 
     spec | data.marginKey | NoEffect | here

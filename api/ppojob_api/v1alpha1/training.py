@@ -216,6 +216,10 @@ class DataSpec(Section):
     """With algorithm.type: kto the column, or path, that says whether the answer is good: true or
     false. TRL: label."""
 
+    split_pairs: bool = False
+    """With algorithm.type: kto rows are pairs, whose answer in chosenKey is a good one and that in
+    rejectedKey a bad one. TRL does so with files of pairs."""
+
     data_source_key: Name = "data_source"
     """Column that routes a row to its reward, and to its model in reference.teachers.
     verl: data.reward_fn_key, data_source."""
@@ -280,7 +284,7 @@ class DataSpec(Section):
 
     def answer_columns(self, given: str | None) -> tuple[str, ...]:
         """Those of the answers of a row of a job of this type, the better one first, if any."""
-        if given in {"dpo", "reward_model"}:
+        if given in {"dpo", "reward_model"} or self.split_pairs:
             return self.chosen_key, self.rejected_key
         if given == "kto":
             return (self.answer_key or "completion",)

@@ -57,7 +57,7 @@ CANNOT_BE_SET = {
         "spec.algorithm.kto",
         "spec.algorithm.onlineDpo",
         "spec.data.labelKey",
-        "spec.data.marginKey",
+        *("spec.data.marginKey", "spec.data.splitPairs"),
     ),
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.validation.weight"),
     *("spec.data.toolsKey", "spec.data.templateColumns"),  # of SFT, and beside no agent

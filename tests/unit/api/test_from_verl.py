@@ -16,6 +16,7 @@ SECTIONS = set(TRAJECTORY_SECTIONS) - {"seed"}
 # What verl has no key for.
 OURS = {
     *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
+    "spec.data.splitPairs",
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.labelKey", "spec.data.marginKey"),
     *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
     "spec.algorithm.gigpo",

@@ -106,6 +106,30 @@ def test_every_form_of_a_labelled_answer_is_the_same_one(
     assert found.ground_truth is True
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_a_pair_that_is_split_is_a_good_answer_and_a_bad_one(files: PromptFiles, name: str) -> None:
+    pair, settings = FORMS[name]
+    labelled = [
+        {"prompt": [ASKED], "completion": text, "label": label}
+        for text, label in (("2", True), ("3", False))
+    ]
+    with opened(files, *labelled, given="kto") as dataset:
+        expected = [dataset[place] for place in range(len(dataset))]
+    with opened(files, pair, pair, given="kto", splitPairs=True, **settings) as dataset:
+        found = [dataset[place] for place in range(len(dataset))]
+    for one, other in zip(found, expected * 2, strict=True):
+        assert (one.token_ids, one.answers) == (other.token_ids, other.answers)
+        assert one.ground_truth is other.ground_truth
+
+
+def test_answers_of_split_pairs_are_dropped_one_by_one(files: PromptFiles) -> None:
+    pairs = [{"prompt": "a", "chosen": "b", "rejected": "c" * 20}] * 3
+    settings = {"splitPairs": True, "maxResponseTokens": 8, "overlongPrompts": "drop"}
+    with opened(files, *pairs, given="kto", **settings) as dataset:
+        kept = [dataset[place].ground_truth for place in range(len(dataset))]
+    assert kept == [True] * 3
+
+
 def test_a_pair_has_a_margin_of_its_own(files: PromptFiles) -> None:
     row = {"prompt": "1+1", "chosen": "2", "rejected": "3", "by": {"points": 2}}
     with opened(files, row, textPrompts="user_message", marginKey="by.points") as dataset:

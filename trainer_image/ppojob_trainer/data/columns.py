@@ -38,9 +38,9 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
     """Columns that every file of a job must have."""
     if given is not None:
         keys = spec.answer_columns(given)
-        if given not in PAIRS:  # whose conversations may begin with the prompt
-            keys = (spec.prompt_key, *keys)
-        if given == "kto":
+        if given not in PAIRS and not spec.split_pairs:
+            keys = (spec.prompt_key, *keys)  # pairs may begin with it
+        if given == "kto" and not spec.split_pairs:
             keys = (*keys, spec.label_key)
         if spec.margin_key is not None:
             keys = (*keys, spec.margin_key)

@@ -128,6 +128,8 @@ def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTok
             settings["margin"] = spec.margin_key
     if scan.given == "kto":
         settings |= {"answers": scan.given, "label": spec.label_key}
+        if spec.split_pairs:
+            settings["label"] = spec.answer_columns(scan.given)
     limits = [file.max_rows for file in files]
     if any(limit is not None for limit in limits):
         settings["max_rows"] = limits

@@ -100,6 +100,19 @@ def read_labelled(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequ
     return replace(found, ground_truth=bool(label)), difficulty, [answer]
 
 
+def read_split(row: Row, spec: DataSpec) -> list[tuple[PromptRow, float, list[Sequence[Message]]]]:
+    """Read a pair as two answers with labels: the chosen one is good, the other is not.
+
+    Raises:
+        BadCell: a cell is missing or wrong; the first one.
+    """
+    found, difficulty, answers = read_pair(row, spec)
+    labels = zip(answers, (True, False), strict=True)
+    return [
+        (replace(found, ground_truth=is_good), difficulty, [answer]) for answer, is_good in labels
+    ]
+
+
 def _check_turns(answer: Sequence[Message], key: str, prompt: Prompt) -> None:
     if isinstance(prompt, str) and len(answer) > 1:
         why, allowed = "a prompt that is text has one answer", "one message, or text"

@@ -19,7 +19,7 @@ from ppojob_trainer.data.demonstrations import (
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
-from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair
+from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair, read_split
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
 from ppojob_trainer.data.row_checks import (
@@ -149,7 +149,8 @@ class Scan:
         most = f"maxPromptTokens {self.spec.max_prompt_tokens}"
         if self.given:
             most += f" or maxResponseTokens {self.spec.max_response_tokens}"
-        dropped = f"{self.dropped} of {self.total} rows"
+        total = self.total * (2 if self.spec.split_pairs else 1)
+        dropped = f"{self.dropped} of {total} rows"
         if not self.errors and not self.kept and not self.untrained:
             why = f"no {'row' if self.given else 'prompt'} is within {most}"
             allowed = "a larger maxPromptTokens, or overlongPrompts: truncate_left"
@@ -158,7 +159,7 @@ class Scan:
             why = f"longer than spec.data.{most}, and dropped"
             self.warnings.add(DataProblem(self._where, dropped, why, "fine where it is meant"))
         if self.untrained:
-            got = f"{self.untrained} of {self.total} rows"
+            got = f"{self.untrained} of {total} rows"
             why = "nothing of them is learnt, and they are left out"
             problem = DataProblem(self._where, got, why, "fine where other rows are left")
             (self.warnings if self.kept else self.errors).add(problem)
@@ -226,30 +227,30 @@ class Scan:
                 continue
             if file.adds_nulls and self.given is not None:
                 cells = {name: without_nulls(cell) for name, cell in cells.items()}
+            number, columns = first + in_file, {*cells, *file.unread}
             try:
-                row, difficulty, answers = self._read(cells)
-                row, later = self._seeing(row, cells, answers)
-                told = self._told(cells, row)
+                for row, difficulty, answers in self._read(cells):
+                    row, later = self._seeing(row, cells, answers)
+                    told = self._told(cells, row)
+                    own = (row, difficulty, answers, later, told)
+                    yield _Candidate(*own, entry, number, file.path, place, columns)
             except BadCell as bad:
                 _add(self.errors, bad.problem, file.path, place)
-                continue
-            number = first + in_file
-            columns = {*cells, *file.unread}
-            yield _Candidate(
-                row, difficulty, answers, later, told, entry, number, file.path, place, columns
-            )
         if file.num_rows == 0:
             why, allowed = "there is nothing to draw from", "at least one row"
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
 
-    def _read(self, cells: Row) -> tuple[PromptRow, float, Sequence[Sequence[Message]]]:
+    def _read(self, cells: Row) -> list[tuple[PromptRow, float, Sequence[Sequence[Message]]]]:
+        """What is drawn of a row of a file: one row, or where pairs are split two."""
         if self.given in PAIRS:
-            return read_pair(cells, self.spec, is_scored=self.given == "reward_model")
+            return [read_pair(cells, self.spec, is_scored=self.given == "reward_model")]
+        if self.given == "kto" and self.spec.split_pairs:
+            return [*read_split(cells, self.spec)]
         if self.given == "kto":
-            return read_labelled(cells, self.spec)
+            return [read_labelled(cells, self.spec)]
         if self.given is not None:
-            return read_demonstration(cells, self.spec)
-        return *read_row(cells, self.spec, **self._asked), ()
+            return [read_demonstration(cells, self.spec)]
+        return [(*read_row(cells, self.spec, **self._asked), ())]
 
     def _seeing(
         self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]

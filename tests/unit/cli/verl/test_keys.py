@@ -737,6 +737,7 @@ FATES = [
     ("optim.exp_avg_dtype=bf16", Fate.LOST),
     ("optim.exp_avg_dtype=fp32", Fate.SAME),
     ("optim.main_grads_dtype=bf16", Fate.LOST),
+    ("optim.weight_decay_incr_style=linear", Fate.UNNEEDED),
     (f"+{OPTIM}.override_optimizer_config.decoupled_weight_decay=true", Fate.SAME),
     (f"+{OPTIM}.override_optimizer_config.decoupled_weight_decay=false", Fate.LOST),
     ("data.image_key=images", Fate.SAME),
