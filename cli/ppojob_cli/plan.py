@@ -101,6 +101,8 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
             f"{counted(responses, 'response')}, "
             f"at most {responses * data.max_response_tokens} response tokens"
         )
+        if (kept := algorithm.group_filter) is not None:
+            yield f"{kept.keep} responses to each prompt are trained on, chosen by {kept.metric}"
         if algorithm.estimator.has_pairs:
             yield "the best and the worst response of each prompt are a pair, which is trained on"
     prompts = algorithm.prompts_per_step

@@ -157,7 +157,8 @@ class TestValidate:
 @pytest.mark.usefixtures("files")
 class TestPlan:
     def test_text(self) -> None:
-        result = CliRunner().invoke(plan, ["one.yaml"])
+        options = ["--set", "spec.algorithm.groupFilter.keep=4"]
+        result = CliRunner().invoke(plan, ["one.yaml", *options])
         assert result.exit_code == 0
         lines = result.stdout.splitlines()
         assert [line for line in lines if line and line[0] != " "][1:] == [
@@ -170,6 +171,7 @@ class TestPlan:
             "Resolved spec",
         ]
         assert "  16 prompts x 8 samples = 128 responses, at most 65536 response tokens" in lines
+        assert "  4 responses to each prompt are trained on, chosen by length" in lines
         assert "  4 mini-batches of 4 prompts x 2 epochs = 8 optimizer steps" in lines
         assert "    learningRate: 1e-06" in lines
 

@@ -1,14 +1,22 @@
 """Rounding by chance, and AdamW whose moments are rounded so, against a literal form."""
 
+import copy
 import math
 
 import pytest
 import torch
+from tiny_models import make_model
 from torch import nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.chance_rounding import round_into
-from ppojob_trainer.engine.optimizer import build_optimizer, step_by_weight
+from ppojob_trainer.engine.optimizer import (
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_boxes,
+    optimizer_tensors,
+    step_by_weight,
+)
 from ppojob_trainer.parallel.boxes import Box
 from ppojob_trainer.parallel.offload import HostMemory
 
@@ -109,3 +117,30 @@ def test_a_second_moment_falls_as_slowly_as_it_should() -> None:
         weight.grad = torch.zeros_like(weight)
     mean = optimizer.state[weight]["exp_avg_sq"].double().mean().item()
     assert mean == pytest.approx(0.999**499, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", "sgd"])
+def test_every_optimizer_goes_on_from_moments_that_were_kept(kind: str) -> None:
+    spec = OptimizerSpec(type=kind, learning_rate=RATE, moments_dtype="bfloat16")
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+        names = {weight: name for name, weight in model.named_parameters()}
+        for number in numbers:
+            generator = torch.Generator().manual_seed(number)
+            for weight in names:
+                weight.grad = torch.randn(weight.shape, generator=generator)
+            step_by_weight(optimizer, None, names, number)
+
+    first = make_model()
+    optimizer = build_optimizer(first, spec)
+    step(first, optimizer, range(2))
+    kept = {name: one.clone() for name, one in optimizer_tensors(first, optimizer).items()}
+    low = {one.dtype for name, one in kept.items() if not name.endswith("/step")}
+    assert (low, set(kept)) == ({torch.bfloat16}, set(optimizer_boxes(first, spec)))
+    second = copy.deepcopy(first)
+    again = build_optimizer(second, spec)
+    load_optimizer_tensors(second, spec, again, kept)
+    step(first, optimizer, range(2, 4))
+    step(second, again, range(2, 4))
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
