@@ -327,21 +327,13 @@ ALGORITHM_RULES = rules(
     spec.algorithm.kl | | NoEffect
         nothing of kl has an effect with in: none; remove it, or in: loss or in: reward
     when: self.__in__ == 'none'
-    must: $UNSET(estimator coefficient controller target horizon lossTerm importanceWeighted)
+    must: $UNSET(estimator coefficient controller target horizon lossTerm)
 
     spec.algorithm | kl.referenceRefresh | NoEffect
         it has no effect with kl.in: none; remove it, or in: loss or in: reward
     when: self.kl.__in__ == 'none' && self.type != 'online_dpo'
         && !(self.policyLoss.type in $COMPARE_REFERENCE)
     must: !has(self.kl.referenceRefresh)
-
-    spec.algorithm.kl | importanceWeighted | NoEffect | here
-        it weighs estimates of a KL in the loss; remove it, or in: loss, or lossTerm, with another
-        estimator than $FULL
-    when: self.__in__ == 'reward' && !has(self.lossTerm)
-        || has(self.lossTerm) && self.lossTerm.estimator == '$FULL'
-        || self.__in__ == 'loss' && has(self.estimator) && self.estimator == '$FULL'
-    must: $UNSET
 
     spec.algorithm.kl | controller | NoEffect
         only KL in the reward is controlled; fixed, or in: reward

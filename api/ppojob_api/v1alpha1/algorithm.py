@@ -93,11 +93,6 @@ class KlSpec(Section):
     loss_term: KlLossSpec | None = None
     """A term of the loss as well, with `in: reward`. verl: use_kl_loss beside use_kl_in_reward."""
 
-    importance_weighted: bool = False
-    """Multiply each estimate in the loss by how many times as likely the policy finds the token as
-    before the step, so that k1 and k3 have the gradient of the KL (DeepSeek-V3.2,
-    arXiv:2512.02556). TRL: use_bias_correction_kl, false."""
-
     reference_refresh: ReferenceRefreshSpec | None = None
     """Bring the reference up to the policy from time to time; absent: it stays as the job began."""
 

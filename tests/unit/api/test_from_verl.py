@@ -21,7 +21,7 @@ OURS = {
     *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
     "spec.algorithm.gigpo",
     *("spec.algorithm.scoreClip", "spec.algorithm.truncationPenalty"),
-    *("spec.model.averageDecay", "spec.algorithm.kl.importanceWeighted"),
+    "spec.model.averageDecay",
     *("spec.algorithm.groupFilter", "spec.algorithm.ppo.whitenRewards", "spec.rewardModel.mean"),
     "spec.algorithm.policyLoss.flowrl",  # whose numbers stand in the recipe's code
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports

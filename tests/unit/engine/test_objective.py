@@ -109,29 +109,6 @@ def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):
     assert PolicyObjective.of(algorithm(kl=kl), 0.125).kl.coefficient == 0.125
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_weighted_estimates_have_the_gradient_of_the_kl(make_rows, estimator):
-    """Of ρ k1 it is ρ (1 + k1), and E[ρ] has none; of ρ k3 it is ρ k1."""
-    rows = make_rows()
-    rows.advantages[:] = 0.0
-    kl = KlSpec(in_="loss", estimator=estimator, coefficient=0.5, importance_weighted=True)
-    logprobs, entropy = policy(rows)
-    rows.old_logprobs = logprobs.detach() + torch.linspace(-0.5, 0.5, len(logprobs))
-    ahead = logprobs.detach() - rows.ref_logprobs
-    rows.ref_logprobs[ahead < -2.0] = logprobs.detach()[ahead < -2.0]  # below the cut of k3
-    parts = PolicyObjective.of(algorithm(kl=kl))((logprobs, entropy), rows, Denominators.of(rows))
-    (gradient,) = torch.autograd.grad(parts.loss, logprobs)
-    ratio, ahead = (
-        (logprobs.detach() - rows.old_logprobs).exp(),
-        logprobs.detach() - rows.ref_logprobs,
-    )
-    expected = ratio * (ahead + (estimator == "k1"))
-    torch.testing.assert_close(gradient, 0.5 * expected * rows.mask / rows.mask.sum())
-    value = ahead if estimator == "k1" else (-ahead).exp() + ahead - 1
-    told = float((ratio * value)[rows.mask].sum())
-    assert parts.token_sums["actor/kl_loss"] == pytest.approx(told, rel=1e-5)
-
-
 def test_a_kl_in_the_loss_beside_one_in_the_reward(make_rows):
     rows = make_rows()
     rows.advantages[:] = 0.0

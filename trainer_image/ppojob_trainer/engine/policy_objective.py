@@ -18,8 +18,8 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.policy_loss import Loss
 from ppojob_trainer.algorithms.kl import kl_estimate
-from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any, zero_outside
-from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss, bounded
+from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
 from ppojob_trainer.algorithms.rollout_diagnostics import (
     token_diagnostic_names,
@@ -44,7 +44,6 @@ class KlTerm:
 
     estimator: str  # a name in `algorithms.kl.KL`, or `FULL_KL`
     coefficient: float  # β
-    is_weighted: bool = False  # by the ratio to the old policy
 
     @property
     def is_full(self) -> bool:
@@ -54,14 +53,12 @@ class KlTerm:
     @classmethod
     def of(cls, spec: KlSpec, coefficient: float | None = None) -> KlTerm | None:
         """The term that a job asks for, with β of this step, or None for that of the spec."""
-        is_weighted = spec.importance_weighted
         if spec.loss_term is not None:
-            return cls(spec.loss_term.estimator, spec.loss_term.coefficient, is_weighted)
+            return cls(spec.loss_term.estimator, spec.loss_term.coefficient)
         if spec.in_ != "loss":
             return None
         assert spec.estimator is not None, "a resolved configuration says which estimator"
-        chosen = spec.coefficient if coefficient is None else coefficient
-        return cls(spec.estimator, chosen, is_weighted)
+        return cls(spec.estimator, spec.coefficient if coefficient is None else coefficient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +170,6 @@ class PolicyObjective:
                 assert rows.ref_logprobs is not None, "the KL term needs the reference"
                 columns = logprobs, rows.ref_logprobs, self.kl.estimator
                 estimate = kl_estimate(*columns, mask=rows.mask)
-                if self.kl.is_weighted:
-                    ahead = zero_outside(logprobs - old, rows.mask)
-                    estimate = estimate * bounded(ahead).exp()
             distance = self.aggregation(estimate, rows, denominators)
             parts.loss = parts.loss + self.kl.coefficient * distance
             diagnostics["actor/kl_loss"] = estimate.detach()
