@@ -379,9 +379,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     model = load(case, folder, world)
     engine = make_engine(model, case, world)
     form = PictureForm.read(folder / case.model) if case.seeing else None
-    everything = rows_of_step(
-        broken=case.broken, long=case.long, contexts=case.contexts, form=form
-    )
+    everything = rows_of_step(broken=case.broken, long=case.long, contexts=case.contexts, form=form)
     everything.teachers = list(case.teachers)
     everything.critic_ref_logprobs = torch.full((everything.num_tokens,), -4.0)
     everything.outcomes = everything.token_rows % 3 / 2
