@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import training_cases
 import training_ranks
 from training_cases import ALL_LAYOUTS, CASES, rows_of_rank, rows_of_step, run_case
