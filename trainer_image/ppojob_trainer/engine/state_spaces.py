@@ -120,16 +120,19 @@ def in_runs(
     width = sizes.key_heads * sizes.key
 
     def cut(channels: Tensor, dim: int) -> list[Tensor]:
-        values, *shared = channels.split([channels.shape[dim] - 2 * width, width, width], dim)
+        widths = [channels.shape[dim] - 2 * width, width, width]
+        values, *shared = torch.split(channels, widths, dim)
         each = (
-            [run for run in one.split(groups * sizes.key, dim) for _ in range(parts)]
+            [run for run in torch.split(one, groups * sizes.key, dim) for _ in range(parts)]
             for one in shared
         )
-        found = zip(values.split(heads * sizes.value, dim), *each, strict=True)
+        found = zip(torch.split(values, heads * sizes.value, dim), *each, strict=True)
         return [torch.cat(run, dim) for run in found]
 
-    weights = map(HeadWeights, cut(own.filters, 0), cut(own.shifts, 0), own.skips.split(heads))
-    states = zip(cut(mixed, 1), step.split(heads, 1), decay.split(heads, 1), weights, strict=True)
+    skips = torch.split(own.skips, heads)
+    weights = map(HeadWeights, cut(own.filters, 0), cut(own.shifts, 0), skips)
+    by_token = (torch.split(one, heads, dim=1) for one in (step, decay))
+    states = zip(cut(mixed, 1), *by_token, weights, strict=True)
     return [(*run, HeadSizes(groups, heads, sizes.key, sizes.value)) for run in states]
 
 
@@ -206,7 +209,8 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     )
     mixed = torch.cat(ranks.dealt(*shares(*parts)), dim=-1)
     plan = plans.chunks(net.conv_kernel_size - 1)
-    runs = in_runs(mixed, *ranks.dealt(step, decay), weights, sizes)
+    step, decay = ranks.dealt(step, decay)
+    runs = in_runs(mixed, step, decay, weights, sizes)
     read = torch.cat([computed_again(mix_rows, *run, plan) for run in runs], dim=1)
     output: Tensor = net.out_proj(net.norm(ranks.to_tokens(read).flatten(1), gate).to(states.dtype))
     return output
