@@ -20,6 +20,7 @@ OURS = {
     *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
     "spec.algorithm.gigpo",
     *("spec.algorithm.scoreClip", "spec.algorithm.truncationPenalty"),
+    "spec.algorithm.kl.unbiased",
     "spec.algorithm.policyLoss.flowrl",  # whose numbers stand in the recipe's code
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports
     *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),
