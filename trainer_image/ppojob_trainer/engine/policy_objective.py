@@ -173,7 +173,8 @@ class PolicyObjective:
                 columns = logprobs, rows.ref_logprobs, self.kl.estimator
                 estimate = kl_estimate(*columns, mask=rows.mask)
             if self.kl.unbiased:
-                estimate = estimate * bounded(zero_outside(logprobs - old, rows.mask)).exp()
+                drew = rows.rollout_logprobs if self.needs.is_of_sampler else old
+                estimate = estimate * bounded(zero_outside(logprobs - drew, rows.mask)).exp()
             distance = self.aggregation(estimate, rows, denominators)
             parts.loss = parts.loss + self.kl.coefficient * distance
             diagnostics["actor/kl_loss"] = estimate.detach()
