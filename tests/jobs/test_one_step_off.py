@@ -439,7 +439,7 @@ def test_vllm_goes_on_with_rows_under_way(job, run_through, tiny_job, output, al
 
 
 def test_experts_of_rows_under_way_are_replayed(run_twice, tiny_folder_of, tmp_path):
-    """Those that the engine chose in each phase: with weights that stay, trainer and engine agree."""
+    """Those of each phase: with weights that stay, trainer and engine agree."""
     algorithm = {**BESIDE["algorithm"], "kl": {}, "epochs": 1, "routerReplay": "rollout"}
     job = {**BESIDE, "algorithm": algorithm, "optimizer": STILL, "steps": {"total": 5}}
     manifest = tiny_jobs.write_manifest(tmp_path, tiny_folder_of(0.0, "mixture"), **job)
