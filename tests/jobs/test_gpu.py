@@ -50,6 +50,14 @@ def test_a_job_in_float32_is_that_of_a_processor(algorithm, start, even_folder, 
         assert here == pytest.approx(there, rel=1e-3, abs=1e-4, nan_ok=True)
 
 
+def folder_of(folder: Path, kind: str) -> Path:
+    """The tiny folder of another model."""
+    made = folder / kind
+    made.mkdir(exist_ok=True)
+    tiny_jobs.make_tiny_folder(made, 0.0, kind)
+    return made
+
+
 def with_dropout(folder: Path) -> dict[str, object]:
     return {}
 
@@ -84,6 +92,30 @@ def with_adapters(folder: Path) -> dict[str, object]:
     }
 
 
+def with_log_z(folder: Path) -> dict[str, object]:
+    algorithm = tiny_jobs.make_manifest(folder)["spec"]["algorithm"]
+    return {
+        "algorithm": {
+            **algorithm,
+            "policyLoss": {"type": "flowrl"},
+            "lossAggregation": "sequence_mean_token_mean",
+        }
+    }
+
+
+def with_process_rewards(folder: Path) -> dict[str, object]:
+    algorithm = tiny_jobs.make_manifest(folder)["spec"]["algorithm"]
+    return {
+        "algorithm": {**algorithm, "type": "prime"},
+        "critic": {"optimizer": {"learningRate": 1e-3}},
+    }
+
+
+def with_states(folder: Path) -> dict[str, object]:
+    """Layers of Mamba-2, of experts and of attention."""
+    return {"model": {"path": str(folder_of(folder, "nemotron_h") / "model")}}
+
+
 def with_vllm(folder: Path) -> dict[str, object]:
     return {"rollout": VLLM, "roles": {"actorRollout": {**ONE_GPU, "offload": ["optimizer"]}}}
 
@@ -93,9 +125,7 @@ def with_adapters_in_vllm(folder: Path) -> dict[str, object]:
 
 
 def with_experts_of_vllm(folder: Path) -> dict[str, object]:
-    mixture = folder / "mixture"
-    mixture.mkdir(exist_ok=True)
-    tiny_jobs.make_tiny_folder(mixture, 0.0, "mixture")
+    mixture = folder_of(folder, "mixture")
     algorithm = tiny_jobs.make_manifest(mixture)["spec"]["algorithm"]
     return {
         "model": {"path": str(mixture / "model")},
@@ -111,6 +141,9 @@ def with_experts_of_vllm(folder: Path) -> dict[str, object]:
         with_float16,
         with_four_models_offloaded,
         with_adapters,
+        with_log_z,
+        with_process_rewards,
+        with_states,
         pytest.param(with_vllm, marks=pytest.mark.vllm),
         pytest.param(with_adapters_in_vllm, marks=pytest.mark.vllm),
         pytest.param(with_experts_of_vllm, marks=pytest.mark.vllm),

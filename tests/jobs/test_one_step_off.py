@@ -436,3 +436,14 @@ def test_vllm_goes_on_with_rows_under_way(job, run_through, tiny_job, output, al
     assert any(line["async/partial_rows"] > 0 for line in run_folders.metrics(whole))
     run_through(tiny_job(**changes), output, "rpc.generate.answer.before@4=kill", seconds=900)
     assert run_folders.result(output) == run_folders.result(whole)
+
+
+def test_experts_of_rows_under_way_are_replayed(run_twice, tiny_folder_of, tmp_path):
+    """Those of each phase: with weights that stay, trainer and engine agree."""
+    algorithm = {**BESIDE["algorithm"], "kl": {}, "epochs": 1, "routerReplay": "rollout"}
+    job = {**BESIDE, "algorithm": algorithm, "optimizer": STILL, "steps": {"total": 5}}
+    manifest = tiny_jobs.write_manifest(tmp_path, tiny_folder_of(0.0, "mixture"), **job)
+    calm = run_twice(manifest, "rpc.generate.answer.before@4=kill")
+    lines = run_folders.metrics(calm)[-5:]
+    assert any(line["async/partial_rows"] > 0 for line in lines)
+    assert all(line["training/rollout_probs_diff_mean"] < 1e-5 for line in lines)

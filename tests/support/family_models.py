@@ -56,6 +56,7 @@ from transformers import (
     YoutuForCausalLM,
 )
 
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import (
     Glm4vForCausalLM,
     Glm4vMoeForCausalLM,
@@ -256,3 +257,11 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},
     ),
 }
+
+
+def is_half_in_vllm(family: str, device: str = "cpu") -> bool:
+    """Whether vLLM computes a family in bfloat16 alone there."""
+    form = FAMILIES[family]
+    if device == "cuda" and form.has_latents:
+        return True
+    return form.recurrence is not None and not form.recurrence.is_mamba

@@ -98,6 +98,7 @@ class Case:
     optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
     seeing: bool = False  # prompts show pictures
+    contexts: bool = False  # rows have several
     nudged: int = 0  # weights are one rounding away from those of the model, in which directions
 
     @property
@@ -148,6 +149,8 @@ CASES = {
     "low_moments": Case((0, 1, 0, 1, 0), budget=40, optimizer=LOW_MOMENTS),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
+    "contexts": Case((0, 1, 0, 1, 0), budget=40, contexts=True),
+    "contexts_of_states": Case((0, 1, 0, 1, 1), budget=40, model="nemotron_h", contexts=True),
     "pictures_behind_layers": Case((0, 1, 0, 1, 0), budget=60, model="seeing_3", seeing=True),
     "pictures_of_glm": Case(  # no gradient comes to a part of its keys' biases
         (0, 1, 0, 1, 1), 60, model="seeing_glm", recompute=True, seeing=True, optimizer=SGD
@@ -251,7 +254,11 @@ def _save_shaken(model: PreTrainedModel, folder: Path) -> None:
 
 
 def rows_of_step(
-    *, broken: bool = False, long: int | None = None, form: PictureForm | None = None
+    *,
+    broken: bool = False,
+    long: int | None = None,
+    contexts: bool = False,
+    form: PictureForm | None = None,
 ) -> Experience:
     """Rows of a step; prompts begin with pictures of several sizes where a model takes some."""
     generator = torch.Generator().manual_seed(1)
@@ -274,7 +281,7 @@ def rows_of_step(
             torch.tensor(form.expanded([form.token] * (n % 3) + prompt.tolist(), shown[n]))
             for n, prompt in enumerate(prompts)
         ]
-    return Experience(
+    rows = Experience(
         prompts=prompts,
         row_groups=torch.arange(GROUPS).repeat_interleave(SAMPLES),
         response_tokens=torch.randint(VOCABULARY, (tokens,), generator=generator),
@@ -285,6 +292,10 @@ def rows_of_step(
         advantages=advantages,
         pictures=shown,
     )
+    if contexts:
+        later = rows.offsets[:-1][lengths > 4] + 2
+        rows.context_starts[later], rows.mask[later] = True, False  # which it is given
+    return rows
 
 
 def rows_of_rank(owners: Sequence[int], rank: int, dims: ParallelDims) -> Tensor:
@@ -370,7 +381,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     model = load(case, folder, world)
     engine = make_engine(model, case, world)
     form = PictureForm.read(folder / case.model) if case.seeing else None
-    everything = rows_of_step(broken=case.broken, long=case.long, form=form)
+    everything = rows_of_step(broken=case.broken, long=case.long, contexts=case.contexts, form=form)
     everything.teachers = list(case.teachers)
     everything.critic_ref_logprobs = torch.full((everything.num_tokens,), -4.0)
     everything.outcomes = everything.token_rows % 3 / 2

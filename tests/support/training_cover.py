@@ -29,7 +29,7 @@ ALL_BUT_OF_ONE_KIND = (
 _SHARED = (
     *("even", "small_micro_batches", "recomputed", "experts", "adapters", "muon", "full_kl"),
     *("dropout", "dropout_recomputed", "bfloat16", "a_gradient_that_is_not_finite"),
-    *("pictures", "outcomes", "partition"),
+    *("pictures", "outcomes", "partition", "contexts"),
 )
 _CASES = {
     "2": (
@@ -48,7 +48,7 @@ _CASES = {
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
-        "pictures_of_glm",
+        *("pictures_of_glm", "contexts_of_states"),
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
@@ -163,9 +163,9 @@ ON_GPUS = {
     for layout, more in {
         "2": ("a_rank_without_rows", "muon", "experts", "pictures"),
         "2x1": (),
-        "s2": ("long_rows", "experts_replayed", "pictures_behind_layers"),
+        "s2": ("long_rows", "experts_replayed", "pictures_behind_layers", "contexts_of_states"),
         "t2": ("biases", "experts_recomputed", "pictures"),
-        "p3": ("spread", "qwen3_recomputed", "pictures"),
+        "p3": ("spread", "qwen3_recomputed", "pictures", "partition", "contexts"),
         "2t2e2": ("experts", "experts_recomputed"),
     }.items()
 }

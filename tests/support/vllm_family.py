@@ -15,7 +15,7 @@ from traceback import format_exc
 from typing import Literal
 
 import torch
-from family_models import FAMILY_MODELS
+from family_models import FAMILY_MODELS, is_half_in_vllm
 from padded_reference import token_logprobs
 from tiny_models import make_model, write_model
 from transformers import PreTrainedModel
@@ -24,7 +24,7 @@ from whole_models import save_whole
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.experts import split_experts
-from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.families import WHOLES
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import add_adapters
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
@@ -116,8 +116,7 @@ ADAPTED = ("phi3", "glm4", "glm4v")
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
     model = _saved(family, folder)
-    kind = FAMILIES[model.config.model_type].recurrence
-    is_half = kind is not None and not kind.is_mamba
+    is_half = is_half_in_vllm(model.config.model_type, device)
     dtype = "bfloat16" if is_half else "float32"
     rollout = RolloutSpec(engine="vllm", dtype=dtype, max_model_tokens=96, max_sequences=4)
     rollout = rollout.model_copy(update={"kv_cache_gib": 0.25, "enforce_eager": True})

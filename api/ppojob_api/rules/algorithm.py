@@ -355,6 +355,12 @@ ALGORITHM_RULES = rules(
     when: self.__in__ == 'reward' && has(self.estimator)
     must: !(self.estimator in $GRADIENT_OF_K2)
 
+    spec.algorithm.kl | unbiased | NoEffect
+        it corrects an estimate in the loss; false, or in: loss with k1, k2, k3 or abs
+    when: self.unbiased
+    must: self.__in__ == 'loss' && (!has(self.estimator)
+        || !(self.estimator in $GRADIENT_OF_K2) && self.estimator != '$FULL')
+
     spec.algorithm.kl | estimator | Conflict
         full compares all tokens that could have been sampled, and a reward is of the one that
         was; k1, or full as the estimator of lossTerm

@@ -78,6 +78,11 @@ class KlSpec(Section):
     `in: reward`, k3 with `in: loss`; full: over the whole vocabulary, in the loss alone.
     verl: kl_penalty kl, which is k1; kl_loss_type low_var_kl, which is k3."""
 
+    unbiased: bool = False
+    """Multiply the KL of a token in the loss by the probability of the policy over that of the old
+    policy, which drew it: its gradient is that of the KL then (DeepSeek-V3.2, arXiv:2512.02556).
+    TRL: use_bias_correction_kl, false."""
+
     coefficient: Coefficient = 0.001
     """Weight of the KL, the first one when the controller is adaptive. verl: 0.001."""
 

@@ -1,6 +1,6 @@
 """Conversions of what is optimised: estimator, loss, KL, batches and critic."""
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
 
@@ -417,12 +417,26 @@ def rollout_correction(verl: Verl, job: Draft) -> None:
         job.set(f"{section}.weightFloor", low, f"{at}.rollout_is_threshold")
         job.copy(f"{at}.rollout_is_batch_normalize")
     if modes:
-        job.set(
-            f"{section}.rejection",
-            _rejections(modes, verl[f"{at}.rollout_rs_threshold"]),
-            f"{at}.rollout_rs",
-            f"{at}.rollout_rs_threshold",
-        )
+        limits = f"{at}.rollout_rs_threshold"
+        lower, keys = f"{limits}_lower", [f"{at}.rollout_rs", limits]
+        rejections = _rejections(modes, verl[limits])
+        if modes in FORMER_MODES:
+            rejections = [_former_rejection(modes, verl[limits], verl[lower])]
+            keys += [lower] if verl.is_given(lower) else []
+        job.set(f"{section}.rejection", rejections, *keys)
+
+
+FORMER_MODES: Final = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+"""What rejection was until verl 0.6, with bounds of the ratio of trainer to engine."""
+
+
+def _former_rejection(mode: str, upper: Any, lower: Any) -> dict[str, Any]:
+    """One of `FORMER_MODES`, by the ratio of engine to trainer."""
+    try:
+        least, most = float(upper if lower is None else 1.0 / lower), float(upper)
+        return {"mode": FORMER_MODES[mode], "low": 1.0 / most, "high": least}
+    except (TypeError, ValueError, ZeroDivisionError):
+        return {"mode": FORMER_MODES[mode], "high": upper}
 
 
 def _rejections(modes: Any, thresholds: Any) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ _COMPUTE: Final[Mapping[str, Callable[[int, int], int]]] = {
     "||": lambda a, b: bool(a or b),
 }
 _IN_DEFAULT: Final = re.compile(r"(?<=[-=])\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)(?=[^\n]*\})")
+_WITHIN: Final = re.compile(r"('[^'\n]*')|(?<=[\w./:,+@%-])\$([A-Za-z_]\w*)")
 _NAME: Final = re.compile(r"^!?(\w+|[@*#?$!-])(\[[^\]]*\])?")
 _HIDDEN: Final = re.compile("\ue004([0-9a-f]*)\ue005")
 _OTHER_HARDWARE: Final = "torch_npu"
@@ -51,9 +52,11 @@ _OTHER_HARDWARE: Final = "torch_npu"
 def parsed(text: str) -> Node:
     """The tree of a script.
 
-    Arithmetic within `${x:-...}`, which the grammar takes for a command, is hidden in words.
+    Arithmetic within `${x:-...}`, which the grammar takes for a command, is hidden in words. Of
+    `$x/y-$z/w` it makes two words; with `${z}` it is one.
     """
     hidden = _IN_DEFAULT.sub(lambda found: f"\ue004{found[1].encode().hex()}\ue005", text)
+    hidden = _WITHIN.sub(lambda found: found[1] or f"${{{found[2]}}}", hidden)
     root: Node = Parser(Language(tree_sitter_bash.language())).parse(hidden.encode()).root_node
     return root
 

@@ -126,6 +126,30 @@ def test_a_kl_in_the_loss_beside_one_in_the_reward(make_rows):
     )
 
 
+@pytest.mark.parametrize(("estimator", "loss"), [("k1", "clip"), ("k3", "clip"), ("k3", "bypass")])
+def test_an_unbiased_kl_has_the_mean_and_the_gradient_of_the_kl(estimator, loss, make_rows):
+    """Every token of a vocabulary is drawn as often by an old policy that likes all the same."""
+    rows = make_rows(groups=1, samples=1, longest=9)
+    size = rows.num_tokens
+    assert size > 2
+    rows.mask[:], rows.advantages[:] = True, 0.0
+    rows.rollout_logprobs = torch.full((size,), 1 / size).log()
+    rows.old_logprobs = None if loss == "bypass" else rows.rollout_logprobs
+    torch.manual_seed(0)
+    rows.ref_logprobs = (0.5 * torch.randn(size)).log_softmax(0)  # near enough for k3's limit
+    logits = (0.5 * torch.randn(size)).requires_grad_()
+    logprobs = logits.log_softmax(0)
+    kl = KlSpec(in_="loss", estimator=estimator, coefficient=1.0, unbiased=True)
+    objective = PolicyObjective.of(algorithm(kl=kl, policy_loss=PolicyLossSpec(type=loss)))
+    parts = objective((logprobs, torch.zeros(size)), rows, Denominators.of(rows))
+    expected = (logprobs.exp() * (logprobs - rows.ref_logprobs)).sum()
+    assert parts.token_sums["actor/kl_loss"] / size == pytest.approx(expected.item(), rel=1e-4)
+    ours, theirs = (
+        torch.autograd.grad(x, logits, retain_graph=True) for x in (parts.loss, expected)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_only_rows_without_advantage_or_without_trained_tokens_have_no_gradient(make_rows):
     rows = make_rows()
     rows.advantages[rows.token_index(torch.tensor([0, 1, 2, 4]))] = 0.0

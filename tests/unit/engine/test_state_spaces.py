@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.engine.linear_attention import HeadSizes, plan_chunks
-from ppojob_trainer.engine.state_spaces import HeadWeights, mix_rows
+from ppojob_trainer.engine.state_spaces import HeadWeights, in_runs, mix_rows
 
 SIZES = HeadSizes(key_heads=2, value_heads=4, key=3, value=5)
 CHANNELS = 4 * 5 + 2 * 2 * 3
@@ -35,10 +35,10 @@ def row_by_row(mixed, step, decay, filters, shifts, skips, spans):
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 64])
+@pytest.mark.parametrize(("chunk", "at_once"), [(1, 4), (4, 3), (64, 4), (64, 1)])
 @pytest.mark.parametrize("spans", [LONG, SHORT])
-def test_rows_go_on_from_their_prompts(spans, chunk):
-    """Forth and back, with decays whose inverse is no number of float32."""
+def test_rows_go_on_from_their_prompts(spans, chunk, at_once):
+    """Forth and back, with decays whose inverse is no number of float32; all heads, and some."""
     torch.manual_seed(0)
     total = sum(span.length for span in spans)
     read = [
@@ -52,7 +52,9 @@ def test_rows_go_on_from_their_prompts(spans, chunk):
     for one in read:
         one.requires_grad_()
     plan = plan_chunks(spans, TAPS - 1, chunk)
-    output = mix_rows(*read[:3], HeadWeights(*read[3:]), SIZES, plan)
+    runs = in_runs(*read[:3], HeadWeights(*read[3:]), SIZES, at_once)
+    assert len(runs) == {4: 1, 3: 2, 1: 4}[at_once]
+    output = torch.cat([mix_rows(*run, plan) for run in runs], dim=1)
     expected = row_by_row(*read, spans)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     factors = torch.randn_like(output)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import training_cases
 import training_ranks
 from training_cases import ALL_LAYOUTS, CASES, rows_of_rank, rows_of_step, run_case
@@ -66,4 +67,4 @@ def test_ranks_compute_what_one_does(folder, layout, name, strict_gpu):
         rows = rows_of_rank(CASES[name].owners, rank, ALL_LAYOUTS[layout])
         predicted = results(folder, layout, name, rank)["logprobs"]
         wanted = expected["logprobs"][everything.token_index(rows)]
-        assert (predicted - wanted).abs().max() <= 1e-4
+        torch.testing.assert_close(predicted, wanted, rtol=0, atol=1e-4)

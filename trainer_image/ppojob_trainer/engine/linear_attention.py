@@ -241,16 +241,14 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     ]
     mixed, plan = torch.cat(ranks.dealt(*parts), dim=-1), plans.chunks(net.conv_kernel_size - 1)
     dealt = torch.cat(filters), *ranks.dealt(decay, weight)
-    read = computed_again(mix_rows, ranks, mixed, *dealt, sizes, plan)
+    read = ranks.to_tokens(computed_again(mix_rows, mixed, *dealt, sizes, plan))
     normed = net.norm(read.flatten(0, 1), gate.reshape(-1, net.head_v_dim))
     output: Tensor = net.out_proj(normed.view(len(states), -1))
     return output
 
 
-def computed_again(
-    mix: Callable[..., Tensor], ranks: SequenceRanks, mixed: Tensor, *others: Any
-) -> Tensor:
-    """What the tokens of a rank's run read, (t, H, V), by its heads' `mix` of all tokens.
+def computed_again(mix: Callable[..., Tensor], mixed: Tensor, *others: Any) -> Tensor:
+    """What all tokens read of the states of heads, (T, H, V), by `mix`.
 
     That is computed again in the backward pass, and in the types that it chooses itself.
     """
@@ -258,7 +256,7 @@ def computed_again(
         read: Tensor = checkpoint(
             mix, mixed, *others, use_reentrant=False, preserve_rng_state=False
         )
-        return ranks.to_tokens(read.to(mixed.dtype))
+        return read.to(mixed.dtype)
 
 
 def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:

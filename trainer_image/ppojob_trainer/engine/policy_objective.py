@@ -18,8 +18,8 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.policy_loss import Loss
 from ppojob_trainer.algorithms.kl import kl_estimate
-from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
-from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss
+from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any, zero_outside
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss, bounded
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
 from ppojob_trainer.algorithms.rollout_diagnostics import (
     token_diagnostic_names,
@@ -44,6 +44,7 @@ class KlTerm:
 
     estimator: str  # a name in `algorithms.kl.KL`, or `FULL_KL`
     coefficient: float  # β
+    unbiased: bool = False  # times the ratio to the old policy
 
     @property
     def is_full(self) -> bool:
@@ -58,7 +59,8 @@ class KlTerm:
         if spec.in_ != "loss":
             return None
         assert spec.estimator is not None, "a resolved configuration says which estimator"
-        return cls(spec.estimator, spec.coefficient if coefficient is None else coefficient)
+        weight = spec.coefficient if coefficient is None else coefficient
+        return cls(spec.estimator, weight, spec.unbiased)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,9 @@ class PolicyObjective:
                 assert rows.ref_logprobs is not None, "the KL term needs the reference"
                 columns = logprobs, rows.ref_logprobs, self.kl.estimator
                 estimate = kl_estimate(*columns, mask=rows.mask)
+            if self.kl.unbiased:
+                drew = rows.rollout_logprobs if self.needs.is_of_sampler else old
+                estimate = estimate * bounded(zero_outside(logprobs - drew, rows.mask)).exp()
             distance = self.aggregation(estimate, rows, denominators)
             parts.loss = parts.loss + self.kl.coefficient * distance
             diagnostics["actor/kl_loss"] = estimate.detach()

@@ -7,9 +7,9 @@ Such a layer keeps a state S of each head, which each token of a row lets fade a
 Queries and keys (C and B of the paper) are shared by groups of heads; with the values (x) they come
 out of a short convolution over the row. Rows are cut into the chunks of `linear_attention`, within
 which all is a few matrix products (section 6 there), and which go on from states that the wave
-before has left. What is held beside a layer's input is one layer's at a time, for all of it is
-computed again in the backward pass, at least in float32: of a token H (C + 1) numbers a few times
-over, and H D V / C of states, however long its row is.
+before has left. All of it is computed again in the backward pass, at least in float32, a few heads
+at a time: what is held beside a layer's input is that of `AT_ONCE` heads of one layer, of a token
+and head C + 1 numbers a few times over and D V / C of states, however long its row is.
 
 Legend: T packed tokens, t of them in a rank's run, G groups, H heads, R = H / G, D size of queries
 and keys, V size of values, N chunks of C tokens, w of them in a wave, B inputs of the convolution.
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import lcm
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,13 @@ from ppojob_trainer.engine.linear_attention import (
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
+AT_ONCE: Final = 32
+"""Heads that are computed together, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """What a rank's heads have of a layer's weights."""
+    """What heads have of a layer's weights."""
 
     filters: Tensor  # (H V + 2 G D, B) of the convolution
     shifts: Tensor  # (H V + 2 G D,) what it adds
@@ -90,6 +93,47 @@ def mix_rows(
     )
     output = read + own.skips.to(kind)[:, None, None] * value
     return output.transpose(1, 2).flatten(0, 1).index_select(0, plan.slots)
+
+
+Run = tuple[Tensor, Tensor, Tensor, HeadWeights, HeadSizes]
+"""What `mix_rows` is given of some heads."""
+
+
+def in_runs(
+    mixed: Tensor,
+    step: Tensor,
+    decay: Tensor,
+    own: HeadWeights,
+    sizes: HeadSizes,
+    at_once: int = AT_ONCE,
+) -> list[Run]:
+    """What `mix_rows` is given, of so many heads at once: of whole groups, or of a part of one."""
+    of_group = sizes.value_heads // sizes.key_heads
+    heads = max(
+        n
+        for n in range(1, min(at_once, sizes.value_heads) + 1)
+        if of_group % n == 0 or (n % of_group == 0 and sizes.value_heads % n == 0)
+    )
+    if heads == sizes.value_heads:
+        return [(mixed, step, decay, own, sizes)]
+    groups, parts = max(1, heads // of_group), max(1, of_group // heads)
+    width = sizes.key_heads * sizes.key
+
+    def cut(channels: Tensor, dim: int) -> list[Tensor]:
+        widths = [channels.shape[dim] - 2 * width, width, width]
+        values, *shared = torch.split(channels, widths, dim)
+        each = (
+            [run for run in torch.split(one, groups * sizes.key, dim) for _ in range(parts)]
+            for one in shared
+        )
+        found = zip(torch.split(values, heads * sizes.value, dim), *each, strict=True)
+        return [torch.cat(run, dim) for run in found]
+
+    skips = torch.split(own.skips, heads)
+    weights = map(HeadWeights, cut(own.filters, 0), cut(own.shifts, 0), skips)
+    by_token = (torch.split(one, heads, dim=1) for one in (step, decay))
+    states = zip(cut(mixed, 1), *by_token, weights, strict=True)
+    return [(*run, HeadSizes(groups, heads, sizes.key, sizes.value)) for run in states]
 
 
 def _read_states(
@@ -165,8 +209,10 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     )
     mixed = torch.cat(ranks.dealt(*shares(*parts)), dim=-1)
     plan = plans.chunks(net.conv_kernel_size - 1)
-    read = computed_again(mix_rows, ranks, mixed, *ranks.dealt(step, decay), weights, sizes, plan)
-    output: Tensor = net.out_proj(net.norm(read.flatten(1), gate).to(states.dtype))
+    step, decay = ranks.dealt(step, decay)
+    runs = in_runs(mixed, step, decay, weights, sizes)
+    read = torch.cat([computed_again(mix_rows, *run, plan) for run in runs], dim=1)
+    output: Tensor = net.out_proj(net.norm(ranks.to_tokens(read).flatten(1), gate).to(states.dtype))
     return output
 
 

@@ -116,6 +116,7 @@ ALL_OF_MEGATRON = (
     "[linear_q,linear_k,linear_v,linear_proj,linear_fc1_gate,linear_fc1_up,linear_fc2]"
 )
 OPTIM, CORRECTION = f"{ACTOR}.optim", "algorithm.rollout_correction"
+REJECTION = "spec.algorithm.rolloutCorrection.rejection"
 BECOMES: list[tuple[str, dict[str, Any]]] = [
     # Warm-up counts training steps there, optimizer steps here: 4 a step, and 8 with two epochs.
     (f"{OPTIM}.lr_warmup_steps=3", {"spec.optimizer.warmupSteps": 12}),
@@ -314,6 +315,16 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
             "spec.algorithm.policyLoss.bypass.form": "reinforce",
             "spec.algorithm.rolloutCorrection.weights": "sequence",
         },
+    ),
+    # Until verl 0.6 bounds of trainer to engine, of which the lower one is 1 / the upper one.
+    (
+        f"{CORRECTION}.rollout_rs=geometric {CORRECTION}.rollout_rs_threshold=1.25",
+        {REJECTION: [{"mode": "seq_mean_k1", "low": 0.8, "high": 1.25}]},
+    ),
+    (
+        f"{CORRECTION}.rollout_rs=token {CORRECTION}.rollout_rs_threshold=4"
+        f" {CORRECTION}.rollout_rs_threshold_lower=0.5",
+        {REJECTION: [{"mode": "token_k1", "low": 0.25, "high": 2.0}]},
     ),
     # A teacher in the place of rewards, over the vocabulary or sampled, and beside them.
     (
