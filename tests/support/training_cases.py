@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from family_models import FAMILY_MODELS
+from seeing_models import save_seeing_model
 from tiny_models import (
     MIXTURE,
     NAMES,
@@ -14,7 +15,6 @@ from tiny_models import (
     make_model,
     picture,
     save_model,
-    save_seeing_model,
     save_tokenizer,
     write_model,
 )
@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import (
     Gemma2ForCausalLM,
     Glm4vMoeForConditionalGeneration,
+    InternVLForConditionalGeneration,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedModel,
@@ -36,7 +37,8 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
-from ppojob_trainer.data.pictures import PictureForm, packed
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import packed
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
@@ -150,6 +152,7 @@ CASES = {
     "pictures_of_glm": Case(  # no gradient comes to a part of its keys' biases
         (0, 1, 0, 1, 1), 60, model="seeing_glm", recompute=True, seeing=True, optimizer=SGD
     ),
+    "pictures_in_tiles": Case((0, 1, 0, 1, 0), budget=60, model="seeing_tiles", seeing=True),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
@@ -226,6 +229,7 @@ def save_models(folder: Path) -> None:
         "seeing": Qwen2_5_VLForConditionalGeneration,
         "seeing_3": Qwen3VLForConditionalGeneration,
         "seeing_glm": Glm4vMoeForConditionalGeneration,
+        "seeing_tiles": InternVLForConditionalGeneration,
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)

@@ -1,0 +1,83 @@
+"""Which tokens stand for a picture, beside transformers' whole processors of texts and pictures."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from seeing_models import TILE, save_seeing_model
+from tiny_models import NAMES, PICTURE, picture
+from transformers import AutoTokenizer, InternVLForConditionalGeneration, InternVLProcessor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+from ppojob_trainer.data.picture_forms import PictureForm, Wanted
+from ppojob_trainer.data.pictures import opened, packed
+
+TOKEN = NAMES.index(PICTURE)
+SIZES = [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (1, 150), (99, 7), (33, 32), (64, 64)]
+
+
+def of_internvl(folder: Path) -> Any:
+    class Processor(InternVLProcessor):
+        """transformers' own, without its class of videos, which wants torchvision."""
+
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = {"start": "<img>", "end": "</img>", "context": PICTURE}
+    for name, token in tokens.items():
+        setattr(tokenizer, f"{name}_image_token", token)
+        setattr(tokenizer, f"{name}_image_token_id", tokenizer.convert_tokens_to_ids(token))
+    tokenizer.video_token = "<video>"
+    images = GotOcr2ImageProcessorPil.from_pretrained(folder)
+    return Processor(images, tokenizer, image_seq_length=4)
+
+
+PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
+    "internvl": (InternVLForConditionalGeneration, of_internvl),
+}
+
+
+@pytest.fixture(scope="module", params=PROCESSORS)
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[PictureForm, Any]:
+    """The form that a folder has, and transformers' processor of it."""
+    kind, processor_of = PROCESSORS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    save_seeing_model(folder, kind)
+    form = PictureForm.read(folder)
+    assert form is not None
+    return form, processor_of(folder)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_prompt_has_the_tokens_of_the_processor(
+    made: tuple[PictureForm, Any], size: tuple[int, int]
+) -> None:
+    form, processor = made
+    shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{PICTURE}b{PICTURE}c"
+    told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
+    ids = form.expanded(processor.tokenizer.encode(text), packed(shown))
+    assert ids == told
+    places = form.places(ids, packed(shown))
+    assert [one for own in places for one in own] == [
+        place for place, id_ in enumerate(ids) if id_ == TOKEN
+    ]
+    behind = form.expanded([TOKEN], packed(shown[1:]))
+    drawn = [*ids, TOKEN, 9, *behind]  # a token of the model's own, which is text
+    later = len(ids) + 2 + behind.index(TOKEN)
+    assert form.places(drawn, packed([*shown, shown[1]]), [later])[2][0] == later
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tiles_are_bounded_by_pixels(tmp_path: Path, size: tuple[int, int]) -> None:
+    save_seeing_model(tmp_path, InternVLForConditionalGeneration)
+    form = PictureForm.read(tmp_path)
+    assert form is not None
+    file = picture("red", size)
+    few = form.fitted(file, Wanted(most=2 * TILE**2))
+    assert math.prod(form.sides(few)) <= 2 * TILE**2
+    assert form.sides(few) == opened(few).size or few == file
+    assert form.fitted(file, Wanted(most=10**6)) == file
