@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_models import NAMES, PICTURE, turned
+from tiny_models import NAMES, PATCH, PICTURE, turned
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ppojob_trainer.data.pictures import opened, unpacked
@@ -25,6 +26,7 @@ _PROCESSORS = (
     Glm4vImageProcessorPil,
     Glm46VImageProcessorPil,
     GotOcr2ImageProcessorPil,
+    PixtralImageProcessorPil,
 )
 
 
@@ -92,6 +94,8 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     processor, options = processor_of(folder), {}
     if isinstance(processor, GotOcr2ImageProcessorPil):
         options["crop_to_patches"] = True
+    if isinstance(processor, PixtralImageProcessorPil):
+        options["patch_size"] = 2 * PATCH
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
     return {name: one for name, one in made.items() if name != "num_patches"}
 

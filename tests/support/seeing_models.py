@@ -27,6 +27,7 @@ from transformers import (
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     InternVLForConditionalGeneration,
+    Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
@@ -41,6 +42,7 @@ SEEING = {
     "seeing_3": Qwen3VLForConditionalGeneration,
     "seeing_caller": Qwen2_5_VLForConditionalGeneration,
     "seeing_tiles": InternVLForConditionalGeneration,
+    "seeing_lines": Mistral3ForConditionalGeneration,
 }
 """Models that see pictures, by what the command line calls them."""
 DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
@@ -52,11 +54,18 @@ GLM = {
 }
 """With the processors of which GLM-4.1V and GLM-4.6V have one each."""
 
-MARKS = {InternVLForConditionalGeneration: ("<img>", "</img>")}
+MARKS = {
+    InternVLForConditionalGeneration: ("<img>", "</img>"),
+    Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
+}
 """Of those whose pictures have tokens around them, these."""
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
-PLAIN = {"rope_parameters": DYNAMIC, "model_type": "qwen2"}
-"""Of those whose tokens of pictures are counted as those of text."""
+PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
+TEXTS = {
+    InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
+    Mistral3ForConditionalGeneration: PLAIN,
+}
+"""Of those whose tokens of pictures are counted as those of text, what their text is."""
 TILE = 4 * PATCH
 
 
@@ -93,8 +102,7 @@ def save_seeing_policy(folder: Path, kind: str, dropout: float) -> None:
     model_class = SEEING[kind]
     changes = {**WIDE_HEADS, "attention_dropout": dropout, "tie_word_embeddings": True}
     names = [*NAMES, *MARKS.get(model_class, ())]
-    if model_class in MARKS:
-        changes |= PLAIN
+    changes |= TEXTS.get(model_class, {})
     if kind == "seeing_caller":
         names += ZOOMS
     save_seeing_model(folder, model_class, vocab_size=len(names), **changes)
@@ -111,6 +119,10 @@ def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
         return {"image_processor_type": kind, "size": tile, "max_patches": 4} | {
             "crop_to_patches": False  # which the model's processor asks for all the same
         }
+    if model_class is Mistral3ForConditionalGeneration:
+        return {"image_processor_type": "PixtralImageProcessorFast", "patch_size": PATCH} | {
+            "size": {"longest_edge": 16 * PATCH}
+        }
     if model_class in GLM:  # of two frames
         processor["image_processor_type"] = GLM[model_class]
         return processor | {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
@@ -125,7 +137,7 @@ def _seeing_sizes(model_class: type[PreTrainedModel]) -> dict[str, object]:
         sizes |= {**MIXTURE, "moe_intermediate_size": 24}
     if model_class in MARKS:
         vocabulary = len(NAMES) + len(MARKS[model_class])
-        return {**sizes, "vocab_size": vocabulary, **PLAIN}
+        return {**sizes, "vocab_size": vocabulary, **TEXTS[model_class]}
     if model_class in QWEN3_5:
         sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
     if model_class is Qwen3_5MoeForConditionalGeneration:
@@ -144,6 +156,10 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "layer_scale_init_value": 0.5}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"image_size": [TILE, TILE], "patch_size": [PATCH, PATCH]}
+    if model_class is Mistral3ForConditionalGeneration:
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
+        tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
+        return tower | {"model_type": "pixtral", "image_size": 16 * PATCH}
     tower = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}

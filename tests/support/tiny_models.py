@@ -9,6 +9,7 @@ FOLDER`.
 
 import io
 import json
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,6 +108,8 @@ WIDE_HEADS = {
 """The same of heads of 32, as vLLM on the CPU wants them."""
 PATCH = 4
 PICTURE = "~"
+MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]")
+"""Tokens around pictures."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
 CALLS = [
@@ -202,8 +205,18 @@ def turned(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def picture(color: object, size: tuple[int, int] = (16, 16)) -> bytes:
     """A file of a picture of one colour."""
+    return _file(Image.new("RGB", size, color))  # type: ignore[arg-type]
+
+
+def noise(seed: int, size: tuple[int, int] = (16, 16)) -> bytes:
+    """A file of a picture no part of which is as another one."""
+    colors = random.Random(seed).randbytes(3 * size[0] * size[1])
+    return _file(Image.frombytes("RGB", size, colors))
+
+
+def _file(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", size, color).save(file, "PNG")  # type: ignore[arg-type]
+    image.save(file, "PNG")
     return file.getvalue()
 
 
@@ -221,7 +234,7 @@ def save_tokenizer(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token=pad,
-        additional_special_tokens=["<|im_start|>", *{"<img>", "</img>"}.intersection(names)],
+        additional_special_tokens=["<|im_start|>", *filter(MARKS.__contains__, names)],
     )
     fast.chat_template = template
     fast.save_pretrained(folder)

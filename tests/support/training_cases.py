@@ -13,7 +13,7 @@ from tiny_models import (
     TEMPLATE,
     TWO_LAYERS,
     make_model,
-    picture,
+    noise,
     save_model,
     save_tokenizer,
     write_model,
@@ -25,6 +25,7 @@ from transformers import (
     InternVLForConditionalGeneration,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2ForCausalLM,
@@ -152,6 +153,7 @@ CASES = {
     "pictures_of_glm": Case(  # no gradient comes to a part of its keys' biases
         (0, 1, 0, 1, 1), 60, model="seeing_glm", recompute=True, seeing=True, optimizer=SGD
     ),
+    "pictures_in_lines": Case((0, 1, 0, 1, 0), budget=60, model="seeing_lines", seeing=True),
     "pictures_in_tiles": Case((0, 1, 0, 1, 0), budget=60, model="seeing_tiles", seeing=True),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
@@ -230,6 +232,7 @@ def save_models(folder: Path) -> None:
         "seeing_3": Qwen3VLForConditionalGeneration,
         "seeing_glm": Glm4vMoeForConditionalGeneration,
         "seeing_tiles": InternVLForConditionalGeneration,
+        "seeing_lines": Mistral3ForConditionalGeneration,
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)
@@ -269,9 +272,7 @@ def rows_of_step(
     ]
     shown: list[bytes] = []
     if form is not None:
-        shown = [
-            packed([picture((40 * n, 9, 99), (8 + 9 * n, 30))] * (n % 3)) for n in range(GROUPS)
-        ]
+        shown = [packed([noise(n, (8 + 9 * n, 30))] * (n % 3)) for n in range(GROUPS)]
         prompts = [
             torch.tensor(form.expanded([form.token] * (n % 3) + prompt.tolist(), shown[n]))
             for n, prompt in enumerate(prompts)

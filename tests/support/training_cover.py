@@ -43,7 +43,7 @@ _CASES = {
             "shared_keys_recomputed",
             "partition_beside_adapters",
         ),
-        *("sgd", "pictures_in_tiles"),
+        *("sgd", "pictures_in_lines"),
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from engine_phase import generate
 from padded_reference import as_in_files, whole_logprobs
-from seeing_models import GLM, MARKS, PLAIN, save_seeing_model
+from seeing_models import GLM, TEXTS, save_seeing_model
 from tiny_models import HALF_ROTATED, NAMES, PICTURE, WIDE_HEADS, picture
 from transformers import (
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     InternVLForConditionalGeneration,
+    Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
@@ -48,6 +49,7 @@ FAMILIES = {
     "glm": Glm4vForConditionalGeneration,
     "glm mixture": Glm4vMoeForConditionalGeneration,
     "internvl": InternVLForConditionalGeneration,
+    "mistral": Mistral3ForConditionalGeneration,
 }
 SHARED = ("2", "3 mixture", "glm mixture")
 """Of these, one of each kind of tower and of layers, and of heads tied and not."""
@@ -127,7 +129,7 @@ def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
 def saved(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
     """The whole model of a folder, which the first to come makes."""
     if not folder.exists():
-        sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **(PLAIN if kind in MARKS else {})}
+        sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **TEXTS.get(kind, {})}
         is_tied = kind in {FAMILIES["2"], FAMILIES["glm mixture"]}
         save_seeing_model(folder, kind, tie_word_embeddings=is_tied, **sizes)
     return kind.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Which tokens stand for a picture, beside transformers' whole processors of texts and pictures."""
+"""Which tokens stand for a picture, beside transformers' processors of texts and pictures."""
 
 import math
 from collections.abc import Callable
@@ -6,16 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from seeing_models import TILE, save_seeing_model
-from tiny_models import NAMES, PICTURE, picture
-from transformers import AutoTokenizer, InternVLForConditionalGeneration, InternVLProcessor
+from tiny_models import NAMES, PATCH, PICTURE, picture
+from transformers import (
+    AutoTokenizer,
+    InternVLForConditionalGeneration,
+    InternVLProcessor,
+    Mistral3ForConditionalGeneration,
+)
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.pictures import opened, packed
 
 TOKEN = NAMES.index(PICTURE)
-SIZES = [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (1, 150), (99, 7), (33, 32), (64, 64)]
+SIZES = [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (3, 150), (99, 7), (33, 32), (64, 64)]
 
 
 def of_internvl(folder: Path) -> Any:
@@ -34,8 +41,31 @@ def of_internvl(folder: Path) -> Any:
     return Processor(images, tokenizer, image_seq_length=4)
 
 
+class OfMistral:
+    """What transformers' `PixtralProcessor` makes, which is not loaded without torchvision.
+
+    Source: its `replace_image_token`; pixels are those of its class for PIL.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._images = PixtralImageProcessorPil.from_pretrained(folder)
+
+    def __call__(self, text: str, images: list[Image.Image]) -> dict[str, list[list[int]]]:
+        unit = 2 * PATCH
+        for one in images:
+            (sides,) = self._images(images=[one], patch_size=unit)["image_sizes"]
+            down, across = (side // unit for side in sides)
+            tokens = [["[IMG]"] * across + ["[IMG_BREAK]"]] * down
+            tokens = [item for line in tokens for item in line]
+            tokens[-1] = "[IMG_END]"
+            text = text.replace(PICTURE, "".join(tokens), 1)
+        return {"input_ids": [self.tokenizer.encode(text.replace("[IMG]", PICTURE))]}
+
+
 PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
     "internvl": (InternVLForConditionalGeneration, of_internvl),
+    "mistral": (Mistral3ForConditionalGeneration, OfMistral),
 }
 
 
@@ -69,6 +99,19 @@ def test_a_prompt_has_the_tokens_of_the_processor(
     drawn = [*ids, TOKEN, 9, *behind]  # a token of the model's own, which is text
     later = len(ids) + 2 + behind.index(TOKEN)
     assert form.places(drawn, packed([*shown, shown[1]]), [later])[2][0] == later
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_lines_are_as_large_as_is_wanted(tmp_path: Path, size: tuple[int, int]) -> None:
+    """Up to a token of a side, within what the processor makes of it."""
+    save_seeing_model(tmp_path, Mistral3ForConditionalGeneration)
+    form = PictureForm.read(tmp_path)
+    assert form is not None
+    unit = 2 * PATCH
+    width, height = form.sides(form.fitted(picture("red", size), Wanted(most=8 * unit**2)))
+    assert (width - unit) * (height - unit) <= 8 * unit**2
+    width, height = form.sides(form.fitted(picture("red", size), Wanted(least=8 * unit**2)))
+    assert width * height >= 8 * unit**2 or max(width, height) == 16 * PATCH
 
 
 @pytest.mark.parametrize("size", SIZES)

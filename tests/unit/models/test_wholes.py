@@ -23,7 +23,7 @@ from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.weight_stream import stored_weights
 
-SEEING = ["internvl"]
+SEEING = ["internvl", "mistral3"]
 """Of these wholes, those whose tower is read."""
 
 

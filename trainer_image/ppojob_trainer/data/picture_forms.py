@@ -3,7 +3,8 @@
 transformers' own classes say it too, but load torch, and the controller must not.
 Sources: transformers 5, `smart_resize` of `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and
 `models/glm4v/image_processing_pil_glm4v.py`; `get_optimal_tiled_canvas` of
-`models/got_ocr2/image_processing_pil_got_ocr2.py`.
+`models/got_ocr2/image_processing_pil_got_ocr2.py`; `get_resize_output_image_size` of
+`models/pixtral/image_processing_pil_pixtral.py`.
 """
 
 import io
@@ -12,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 from PIL import Image
@@ -31,6 +32,7 @@ _LIMITS: Final = {
 }
 _PATCH, _MERGE, _FRAMES = 14, 2, 2
 _TILE, _RATIO, _MOST_TILES = 384, 0.5, 12
+_PIXTRAL_PATCH, _LONGEST = 16, 1024
 
 Settings = Mapping[str, Any]
 
@@ -62,9 +64,6 @@ class PictureForm(ABC):
     token: int
     processor: str
 
-    told: ClassVar[Settings] = {}
-    """What the model's processor tells that class beside its file."""
-
     @staticmethod
     def read(folder: Path) -> "PictureForm | None":
         """The form of a model in Hugging Face form; None where it sees none."""
@@ -73,9 +72,15 @@ class PictureForm(ABC):
         processor = _object(folder / _NEWER).get("image_processor") or _object(folder / _PROCESSOR)
         name = str(processor.get("image_processor_type", _QWEN)) if processor else ""
         known = next((one for one in _KINDS if name.startswith(one)), None)
-        if known is None or "vision_config" not in config:
+        is_last = config.get("vision_feature_layer", -1) == -1
+        if known is None or "vision_config" not in config or not is_last:
             return None
         return _KINDS[known](known, config, processor, folder)
+
+    @property
+    def told(self) -> Settings:
+        """What the model's processor tells that class beside its file."""
+        return {}
 
     @abstractmethod
     def sides_of(self, width: int, height: int) -> tuple[int, int]:
@@ -246,8 +251,6 @@ class Tiles(PictureForm):
     least: int
     most: int
 
-    told: ClassVar[Settings] = {"crop_to_patches": True}
-
     @classmethod
     def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
         """Out of the files of a folder; None where they lack something."""
@@ -263,6 +266,11 @@ class Tiles(PictureForm):
         down, across = (int(s // p * ratio) for s, p in zip(tile[::-1], patches, strict=True))
         limits = processor.get("min_patches") or 1, processor.get("max_patches") or _MOST_TILES
         return cls(token, known, begin, end, tile, down * across, *limits)
+
+    @property
+    def told(self) -> Settings:
+        """See `PictureForm`."""
+        return {"crop_to_patches": True}
 
     def sides_of(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`: those of all tiles of the shape that is nearest to the picture's."""
@@ -296,9 +304,71 @@ class Tiles(PictureForm):
         return [self.begin, *[self.token] * seen, self.end]
 
 
+@dataclass(frozen=True, slots=True)
+class Lines(PictureForm):
+    """Of Mistral: a picture is whole, in lines of tokens with one more behind each of them.
+
+    Attributes:
+        line_end: the token behind a line.
+        end: that behind the last one.
+        unit: pixels of a side of what becomes one token.
+        longest: pixels of a side at most.
+        least: pixels to which a smaller picture is enlarged, about.
+        most: those that a larger one is reduced to.
+    """
+
+    line_end: int
+    end: int
+    unit: int
+    longest: int
+    least: float = 1
+    most: float = math.inf
+
+    @classmethod
+    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
+        """Out of the files of a folder; None where they lack something."""
+        token, marks = config.get("image_token_index"), _added_tokens(folder)
+        line_end, end = marks.get("[IMG_BREAK]"), marks.get("[IMG_END]")
+        longest = (processor.get("size") or {"longest_edge": _LONGEST}).get("longest_edge")
+        if not isinstance(token, int) or line_end is None or end is None or longest is None:
+            return None
+        merge = config.get("spatial_merge_size", _MERGE)
+        unit = config["vision_config"].get("patch_size", _PIXTRAL_PATCH) * merge
+        return cls(token, known, line_end, end, unit, longest)
+
+    @property
+    def told(self) -> Settings:
+        """See `PictureForm`."""
+        return {"patch_size": self.unit}
+
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`."""
+        pixels = width * height
+        shrink = max(
+            max(height, width) / self.longest,
+            math.sqrt(pixels / self.most),
+            min(1.0, math.sqrt(pixels / self.least)),
+        )
+        down, across = (
+            max(1, -(-math.floor(side / shrink) // self.unit)) for side in (height, width)
+        )
+        return across * self.unit, down * self.unit
+
+    def limited(self, wanted: Wanted) -> Self:
+        """See `PictureForm`."""
+        least, most = wanted.least or self.least, wanted.most or self.most
+        return replace(self, least=least, most=max(least, most))
+
+    def written(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        line = [*[self.token] * (width // self.unit), self.line_end]
+        return [*(line * (height // self.unit))[:-1], self.end]
+
+
 _KINDS: Final[Mapping[str, Callable[[str, Settings, Settings, Path], PictureForm | None]]] = {
     **dict.fromkeys(_LIMITS, Grid.of),
     "GotOcr2": Tiles.of,
+    "Pixtral": Lines.of,
 }
 """What the names of processors begin with that take pictures as is done here."""
 

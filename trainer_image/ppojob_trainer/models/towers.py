@@ -1,6 +1,6 @@
 """The classes of vision towers, by the type of their configuration."""
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -10,6 +10,10 @@ from transformers.models.internvl.modeling_internvl import (
     InternVLModel,
     InternVLMultiModalProjector,
     InternVLPreTrainedModel,
+)
+from transformers.models.mistral3.modeling_mistral3 import (
+    Mistral3MultiModalProjector,
+    Mistral3PreTrainedModel,
 )
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
@@ -53,25 +57,44 @@ class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
         self.embeddings.__class__ = _RepeatedPositions
 
 
-class _InternVLTower(InternVLPreTrainedModel):  # type: ignore[misc]
-    """That of InternVL, with what makes features of a language model's width of its own.
+class _Projected:
+    """A tower, and what makes features of its own as wide as those of a language model.
 
     transformers has both as parts of the whole model, whose configuration is theirs.
     """
 
-    pixel_shuffle = InternVLModel.pixel_shuffle
-    get_image_features = InternVLModel.get_image_features
+    projector: ClassVar[Any]
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[call-arg]
         self.vision_tower = AutoModel.from_config(config.vision_config)
-        self.multi_modal_projector = InternVLMultiModalProjector(config)
-        self.post_init()
+        self.multi_modal_projector = self.projector(config)
+        self.post_init()  # type: ignore[attr-defined]
+
+
+class _InternVLTower(_Projected, InternVLPreTrainedModel):  # type: ignore[misc]
+    """That of InternVL."""
+
+    projector = InternVLMultiModalProjector
+    pixel_shuffle = InternVLModel.pixel_shuffle
+    get_image_features = InternVLModel.get_image_features
 
     def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
         """(tokens, h) of the tiles of a picture, (n, 3, y, x), one after the other."""
         output = self.get_image_features(pixel_values)
         output.pooler_output = output.pooler_output.flatten(0, 1)
+        return output
+
+
+class _Mistral3Tower(_Projected, Mistral3PreTrainedModel):  # type: ignore[misc]
+    """That of Mistral Small 3 and Ministral 3."""
+
+    projector = Mistral3MultiModalProjector
+
+    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
+        """(tokens, h) of a picture, (1, 3, y, x), whose height and width are its `sizes`."""
+        output = self.vision_tower(pixel_values, image_sizes=sizes)
+        output.pooler_output = self.multi_modal_projector(output.last_hidden_state[0], sizes)
         return output
 
 
@@ -85,6 +108,7 @@ TOWERS: Final = {
     "glm4v_vision": _GlmTower,
     "glm4v_moe_vision": _GlmTower,
     "internvl": _InternVLTower,
+    "mistral3": _Mistral3Tower,
 }
 
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ppojob_trainer.data.picture_forms import PictureForm
@@ -30,6 +31,7 @@ _PROCESSORS: Final = (
     Glm4vImageProcessorPil,
     Glm46VImageProcessorPil,
     GotOcr2ImageProcessorPil,
+    PixtralImageProcessorPil,
 )
 
 
