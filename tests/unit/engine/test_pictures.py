@@ -173,16 +173,18 @@ def test_the_engine_draws_what_the_whole_model_would(
     assert drawn[4].logprobs != drawn[6].logprobs
 
 
-@pytest.mark.parametrize("shown", [[], [picture("green", (9, 35))]])
+@pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
+@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-2:]])
 def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
-    tmp_path: Path, shown: list[bytes]
+    tmp_path: Path, model_class: type[PreTrainedModel], shown: list[bytes]
 ) -> None:
     """A later turn, whose tokens may be that of a picture, which it drew."""
-    save_seeing_model(tmp_path, tie_word_embeddings=True)
+    save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     prompt, before = tuple(form.expanded(PROMPTS[0], PICTURES[0])), (9, TOKEN, 7, TOKEN)
-    before += tuple(form.expanded([TOKEN], packed(shown))) if shown else ()
-    later = [LaterPicture(4, one) for one in shown]
+    behind = form.expanded([TOKEN], packed(shown)) if shown else []
+    later = [LaterPicture(len(before) + behind.index(TOKEN), one) for one in shown]
+    before += tuple(behind)
     give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=5)
