@@ -1,22 +1,33 @@
 """The slow way: every row by itself, its prompt again each time, all logits at once."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_models import NAMES, PICTURE, turned
+from tiny_models import NAMES, PATCH, PICTURE, turned
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rows.experience import Experience
+
+_PROCESSORS = (
+    Qwen2VLImageProcessorPil,
+    Glm4vImageProcessorPil,
+    Glm46VImageProcessorPil,
+    GotOcr2ImageProcessorPil,
+    PixtralImageProcessorPil,
+)
 
 
 def token_logprobs(
@@ -71,23 +82,35 @@ def whole_logits(
     ids = torch.cat([prompt, response[:-1]])[None]
     seen = {}
     if pictures:
-        images = [opened(one) for one in unpacked(pictures)]
-        seen = dict(processor_of(folder)(images=images, return_tensors="pt"))
-        seen["mm_token_type_ids"] = (ids == NAMES.index(PICTURE)).int()
+        seen = pixels_of(folder, unpacked(pictures))
+        if "image_grid_thw" in seen:
+            seen["mm_token_type_ids"] = (ids == NAMES.index(PICTURE)).int()
     logits: Tensor = model(input_ids=ids, use_cache=False, **seen).logits
     return logits[0, len(prompt) - 1 :]
+
+
+def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
+    """What transformers' whole model is given of pictures."""
+    processor, options = processor_of(folder), {}
+    if isinstance(processor, GotOcr2ImageProcessorPil):
+        options["crop_to_patches"] = True
+    if isinstance(processor, PixtralImageProcessorPil):
+        options["patch_size"] = 2 * PATCH
+    made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
+    return {name: one for name, one in made.items() if name != "num_patches"}
 
 
 def processor_of(folder: Path) -> Any:
     """transformers' processor of pictures of a model, without torchvision."""
     name = json.loads((folder / "preprocessor_config.json").read_text())["image_processor_type"]
-    kinds = (Qwen2VLImageProcessorPil, Glm4vImageProcessorPil, Glm46VImageProcessorPil)
-    return next(kind for kind in kinds if kind.__name__ == f"{name}Pil").from_pretrained(folder)
+    name = f"{name.removesuffix('Fast')}Pil"
+    return next(kind for kind in _PROCESSORS if kind.__name__ == name).from_pretrained(folder)
 
 
 def as_in_files(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
     """What transformers has stacked of experts, by the names that it writes into files."""
-    mixture = FAMILIES[model.config.model_type].mixture
+    family = FAMILIES.get(model.config.model_type)
+    mixture = family.mixture if family else None
     if mixture is None:
         return stacked
     converted = stacked

@@ -3,11 +3,13 @@
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `seeing`,
-`seeing_3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`seeing_3`, `seeing_tiles`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY
+FOLDER`.
 """
 
 import io
 import json
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,21 +21,13 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
     Qwen3_5ForCausalLM,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeForConditionalGeneration,
     Qwen3MoeForCausalLM,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
 )
 
 SIZES = {
@@ -114,6 +108,8 @@ WIDE_HEADS = {
 """The same of heads of 32, as vLLM on the CPU wants them."""
 PATCH = 4
 PICTURE = "~"
+MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]")
+"""Tokens around pictures."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
 CALLS = [
@@ -142,22 +138,6 @@ SEEING_TEMPLATE = TEMPLATE.replace(
     " | map(attribute='text', default='~') | join)",
 )
 """The same where a part of a content may be a picture."""
-
-
-SEEING = {
-    "seeing": Qwen2_5_VLForConditionalGeneration,
-    "seeing_3": Qwen3VLForConditionalGeneration,
-    "seeing_caller": Qwen2_5_VLForConditionalGeneration,
-}
-"""Models that see pictures, by what the command line calls them."""
-DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
-"""With a tower that also says what is added behind layers."""
-QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
-GLM = {
-    Glm4vForConditionalGeneration: "Glm4vImageProcessor",
-    Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
-}
-"""With the processors of which GLM-4.1V and GLM-4.6V have one each."""
 
 
 def make_model(
@@ -223,72 +203,20 @@ def turned(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def save_seeing_model(
-    folder: Path,
-    model_class: type[PreTrainedModel] = Qwen2_5_VLForConditionalGeneration,
-    **changes: object,
-) -> PreTrainedModel:
-    """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
-    sizes = {**_seeing_sizes(model_class), **changes}
-    if model_class in DEEP:
-        sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-    config = model_class.config_class(
-        text_config=sizes,
-        vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
-        image_token_id=NAMES.index(PICTURE),
-        tie_word_embeddings=sizes.get("tie_word_embeddings", False),
-    )
-    torch.manual_seed(0)
-    model = model_class(config)
-    draw_corrections(model)
-    write_model(folder, model)
-    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
-    least, most = 4 * PATCH**2, 64 * PATCH**2
-    limits: dict[str, object] = {"min_pixels": least, "max_pixels": most}
-    if model_class in GLM:  # of two frames
-        processor["image_processor_type"] = GLM[model_class]
-        limits = {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor | limits))
-    return model
-
-
-def _seeing_sizes(model_class: type[PreTrainedModel]) -> dict[str, object]:
-    """Of the language model of one that sees pictures."""
-    sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
-    sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
-    if model_class is Qwen3VLMoeForConditionalGeneration:
-        sizes |= {**MIXTURE, "moe_intermediate_size": 24}
-    if model_class in QWEN3_5:
-        sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
-    if model_class is Qwen3_5MoeForConditionalGeneration:
-        sizes |= {**MIXTURE, "shared_expert_intermediate_size": 40}
-    if model_class in GLM:
-        sizes |= {"rope_parameters": HALF_ROTATED, "pad_token_id": 0}
-    if model_class is Glm4vForConditionalGeneration:  # whose heads have the width of the states
-        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
-    if model_class is Glm4vMoeForConditionalGeneration:
-        sizes |= {**CORRECTED, "head_dim": 16}
-    return sizes
-
-
-def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str, object]:
-    tower: dict[str, object] = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
-    if model_class is Qwen2VLForConditionalGeneration:
-        return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}
-    tower |= {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": hidden}
-    if model_class is Qwen2_5_VLForConditionalGeneration:
-        return tower | {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
-    tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
-    if model_class in GLM:
-        return tower | {"image_size": 4 * PATCH}
-    tower |= {"num_position_embeddings": 16}
-    return tower | ({"deepstack_visual_indexes": [0, 1]} if model_class in DEEP else {})
-
-
 def picture(color: object, size: tuple[int, int] = (16, 16)) -> bytes:
     """A file of a picture of one colour."""
+    return _file(Image.new("RGB", size, color))  # type: ignore[arg-type]
+
+
+def noise(seed: int, size: tuple[int, int] = (16, 16)) -> bytes:
+    """A file of a picture no part of which is as another one."""
+    colors = random.Random(seed).randbytes(3 * size[0] * size[1])
+    return _file(Image.frombytes("RGB", size, colors))
+
+
+def _file(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", size, color).save(file, "PNG")  # type: ignore[arg-type]
+    image.save(file, "PNG")
     return file.getvalue()
 
 
@@ -306,7 +234,7 @@ def save_tokenizer(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token=pad,
-        additional_special_tokens=["<|im_start|>"],
+        additional_special_tokens=["<|im_start|>", *filter(MARKS.__contains__, names)],
     )
     fast.chat_template = template
     fast.save_pretrained(folder)
@@ -405,10 +333,9 @@ def make(kind: str, first: str, second: str) -> None:
     elif kind in ("hybrid", "granitemoehybrid", "nemotron_h"):
         save_hybrid(Path(first), float(second), kind)
     elif kind.startswith("seeing"):
-        changes = {**WIDE_HEADS, "attention_dropout": float(second), "tie_word_embeddings": True}
-        names = [*NAMES, *ZOOMS] if kind == "seeing_caller" else NAMES
-        save_seeing_model(Path(first), SEEING[kind], vocab_size=len(names), **changes)
-        save_tokenizer(Path(first), template=SEEING_TEMPLATE, names=names)
+        from seeing_models import save_seeing_policy  # which is made of what is here
+
+        save_seeing_policy(Path(first), kind, float(second))
     elif kind == "whole":
         from whole_models import save_whole  # which not every job loads
 

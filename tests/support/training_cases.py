@@ -6,15 +6,15 @@ from pathlib import Path
 
 import torch
 from family_models import FAMILY_MODELS
+from seeing_models import save_seeing_model
 from tiny_models import (
     MIXTURE,
     NAMES,
     TEMPLATE,
     TWO_LAYERS,
     make_model,
-    picture,
+    noise,
     save_model,
-    save_seeing_model,
     save_tokenizer,
     write_model,
 )
@@ -22,8 +22,10 @@ from torch import Tensor
 from transformers import (
     Gemma2ForCausalLM,
     Glm4vMoeForConditionalGeneration,
+    InternVLForConditionalGeneration,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2ForCausalLM,
@@ -36,7 +38,8 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
-from ppojob_trainer.data.pictures import PictureForm, packed
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import packed
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
@@ -155,6 +158,10 @@ CASES = {
     "pictures_of_glm": Case(  # no gradient comes to a part of its keys' biases
         (0, 1, 0, 1, 1), 60, model="seeing_glm", recompute=True, seeing=True, optimizer=SGD
     ),
+    "pictures_in_lines": Case(
+        (0, 1, 0, 1, 0), 60, model="seeing_lines", recompute=True, seeing=True
+    ),
+    "pictures_in_tiles": Case((0, 1, 0, 1, 0), budget=60, model="seeing_tiles", seeing=True),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
@@ -231,6 +238,8 @@ def save_models(folder: Path) -> None:
         "seeing": Qwen2_5_VLForConditionalGeneration,
         "seeing_3": Qwen3VLForConditionalGeneration,
         "seeing_glm": Glm4vMoeForConditionalGeneration,
+        "seeing_tiles": InternVLForConditionalGeneration,
+        "seeing_lines": Mistral3ForConditionalGeneration,
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)
@@ -274,9 +283,7 @@ def rows_of_step(
     ]
     shown: list[bytes] = []
     if form is not None:
-        shown = [
-            packed([picture((40 * n, 9, 99), (8 + 9 * n, 30))] * (n % 3)) for n in range(GROUPS)
-        ]
+        shown = [packed([noise(n, (8 + 9 * n, 30))] * (n % 3)) for n in range(GROUPS)]
         prompts = [
             torch.tensor(form.expanded([form.token] * (n % 3) + prompt.tolist(), shown[n]))
             for n, prompt in enumerate(prompts)

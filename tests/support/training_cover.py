@@ -43,12 +43,12 @@ _CASES = {
             "shared_keys_recomputed",
             "partition_beside_adapters",
         ),
-        *("sgd", "low_moments"),
+        *("sgd", "low_moments", "pictures_in_lines"),
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
-        *("pictures_of_glm", "contexts_of_states"),
+        *("pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),

@@ -6,7 +6,7 @@ models that a run without them has left in the folder.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from engine_phase import generate
 from padded_reference import as_in_files, whole_logprobs
-from tiny_models import GLM, HALF_ROTATED, NAMES, PICTURE, WIDE_HEADS, picture, save_seeing_model
+from seeing_models import GLM, TEXTS, save_seeing_model
+from tiny_models import HALF_ROTATED, NAMES, PICTURE, WIDE_HEADS, picture
 from transformers import (
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
+    InternVLForConditionalGeneration,
+    Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
@@ -27,7 +30,8 @@ from transformers import (
 )
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_trainer.data.pictures import PictureForm, packed, unpacked
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import packed, unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -44,6 +48,8 @@ FAMILIES = {
     "3 mixture": Qwen3VLMoeForConditionalGeneration,
     "glm": Glm4vForConditionalGeneration,
     "glm mixture": Glm4vMoeForConditionalGeneration,
+    "internvl": InternVLForConditionalGeneration,
+    "mistral": Mistral3ForConditionalGeneration,
 }
 SHARED = ("2", "3 mixture", "glm mixture")
 """Of these, one of each kind of tower and of layers, and of heads tied and not."""
@@ -87,12 +93,12 @@ def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
         prompt=(*before, *shown, 8),
         sampling=replace(row.sampling, max_tokens=8),
         pictures=packed([*unpacked(row.pictures), WIDE]),
-        later=(len(before),),
+        later=(len(before) + shown.index(TOKEN),),
     )
 
 
 def largest(
-    whole: PreTrainedModel, folder: Path, rows: Sequence[Request], drawn: Sequence[Finished]
+    whole: PreTrainedModel, folder: Path, rows: Sequence[Request], drawn: Iterable[Finished]
 ) -> float:
     """Of |log-probability of vLLM - of transformers' whole model, which is shown the pixels|."""
     found = []
@@ -120,97 +126,147 @@ def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
     engine.load_weights(version, weights.items())
 
 
-def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str, Any]:
+def saved(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
+    """The whole model of a folder, which the first to come makes."""
     if not folder.exists():
-        sizes = {**SIZES, **(OF_GLM if kind in GLM else {})}
+        sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **TEXTS.get(kind, {})}
         is_tied = kind in {FAMILIES["2"], FAMILIES["glm mixture"]}
         save_seeing_model(folder, kind, tie_word_embeddings=is_tied, **sizes)
-    whole = kind.from_pretrained(folder)
+    return kind.from_pretrained(folder)
+
+
+class Watched:
+    """An engine of a model, and what it is seen to do."""
+
+    def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
+        sizes = {"dtype": "float32", "max_model_tokens": 128, "max_sequences": 32, **options}
+        layout = RolloutParallelism(tensor=tensor)
+        self.engine = VllmEngine(RolloutSpec(parallelism=layout, **sizes), folder)
+        self.asked = {row.request_id: row for row in rows}
+        self.prompts: list[bool] = []
+        self.cached: dict[str, int] = {}
+        self.shown: list[bytes] = []
+        self.restarted: list[object] = []
+        self._watch()
+
+    def _watch(self) -> None:
+        finished = self.engine._finished
+
+        def watched(output: Any) -> Finished:
+            own = self.asked[output.request_id]
+            self.prompts.append(tuple(output.prompt_token_ids) == own.prompt)
+            self.cached[output.request_id] = output.num_cached_tokens
+            return finished(output)
+
+        self.engine._finished = watched  # type: ignore[method-assign]
+        (tower,) = self.engine._engine.apply_model(tower_of)
+        seen = tower.seen
+        tower.seen = lambda files: (self.shown.extend(files), seen(files))[1]
+        scheduler = self.engine._engine.engine_core.engine_core.scheduler
+        begun_again = scheduler._preempt_request
+        scheduler._preempt_request = lambda row, *a, **k: (
+            self.restarted.append(row),
+            begun_again(row, *a, **k),
+        )
+
+    def phase(self, rows: Sequence[Request]) -> list[Finished]:
+        """What it draws, in the order of the rows."""
+        self.asked |= {row.request_id: row for row in rows}
+        return generate(self.engine, rows)
+
+    def turns(self, form: PictureForm, rows: Sequence[Request]) -> dict[str, Finished]:
+        """A phase in which each row goes on with a picture more: its later turns, by their ids."""
+        with generation_phase(self.engine) as submit:
+            drawn = self._drawn(submit, rows)
+            turns = [shown_more(form, row, drawn[row.request_id]) for row in rows]
+            self.asked |= {row.request_id: row for row in turns}
+            return self._drawn(submit, turns)
+
+    def _drawn(
+        self, submit: Callable[[Request], None], rows: Sequence[Request]
+    ) -> dict[str, Finished]:
+        for row in rows:
+            submit(row)
+        ended = [one for _ in iter(self.engine.has_work, False) for one in self.engine.step()]
+        by_id = {one.request_id: one for one in ended}
+        return {row.request_id: by_id[row.request_id] for row in rows}
+
+
+def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str, Any]:
+    whole = saved(folder, kind)
     form = PictureForm.read(folder)
     assert form is not None
     rows = requests(form)
-
-    def build(**options: Any) -> VllmEngine:
-        layout = RolloutParallelism(tensor=tensor)
-        sizes = {"dtype": "float32", "max_model_tokens": 96, "max_sequences": 32, **options}
-        return VllmEngine(RolloutSpec(parallelism=layout, **sizes), folder)
-
-    engine = build()
-    facts: dict[str, Any] = {}
-    prompts: list[bool] = []
-    cached: dict[str, int] = {}
-    turns: list[Request] = []
-    finished = engine._finished
-
-    def watched(output: Any) -> Finished:
-        own = next(row for row in [*rows, *turns] if row.request_id == output.request_id)
-        prompts.append(tuple(output.prompt_token_ids) == own.prompt)
-        cached[output.request_id] = output.num_cached_tokens
-        return finished(output)
-
-    engine._finished = watched  # type: ignore[method-assign]
-    (tower,) = engine._engine.apply_model(tower_of)
-    seen, shown = tower.seen, []
-    tower.seen = lambda files: (shown.extend(files), seen(files))[1]
-    load(engine, 1, whole)
-    drawn = generate(engine, rows)
-    facts["shown"] = len(shown)
-    facts["prompts"], facts["cached"] = all(prompts), cached
-    facts["first"] = largest(whole, folder, rows, drawn)
-    facts["rows"] = bits(drawn)
-    with generation_phase(engine) as submit:
-        for row in rows:
-            submit(row)
-        first = [one for _ in iter(engine.has_work, False) for one in engine.step()]
-        by_id = {one.request_id: one for one in first}
-        turns += [shown_more(form, row, by_id[row.request_id]) for row in rows]
-        for row in turns:
-            submit(row)
-        second = [one for _ in iter(engine.has_work, False) for one in engine.step()]
-    facts["cached turns"] = [cached[row.request_id] for row in turns]
-    by_id = {one.request_id: one for one in second}
-    facts["later"] = largest(whole, folder, turns, [by_id[row.request_id] for row in turns])
+    watched = Watched(folder, tensor, rows)
+    load(watched.engine, 1, whole)
+    drawn = watched.phase(rows)
+    facts: dict[str, Any] = {
+        "shown": len(watched.shown),
+        "prompts": all(watched.prompts),
+        "cached": dict(watched.cached),
+        "first": largest(whole, folder, rows, drawn),
+        "rows": bits(drawn),
+        "restarted row": positions_of(form, rows[0]),
+    }
+    turns = watched.turns(form, rows)
+    facts["prompts"] = all(watched.prompts)
+    facts["cached turns"] = [watched.cached[name] for name in turns]
+    facts["later"] = largest(whole, folder, [watched.asked[name] for name in turns], turns.values())
     others = [replace(row, pictures=packed([YELLOW])) for row in rows[6:9]]
     facts["another picture"] = largest(whole, folder, others, drawn[6:9])
     # Where the tower has seen these pictures before, in other company.
-    generate(engine, rows[::-1])
-    facts["again"] = bits(generate(engine, rows)) == bits(drawn)
-    facts["shown in four phases"] = len(shown)
+    watched.phase(rows[::-1])
+    facts["again"] = bits(watched.phase(rows)) == bits(drawn)
+    facts["shown in four phases"] = len(watched.shown)
+    facts |= facts_of_updates(watched, whole, folder, rows, drawn)
+    watched.engine.close()
+    return facts | facts_of_a_small_cache(folder, tensor, whole, rows)
+
+
+def facts_of_updates(
+    watched: Watched,
+    whole: PreTrainedModel,
+    folder: Path,
+    rows: Sequence[Request],
+    drawn: Sequence[Finished],
+) -> dict[str, Any]:
+    """Of other weights, and of the first ones again."""
     before = [weight.clone() for weight in whole.model.language_model.parameters()]
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in whole.model.language_model.parameters():
             weight.add_(0.02 * torch.randn(weight.shape))
-    engine.sleep()
-    load(engine, 2, whole)
-    facts["update"] = largest(whole, folder, rows, generate(engine, rows))
+    watched.engine.sleep()
+    load(watched.engine, 2, whole)
+    update = largest(whole, folder, rows, watched.phase(rows))
     with torch.no_grad():
         for weight, old in zip(whole.model.language_model.parameters(), before, strict=True):
             weight.copy_(old)
-    engine.sleep()
-    load(engine, 3, whole)
-    facts["back"] = bits(generate(engine, rows)) == bits(drawn)
-    engine.close()
+    watched.engine.sleep()
+    load(watched.engine, 3, whole)
+    return {"update": update, "back": bits(watched.phase(rows)) == bits(drawn)}
+
+
+def facts_of_a_small_cache(
+    folder: Path, tensor: int, whole: PreTrainedModel, rows: Sequence[Request]
+) -> dict[str, Any]:
+    """Of an engine that has to begin rows again."""
     block = 32 * 2 * 2 * 2 // tensor * 32 * 4  # tokens, keys and values, layers, heads, width
-    tight = build(kv_cache_gib=8 * block / 2**30)
-    load(tight, 1, whole)
-    scheduler, restarted = tight._engine.engine_core.engine_core.scheduler, []
-    preempt = scheduler._preempt_request
-    scheduler._preempt_request = lambda row, *a, **k: (restarted.append(row), preempt(row, *a, **k))
-    squeezed = generate(tight, rows)
-    facts["restarted"] = len(restarted)
-    facts["squeezed"] = largest(whole, folder, rows, squeezed)
-    tight.close()
-    facts["restarted row"] = positions_of(form, rows[0])
-    return facts
+    tight = Watched(folder, tensor, rows, kv_cache_gib=8 * block / 2**30)
+    load(tight.engine, 1, whole)
+    squeezed = largest(whole, folder, rows, tight.phase(rows))
+    tight.engine.close()
+    return {"restarted": len(tight.restarted), "squeezed": squeezed}
 
 
 def positions_of(form: PictureForm, row: Request) -> bool:
     """Whether those of a prompt and of drawn tokens behind it are the trainer's."""
+    if len(form.positions(row.prompt, row.pictures)) == 1:  # vLLM counts itself
+        return True
     drawn = [TOKEN, 9, 9]
     given = vllm_pictures.prompt_of(row, form)
     features = [SimpleNamespace(data=item) for item in given["mm_kwargs"]["image"]]
-    positions, ahead = vllm_pictures.SeeingQwen2.get_mrope_input_positions(
+    positions, ahead = vllm_pictures.SEEING["qwen2_vl"].get_mrope_input_positions(
         None, [*row.prompt, *drawn], features
     )
     expected = torch.tensor(form.positions([*row.prompt, 9, 9, 9], row.pictures))

@@ -6,15 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from padded_reference import whole_logprobs
-from tiny_models import (
-    NAMES,
-    PICTURE,
-    SEEING_TEMPLATE,
-    TEMPLATE,
-    picture,
-    save_seeing_model,
-    save_tokenizer,
-)
+from seeing_models import save_seeing_model
+from tiny_models import NAMES, PICTURE, SEEING_TEMPLATE, TEMPLATE, picture, save_tokenizer
 from transformers import (
     AutoTokenizer,
     PreTrainedModel,

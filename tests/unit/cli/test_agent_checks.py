@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 import tiny_jobs
 import tiny_models
+from seeing_models import save_seeing_model
 
 from ppojob_api.v1alpha1.agent import ToolFormat
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
@@ -75,7 +76,7 @@ def test_a_tool_that_shows_needs_a_model_and_a_template_that_see(
     tmp_path: Path, template: str, is_seeing: bool, said: str | None
 ):
     folder = tmp_path / "model"
-    tiny_models.save_seeing_model(folder)
+    save_seeing_model(folder)
     if not is_seeing:
         (folder / "preprocessor_config.json").unlink()
     errors, _ = told(folder, template=template, tool="image_zoom_in_tool")

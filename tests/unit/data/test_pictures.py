@@ -16,14 +16,8 @@ from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.pictures import (
-    opened,
-    packed,
-    seen_by_all,
-    unpacked,
-    why_blind,
-    with_parts,
-)
+from ppojob_trainer.data.picture_forms import seen_by_all, why_blind
+from ppojob_trainer.data.pictures import opened, packed, unpacked, with_parts
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 
 pytestmark = pytest.mark.processes

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS, WHOLES, Family
+from ppojob_trainer.models.towers import TOWERS
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
@@ -15,7 +16,12 @@ def row(model_type: str, family: Family) -> str:
     return f"| `{model_type}` | {family.models} | {', '.join(also)} | {engines} | {cut} |"
 
 
+def seen(whole: str) -> str:
+    """Whether pictures of a whole are shown: whether there is a tower of it."""
+    return "yes" if whole in TOWERS else "no"
+
+
 def test_every_family_has_its_row() -> None:
     _, *found = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    wholes = [f"| `{name}` | {one.models} |" for name, one in WHOLES.items()]
+    wholes = [f"| `{name}` | {one.models} | {seen(name)} |" for name, one in WHOLES.items()]
     assert found == [*(row(*item) for item in FAMILIES.items()), *wholes]

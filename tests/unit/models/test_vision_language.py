@@ -8,7 +8,8 @@ import pytest
 import torch
 from refused_jobs import edit
 from safetensors.torch import load_file
-from tiny_models import PATCH, save_seeing_model
+from seeing_models import save_seeing_model
+from tiny_models import PATCH
 from transformers import (
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,

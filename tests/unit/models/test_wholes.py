@@ -7,11 +7,12 @@ import pytest
 import torch
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
+from seeing_models import save_seeing_model
 from whole_models import WHOLES, save_whole
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.data.pictures import PictureForm
+from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.models import families
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.folder_checks import check_model_folder
@@ -21,6 +22,9 @@ from ppojob_trainer.models.lora import adapters_of, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.weight_stream import stored_weights
+
+SEEING = ["internvl", "mistral3"]
+"""Of these wholes, those whose tower is read."""
 
 
 def is_of_text(name: str) -> bool:
@@ -119,6 +123,23 @@ def test_an_export_is_a_whole_again(tmp_path: Path, name: str, has_adapters: boo
         found = {at: weight for at, weight in again.named_parameters() if is_adapter(at)}
         assert found
         assert all((weight == 1.0).all() for weight in found.values())
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_a_tower_that_learns_is_in_the_export(tmp_path: Path, name: str) -> None:
+    """Under the names that the folder has, and none of it is left as it was."""
+    folder, target = tmp_path / "model", tmp_path / "export"
+    before = dict(save_seeing_model(folder, WHOLES[name]).named_parameters())
+    model = load_model(folder, with_tower=True)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.5)
+    export_model(target, hf_named_tensors(model), model_folder=folder, dtype=torch.float32)
+    stored = load_file(folder / "model.safetensors")
+    assert load_file(target / "model.safetensors").keys() == stored.keys()
+    loaded = WHOLES[name].from_pretrained(target)
+    for at, weight in loaded.named_parameters():
+        assert torch.equal(weight, before[at] + 0.5), at
 
 
 def test_a_config_of_the_hub_leaves_most_of_gemma_out(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ class Episode:
         if shown:
             form = self._form.pictures
             assert form is not None, "tools were told that they can show some"
-            places = [tokens + start for start, _ in form.spans(given, packed(shown))]
+            places = [tokens + start for start, *_ in form.places(given, packed(shown))]
             state.shown += map(LaterPicture, places, shown)
         if given:
             state.segments.append(Segment(tuple(given), begins_context=begins_context))

@@ -10,7 +10,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.pictures import PictureForm
+from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 from ppojob_trainer.json_value import Json

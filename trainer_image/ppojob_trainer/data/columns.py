@@ -17,6 +17,8 @@ from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import pictures
 from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
+from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
@@ -125,7 +127,7 @@ def pictures_of(
     cell: object,
     prompt: Prompt,
     spec: DataSpec,
-    form: pictures.PictureForm | None,
+    form: PictureForm | None,
     later: pictures.Messages = (),
 ) -> list[bytes]:
     """The pictures of a row, of which its messages have a mark each: the prompt's, and later ones.
@@ -134,9 +136,9 @@ def pictures_of(
         BadCell: the cell holds others, or none that can be read.
     """
     try:
-        wanted = pictures.Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
-        found = pictures.read_pictures(cell, form, wanted)
-    except pictures.BadPicture as bad:
+        wanted = Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
+        found = read_pictures(cell, form, wanted)
+    except BadPicture as bad:
         raise BadCell(pictures.COLUMN, bad.got, bad.why, bad.allowed) from None
     if not found:
         return found

@@ -209,7 +209,7 @@ class Demonstrations:
             raise BadChatTemplate(told, told)
         files = packed(shown)
         ids = form.expanded(ids, files)
-        begun = [start + place for place, _ in form.spans(ids, files)]
+        begun = [start + place for place, *_ in form.places(ids, files)]
         later = tuple(LaterPicture(*one) for one in zip(begun, shown, strict=True))
         return AnswerPart(tuple(ids), False, later)
 

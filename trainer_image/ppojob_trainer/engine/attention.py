@@ -40,7 +40,6 @@ from ppojob_trainer.engine.long_rows import (
 )
 from ppojob_trainer.engine.state_spaces import use_packed_states
 from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
-from ppojob_trainer.models.vision_tower import trained_tower
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 PACKED_ATTENTION = "ppojob_packed"
@@ -407,9 +406,6 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     """Let every layer of a model attend by `attend_packed`."""
     AttentionInterface.register(PACKED_ATTENTION, attend_packed)
     AttentionMaskInterface.register(PACKED_ATTENTION, lambda *_, **__: None)  # it is in the plan
-    tower = trained_tower(model)
-    own = None if tower is None else tower.config._attn_implementation
-    model.set_attn_implementation(PACKED_ATTENTION)
-    if tower is not None:  # which attends within each picture
-        tower.set_attn_implementation(own)
+    # A tower beside the decoder attends within each picture.
+    model.base_model.set_attn_implementation(PACKED_ATTENTION)
     use_packed_states(model)

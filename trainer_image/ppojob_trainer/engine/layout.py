@@ -16,7 +16,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ppojob_trainer.data.pictures import LaterPicture, PictureForm, packed, unpacked_later
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import LaterPicture, packed, unpacked_later
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -35,7 +36,7 @@ class PackedRows:
     """The input of one packed forward pass, and where its answers are."""
 
     input_ids: Tensor  # (packed,) int64
-    # (packed,) int64, each token's position in its own row; (3, packed) where there are pictures
+    # (packed,) int64, each token's position in its own row; (3, packed) where pictures have axes
     position_ids: Tensor
     spans: tuple[Span, ...]  # who attends to whom; they cover the packed sequence, in order
     # (trained,) int64, the packed token from which each trained token is predicted
@@ -97,7 +98,7 @@ class _Text:
 
     ids: Tensor  # (tokens,) int64
     sources: Tensor  # (tokens,) int64, see `PackedRows`
-    positions: Tensor  # (tokens,) int64, and (3, tokens) where it shows pictures
+    positions: Tensor  # (1, tokens) int64, or (3, tokens) of those that pictures have
     pictures: bytes  # as one value
     places: Tensor  # (n,) int64, its tokens that stand for these
 
@@ -110,14 +111,13 @@ class _Text:
         pictures: bytes = b"",
         later: Sequence[int] = (),
     ) -> _Text:
-        """With positions from 0; `later` is that of `PictureForm.spans`."""
+        """With positions from 0; `later` is that of `PictureForm.places`."""
         if form is None or not pictures:
-            return cls(ids, sources, torch.arange(len(ids)), b"", ids[:0])
+            return cls(ids, sources, torch.arange(len(ids))[None], b"", ids[:0])
         listed = ids.tolist()
-        spans = form.spans(listed, pictures, later)
-        places = [torch.arange(start, start + length) for start, length in spans]
+        places = torch.tensor([one for own in form.places(listed, pictures, later) for one in own])
         positions = torch.tensor(form.positions(listed, pictures, later))
-        return cls(ids, sources, positions, pictures, torch.cat(places))
+        return cls(ids, sources, positions, pictures, places)
 
     def followed_by(self, read: _Text) -> _Text:
         """What is read behind it, of a response."""
@@ -177,17 +177,18 @@ class _Packer:
     def packed(
         self, predictors: Tensor, targets: Tensor, readings: Sequence[tuple[Span, ...]]
     ) -> PackedRows:
-        """All of it. Positions are in three rows where any text has them so."""
+        """All of it. Positions are in three rows where pictures have them so."""
         seeing = [
             (start, text)
             for start, text in zip(self.starts, self.texts, strict=True)
             if text.pictures
         ]
         shown = torch.cat([text.places + start for start, text in seeing]) if seeing else None
-        positions = torch.cat([text.positions.expand(3, -1) for text in self.texts], dim=1)
+        rows = max(len(text.positions) for text in self.texts)
+        positions = torch.cat([text.positions.expand(rows, -1) for text in self.texts], dim=1)
         return PackedRows(
             input_ids=torch.cat([text.ids for text in self.texts]),
-            position_ids=positions if seeing else positions[0],
+            position_ids=positions.squeeze(0),
             spans=tuple(self.spans),
             predictors=predictors,
             targets=targets,

@@ -389,6 +389,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen2": Family(
         "Qwen2, Qwen2.5",
         defaults={"num_key_value_heads": 32},
+        ropes=(*_FIXED_ROPES, "dynamic"),
         biases={},
         always_biased=_QUERIES,
     ),
@@ -821,7 +822,7 @@ WHOLES: Final[Mapping[str, Whole]] = {
     "gemma4": Whole("Gemma 4 E2B, E4B and 31B", "gemma4_text"),
     "gemma4_unified": Whole("Gemma 4 12B", "gemma4_unified_text"),
     "mistral3": Whole("Mistral Small 3.1 and on, Ministral 3", "mistral"),
-    "internvl": Whole("InternVL 3.5 as transformers has it (`-HF`)", "qwen2"),
+    "internvl": Whole("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
 }
 """Models whose language model, in a section of config.json, is of one of `FAMILIES`.
 

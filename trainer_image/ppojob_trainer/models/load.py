@@ -351,14 +351,21 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     base: Any = model.base_model
     if (rotary := getattr(base, "rotary_emb", None)) is not None:  # of Mamba's hybrids may be none
         base.rotary_emb = type(rotary)(config=model.config).to(device)
-    tower: Any = trained_tower(model)
-    if tower is not None:
-        tower.rotary_pos_emb = type(tower.rotary_pos_emb)(tower.config).to(device)
+    for holder, name, part in _without_weights(trained_tower(model)):
+        setattr(holder, name, type(part)(holder.config).to(device))
     for embedding in base.children():
         if (scale := getattr(embedding, "scalar_embed_scale", None)) is not None:
             embedding.embed_scale = torch.tensor(scale, dtype=torch.float32, device=device)
     left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not left, f"{left[0]}: nobody computes this buffer"
+
+
+def _without_weights(tower: nn.Module | None) -> Iterator[tuple[Any, str, nn.Module]]:
+    """Parts of a tower that hold rotary frequencies alone, with who holds them by which name."""
+    for holder in () if tower is None else list(tower.modules()):
+        for name, part in holder.named_children():
+            if list(part.buffers()) and not list(part.parameters()):
+                yield holder, name, part
 
 
 def _check_values(

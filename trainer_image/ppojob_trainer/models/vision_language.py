@@ -5,6 +5,7 @@ language model like any other, so that loading, ranks, checkpoints and engines k
 """
 
 import copy
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -21,7 +22,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 from transformers.models.glm4v.modeling_glm4v import (
     Glm4vPreTrainedModel,
     Glm4vTextConfig,
@@ -66,7 +70,7 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
 from ppojob_trainer.models.families import WHOLES
-from ppojob_trainer.models.vision_tower import TOWERS
+from ppojob_trainer.models.towers import TOWERS, tower_config
 
 
 class Qwen2VLLanguageConfig(Qwen2VLTextConfig):  # type: ignore[misc]
@@ -144,7 +148,7 @@ class _LanguageModel:
         self.model = self.decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if (tower := getattr(config, "tower", None)) is not None:
-            self.visual = TOWERS[config.model_type](tower)
+            self.visual = TOWERS[tower.model_type](tower)
         self.post_init()  # type: ignore[attr-defined]
 
     def forward(self, *, logits_to_keep: int = 0, **inputs: Any) -> CausalLMOutputWithPast:
@@ -152,6 +156,15 @@ class _LanguageModel:
         output = self.model(**inputs)
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+
+
+class _WithTower:
+    """What a language model of transformers has beside it whose tower is a part of it."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.visual = TOWERS[config.tower.model_type](config.tower)
+        self.post_init()  # type: ignore[attr-defined]
 
 
 class _ValueModel:
@@ -261,8 +274,20 @@ def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrain
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     part = language_part(config)
     if with_tower and part is not config:
-        part.tower = config.vision_config
+        part.tower = tower_config(config)
+        if config.model_type in WHOLES:
+            part.__class__ = _config_with_tower(type(part))  # type: ignore[arg-type]
     return part
+
+
+@cache
+def _config_with_tower(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """A configuration of the same language models, which transformers makes with their tower."""
+    base = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    own: type[PreTrainedConfig] = type(f"{kind.__name__}WithTower", (kind,), {})
+    model = type(f"{base.__name__}WithTower", (_WithTower, base), {"config_class": own})
+    AutoModelForCausalLM.register(own, model)
+    return own
 
 
 def language_part(config: PreTrainedConfig) -> PreTrainedConfig:

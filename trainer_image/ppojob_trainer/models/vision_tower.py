@@ -12,69 +12,27 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
-from transformers.models.glm4v.modeling_glm4v import Glm4vVisionEmbeddings, Glm4vVisionModel
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VisionTransformerPretrainedModel,
-)
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
-from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
-from ppojob_trainer.data.pictures import PictureForm, opened, unpacked
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.towers import TOWERS, tower_config
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import local_part
 
 _EYES: Final = "vision_tower"
-_PROCESSORS: Final = (Qwen2VLImageProcessorPil, Glm4vImageProcessorPil, Glm46VImageProcessorPil)
-
-
-class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]
-    """Where the patches of a picture lie, whose gradient has the same bits again on a GPU.
-
-    transformers' own has not: there PyTorch adds up gradients of interpolation in any order.
-    """
-
-    def forward(self, embeddings: Tensor, *where: Tensor) -> Tensor:
-        """(n, h) of patches, with those of their places, a weighted sum of the grid's, added."""
-        if not self.position_embedding.weight.requires_grad:
-            plain: Tensor = super().forward(embeddings, *where)
-            return plain
-        places = torch.arange(self.num_positions, device=embeddings.device)
-        grid, one_each = self.position_embedding(places), torch.eye(len(places)).to(places.device)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            # Called once more, it says what each patch takes of each place.
-            given = embeddings.new_zeros(len(embeddings), len(places), dtype=torch.float32), *where
-            each = {"position_embedding.weight": one_each}
-            shares = torch.func.functional_call(self, each, given)
-            added: Tensor = (shares @ grid.float()).to(grid.dtype)
-            return embeddings + added
-
-
-class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
-    """That of GLM-4.1V and GLM-4.5V."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.embeddings.__class__ = _RepeatedPositions
-
-
-TOWERS: Final = {
-    "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
-    "qwen2_5_vl": Qwen2_5_VisionTransformerPretrainedModel,
-    "qwen3_vl": Qwen3VLVisionModel,
-    "qwen3_vl_moe": Qwen3VLMoeVisionModel,
-    "qwen3_5": Qwen3_5VisionModel,
-    "qwen3_5_moe": Qwen3_5MoeVisionModel,
-    "glm4v": _GlmTower,
-    "glm4v_moe": _GlmTower,
-}
-"""transformers' class of a tower, by the type of the model that it belongs to."""
+_PROCESSORS: Final = (
+    Qwen2VLImageProcessorPil,
+    Glm4vImageProcessorPil,
+    Glm46VImageProcessorPil,
+    GotOcr2ImageProcessorPil,
+    PixtralImageProcessorPil,
+)
 
 
 class VisionTower:
@@ -169,20 +127,19 @@ class VisionTower:
         if self._processor is None:
             kind = next(k for k in _PROCESSORS if k.__name__.startswith(self.form.processor))
             self._processor = kind.from_pretrained(self._folder)
-        pixels = self._processor(images=[opened(file)], return_tensors="pt")
+        made = self._processor(images=[opened(file)], return_tensors="pt", **self.form.told)
+        pixels = made.pop("pixel_values").to(self._device, self._dtype)
+        sizes = {name.removeprefix("image_"): one.to(self._device) for name, one in made.items()}
         with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
-            output = tower(
-                pixels["pixel_values"].to(self._device, self._dtype),
-                grid_thw=pixels["image_grid_thw"].to(self._device),
-            )
+            output = tower(pixels, **sizes)
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _loaded(self) -> nn.Module:
         if self._tower is not None:
             return self._tower
-        config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        config = tower_config(AutoConfig.from_pretrained(self._folder, local_files_only=True))
         with torch.random.fork_rng(devices=[]):
-            tower = TOWERS[config.model_type]._from_config(config.vision_config)
+            tower = TOWERS[config.model_type]._from_config(config)
         weights, state = read_weights(self._folder), {}
         for name in tower.state_dict():
             if (path := weights.files.get(f"{TOWER}{name}")) is None:

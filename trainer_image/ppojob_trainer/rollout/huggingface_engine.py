@@ -236,22 +236,21 @@ class HuggingFaceEngine:
         positions: Tensor,
         prompts: list[tuple[tuple[int, ...], bytes, tuple[int, ...]]],
     ) -> tuple[dict[str, Any], Tensor, Tensor]:
-        """What stands for prompts with their pictures, positions in three rows, and `ahead`."""
+        """What stands for prompts with their pictures, positions, and `ahead`."""
         tower = tower_of(self._model)
         assert tower is not None, "pictures for a model that sees none"
-        positions, ahead = positions.cpu().expand(3, -1, -1).clone(), []
+        rows = [torch.tensor(tower.form.positions(*prompt)) for prompt in prompts]
+        positions, ahead = positions.cpu().expand(len(rows[0]), -1, -1).clone(), []
         seen = torch.zeros_like(input_ids, dtype=torch.bool)
-        for n, (prompt, pictures, later) in enumerate(prompts):
-            if pictures:
-                own = torch.tensor(tower.form.positions(prompt, pictures, later))
-                positions[:, n, -len(prompt) :] = own
-                for start, length in tower.form.spans(prompt, pictures, later):
-                    seen[n, len(seen[n]) - len(prompt) + start :][:length] = True
-            ahead.append(int(positions[:, n].max()) + 1 - len(prompt))
+        for n, (own, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            positions[:, n, -own.shape[1] :] = own
+            ahead.append(int(own.max()) + 1 - own.shape[1])
+            for one in tower.form.places(*prompt):
+                seen[n, len(seen[n]) - own.shape[1] + torch.tensor(one)] = True
         embeddings = self._model.get_input_embeddings()(input_ids.to(self._home))
         places = seen.flatten().nonzero()[:, 0].to(self._home)
         given = tower.shown(embeddings, places, [held for _, held, _ in prompts])
-        return given, positions.to(self._home), torch.tensor(ahead)[:, None]
+        return given, positions.squeeze(0).to(self._home), torch.tensor(ahead)[:, None]
 
     def _decode(self, batch: _Batch) -> None:
         """Feed each row's last token."""

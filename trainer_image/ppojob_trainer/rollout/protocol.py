@@ -91,7 +91,7 @@ class Request:
     sampling: SamplingParams
     seed: int
     pictures: bytes = b""  # that it shows, as `data.pictures.packed` has them
-    later: tuple[int, ...] = ()  # see `PictureForm.spans`
+    later: tuple[int, ...] = ()  # see `PictureForm.places`
 
 
 @dataclass(frozen=True, slots=True)

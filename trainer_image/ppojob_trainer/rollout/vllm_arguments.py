@@ -196,10 +196,13 @@ def model_config(
     if beta := ropes.get("llama_4_scaling_beta"):  # which vLLM reads elsewhere
         positions = ropes["original_max_position_embeddings"]
         changed.llama_4_scaling = {"original_max_position_embeddings": positions, "beta": beta}
+    if ropes.get("rope_type") == "dynamic":
+        # Of rows as long as they may be nothing is stretched; vLLM would stretch all of them.
+        changed.rope_parameters = {**ropes, "rope_type": "default"}
     if changed.model_type == "cohere2" and changed.sliding_window:
         # vLLM makes its windows a token longer.
         changed.sliding_window -= 1
-    kind = vllm_pictures.SEEING.get(changed.model_type) if sees else None
+    kind = _seeing(changed) if sees else None
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None
         changed.mlp_only_layers = [] if is_mixture else list(range(changed.num_hidden_layers))
@@ -212,3 +215,11 @@ def model_config(
             # Of one that is not loaded vLLM asks a process, which first loads PyTorch and vLLM.
             vllm.ModelRegistry.register_model(name, known.load_model_cls())
     return changed
+
+
+def _seeing(part: PreTrainedConfig) -> type | None:
+    """What computes a language model that is shown pictures; None of no known model."""
+    if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
+        return kind
+    known = vllm.ModelRegistry.models.get(next(iter(part.architectures or ()), ""))
+    return vllm_pictures.seeing(known.load_model_cls()) if known else None

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.data.pictures import PictureForm
+from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, tower_of

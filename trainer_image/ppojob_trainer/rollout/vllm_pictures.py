@@ -6,7 +6,7 @@ Imported by vllm_engine alone, which first sets what vLLM reads while it is impo
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +33,8 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.processing import BaseProcessingInfo
 
-from ppojob_trainer.data.pictures import PictureForm, unpacked
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
 from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
@@ -61,7 +62,7 @@ class _PictureInputs:
     dummies: None
 
 
-class _Seeing(SupportsMultiModal, SupportsMRoPE):  # type: ignore[misc]
+class _Seeing(SupportsMultiModal):  # type: ignore[misc]
     """What the language model of a family that sees pictures has of the trainer's."""
 
     def embed_multimodal(self, *, picture: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
@@ -69,6 +70,10 @@ class _Seeing(SupportsMultiModal, SupportsMRoPE):  # type: ignore[misc]
         tower = tower_of(self)
         assert tower is not None, "it is given before the first request"
         return tower.seen([file.numpy().tobytes() for file in picture])
+
+
+class _SeeingAxes(_Seeing, SupportsMRoPE):  # type: ignore[misc]
+    """The same where tokens of pictures have three positions."""
 
     def get_mrope_input_positions(
         self, input_tokens: Sequence[int], mm_features: Sequence[Any]
@@ -85,16 +90,21 @@ class _Seeing(SupportsMultiModal, SupportsMRoPE):  # type: ignore[misc]
         return torch.cat([own, behind.expand(3, -1)], dim=1), ahead
 
 
-_seeing = MULTIMODAL_REGISTRY.register_processor(
-    _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
-)
+def _registered(kind: type[nn.Module]) -> type[nn.Module]:
+    """The same class, known to vLLM by its name."""
+    MULTIMODAL_REGISTRY.register_processor(
+        _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
+    )(kind)
+    ModelRegistry.register_model(kind.__name__, kind)
+    return kind
 
 
-@_seeing
-class SeeingQwen2(Qwen2ForCausalLM, _Seeing):  # type: ignore[misc]
-    """The language model of Qwen2-VL and Qwen2.5-VL, with the tower that the trainer has."""
-
-    embed_input_ids = SupportsMultiModal.embed_input_ids
+@cache
+def seeing(base: type[nn.Module], given: type = _Seeing) -> type[nn.Module]:
+    """A class of vLLM's for language models, with the tower that the trainer has."""
+    own = {"embed_input_ids": SupportsMultiModal.embed_input_ids}
+    name = f"{given.__name__.lstrip('_')}{base.__name__}"
+    return _registered(type(name, (base, given), own))
 
 
 class _Told:
@@ -143,7 +153,7 @@ class _ToldQwen3Moe(_Told, Qwen3MoeModel):  # type: ignore[misc]
     """Its mixtures of experts."""
 
 
-class _SeeingDeep(_Seeing):
+class _SeeingDeep(_SeeingAxes):
     """What the language models of Qwen3-VL have, whose towers say more behind layers.
 
     vLLM's own needs torchvision when it is imported. As there, what the tower says for behind the
@@ -205,53 +215,32 @@ class _SeeingDeep(_Seeing):
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds, told)
 
 
-@_seeing
-class SeeingQwen3(_SeeingDeep, Qwen3ForCausalLM):  # type: ignore[misc]
+@_registered
+class _SeeingQwen3(_SeeingDeep, Qwen3ForCausalLM):  # type: ignore[misc]
     """The language model of Qwen3-VL, with the tower that the trainer has."""
 
     decoder = _ToldQwen3
 
 
-@_seeing
-class SeeingQwen3Moe(_SeeingDeep, Qwen3MoeForCausalLM):  # type: ignore[misc]
+@_registered
+class _SeeingQwen3Moe(_SeeingDeep, Qwen3MoeForCausalLM):  # type: ignore[misc]
     """That of its mixtures of experts."""
 
     decoder = _ToldQwen3Moe
 
 
-@_seeing
-class SeeingQwen35(UnjoinedQwen3Next, _Seeing):
-    """The language model of Qwen3.5, or of its mixtures, with the tower that the trainer has."""
-
-    embed_input_ids = SupportsMultiModal.embed_input_ids
-
-
-@_seeing
-class SeeingGlm4(Glm4ForCausalLM, _Seeing):  # type: ignore[misc]
-    """The language model of GLM-4.1V, with the tower that the trainer has."""
-
-    embed_input_ids = SupportsMultiModal.embed_input_ids
-
-
-@_seeing
-class SeeingGlm4Moe(Glm4MoeForCausalLM, _Seeing):  # type: ignore[misc]
-    """That of GLM-4.5V, a mixture of experts."""
-
-    embed_input_ids = SupportsMultiModal.embed_input_ids
-
-
 SEEING = {
-    "qwen2_vl": SeeingQwen2,
-    "qwen2_5_vl": SeeingQwen2,
-    "qwen3_vl": SeeingQwen3,
-    "qwen3_vl_moe": SeeingQwen3Moe,
-    "qwen3_5": SeeingQwen35,
-    "qwen3_5_moe": SeeingQwen35,
-    "glm4v": SeeingGlm4,
-    "glm4v_moe": SeeingGlm4Moe,
+    "qwen2_vl": seeing(Qwen2ForCausalLM, _SeeingAxes),
+    "qwen2_5_vl": seeing(Qwen2ForCausalLM, _SeeingAxes),
+    "qwen3_vl": _SeeingQwen3,
+    "qwen3_vl_moe": _SeeingQwen3Moe,
+    "qwen3_5": seeing(UnjoinedQwen3Next, _SeeingAxes),
+    "qwen3_5_moe": seeing(UnjoinedQwen3Next, _SeeingAxes),
+    "glm4v": seeing(Glm4ForCausalLM, _SeeingAxes),
+    "glm4v_moe": seeing(Glm4MoeForCausalLM, _SeeingAxes),
 }
-for _kind in (*SEEING.values(), UnjoinedQwen3Next):
-    ModelRegistry.register_model(_kind.__name__, _kind)
+"""By the type of the language model, where tokens of pictures have three positions."""
+ModelRegistry.register_model(UnjoinedQwen3Next.__name__, UnjoinedQwen3Next)
 
 
 def prompt_of(request: Request, form: PictureForm | None) -> TokensInput | MultiModalInput:
@@ -269,12 +258,21 @@ def _shown(
 ) -> tuple[Any, Any, Any]:
     """Items, hashes and places of a prompt's pictures; caches tell these apart by their files."""
     field = MultiModalBatchedField(keep_on_cpu=True)
-    positions = MultiModalFieldElem(torch.tensor(form.positions(prompt, pictures, later)), field)
+    rows = torch.tensor(form.positions(prompt, pictures, later))
+    positions = MultiModalFieldElem(rows, field)
     items, hashes = [], []
     for file in unpacked(pictures):
         content = torch.frombuffer(bytearray(file), dtype=torch.uint8)
         picture = MultiModalFieldElem(content, field)
         items.append(MultiModalKwargsItem({"picture": picture, "positions": positions}))
         hashes.append(hashlib.sha256(file).hexdigest())
-    places = [PlaceholderRange(*span) for span in form.spans(prompt, pictures, later)]
+    places = [_range(own) for own in form.places(prompt, pictures, later)]
     return MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places}
+
+
+def _range(places: Sequence[int]) -> PlaceholderRange:
+    """A run of tokens with those in these places; others of it are text."""
+    first = places[0]
+    seen = torch.zeros(places[-1] + 1 - first, dtype=torch.bool)
+    seen[torch.tensor(places) - first] = True
+    return PlaceholderRange(first, len(seen), None if seen.all() else seen)

@@ -1,0 +1,173 @@
+"""Tiny models that see pictures, as transformers has them: a tower beside a language model."""
+
+import json
+from pathlib import Path
+
+import torch
+from tiny_models import (
+    CORRECTED,
+    DELTA_NETWORKS,
+    HALF_ROTATED,
+    MIXTURE,
+    NAMES,
+    PARTLY_ROTATED,
+    PATCH,
+    PICTURE,
+    SECTIONS,
+    SEEING_TEMPLATE,
+    SIZES,
+    TWO_LAYERS,
+    WIDE_HEADS,
+    ZOOMS,
+    draw_corrections,
+    save_tokenizer,
+    write_model,
+)
+from transformers import (
+    Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
+    InternVLForConditionalGeneration,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
+)
+
+SEEING = {
+    "seeing": Qwen2_5_VLForConditionalGeneration,
+    "seeing_3": Qwen3VLForConditionalGeneration,
+    "seeing_caller": Qwen2_5_VLForConditionalGeneration,
+    "seeing_tiles": InternVLForConditionalGeneration,
+    "seeing_lines": Mistral3ForConditionalGeneration,
+}
+"""Models that see pictures, by what the command line calls them."""
+DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
+"""With a tower that also says what is added behind layers."""
+QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
+GLM = {
+    Glm4vForConditionalGeneration: "Glm4vImageProcessor",
+    Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
+}
+"""With the processors of which GLM-4.1V and GLM-4.6V have one each."""
+
+MARKS = {
+    InternVLForConditionalGeneration: ("<img>", "</img>"),
+    Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
+}
+"""Of those whose pictures have tokens around them, these."""
+DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
+PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
+TEXTS = {
+    InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
+    Mistral3ForConditionalGeneration: PLAIN,
+}
+"""Of those whose tokens of pictures are counted as those of text, what their text is."""
+TILE = 4 * PATCH
+
+
+def save_seeing_model(
+    folder: Path,
+    model_class: type[PreTrainedModel] = Qwen2_5_VLForConditionalGeneration,
+    **changes: object,
+) -> PreTrainedModel:
+    """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
+    sizes = {**_seeing_sizes(model_class), **changes}
+    if model_class in DEEP:
+        sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+    config = model_class.config_class(
+        text_config=sizes,
+        vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
+        image_token_id=NAMES.index(PICTURE),
+        tie_word_embeddings=sizes.get("tie_word_embeddings", False),
+    )
+    torch.manual_seed(0)
+    model = model_class(config)
+    draw_corrections(model)
+    for name, weight in model.named_parameters():
+        if name.endswith(("position_embeddings", "cls_token")):
+            weight.data.normal_(std=0.3)
+    write_model(folder, model)
+    (folder / "preprocessor_config.json").write_text(json.dumps(_processor(model_class)))
+    if model_class in MARKS:
+        save_tokenizer(folder, template=SEEING_TEMPLATE, names=[*NAMES, *MARKS[model_class]])
+    return model
+
+
+def save_seeing_policy(folder: Path, kind: str, dropout: float) -> None:
+    """Write a model that a tiny job trains, with its tokenizer; `kind` is one of `SEEING`."""
+    model_class = SEEING[kind]
+    changes = {**WIDE_HEADS, "attention_dropout": dropout, "tie_word_embeddings": True}
+    names = [*NAMES, *MARKS.get(model_class, ())]
+    changes |= TEXTS.get(model_class, {})
+    if kind == "seeing_caller":
+        names += ZOOMS
+    save_seeing_model(folder, model_class, vocab_size=len(names), **changes)
+    save_tokenizer(folder, template=SEEING_TEMPLATE, names=names)
+
+
+def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
+    """What is said of pictures, as folders of the hub have it."""
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
+    least, most = 4 * PATCH**2, 64 * PATCH**2
+    if model_class is InternVLForConditionalGeneration:
+        tile = {"height": TILE, "width": TILE}
+        kind = "GotOcr2ImageProcessorFast"
+        return {"image_processor_type": kind, "size": tile, "max_patches": 4} | {
+            "crop_to_patches": False  # which the model's processor asks for all the same
+        }
+    if model_class is Mistral3ForConditionalGeneration:
+        return {"image_processor_type": "PixtralImageProcessorFast", "patch_size": PATCH} | {
+            "size": {"longest_edge": 16 * PATCH}
+        }
+    if model_class in GLM:  # of two frames
+        processor["image_processor_type"] = GLM[model_class]
+        return processor | {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
+    return processor | {"min_pixels": least, "max_pixels": most}
+
+
+def _seeing_sizes(model_class: type[PreTrainedModel]) -> dict[str, object]:
+    """Of the language model of one that sees pictures."""
+    sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
+    sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
+    if model_class is Qwen3VLMoeForConditionalGeneration:
+        sizes |= {**MIXTURE, "moe_intermediate_size": 24}
+    if model_class in MARKS:
+        vocabulary = len(NAMES) + len(MARKS[model_class])
+        return {**sizes, "vocab_size": vocabulary, **TEXTS[model_class]}
+    if model_class in QWEN3_5:
+        sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
+    if model_class is Qwen3_5MoeForConditionalGeneration:
+        sizes |= {**MIXTURE, "shared_expert_intermediate_size": 40}
+    if model_class in GLM:
+        sizes |= {"rope_parameters": HALF_ROTATED, "pad_token_id": 0}
+    if model_class is Glm4vForConditionalGeneration:  # whose heads have the width of the states
+        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    if model_class is Glm4vMoeForConditionalGeneration:
+        sizes |= {**CORRECTED, "head_dim": 16}
+    return sizes
+
+
+def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str, object]:
+    if model_class is InternVLForConditionalGeneration:
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "layer_scale_init_value": 0.5}
+        tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
+        return tower | {"image_size": [TILE, TILE], "patch_size": [PATCH, PATCH]}
+    if model_class is Mistral3ForConditionalGeneration:
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
+        tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
+        return tower | {"model_type": "pixtral", "image_size": 16 * PATCH}
+    tower = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
+    if model_class is Qwen2VLForConditionalGeneration:
+        return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}
+    tower |= {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": hidden}
+    if model_class is Qwen2_5_VLForConditionalGeneration:
+        return tower | {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
+    tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
+    if model_class in GLM:
+        return tower | {"image_size": 4 * PATCH}
+    tower |= {"num_position_embeddings": 16}
+    return tower | ({"deepstack_visual_indexes": [0, 1]} if model_class in DEEP else {})

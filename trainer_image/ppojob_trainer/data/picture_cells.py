@@ -1,0 +1,97 @@
+"""Pictures of rows out of cells, as large as a job or a row wants them. Loads no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from PIL import Image, UnidentifiedImageError
+
+from ppojob_api.problem import shown
+from ppojob_trainer.data.picture_forms import PictureForm, Wanted
+from ppojob_trainer.data.pictures import opened
+
+_AS_IT_IS: Final = Wanted()
+_LONGEST_SIDES: Final = 200
+_MOST_PIXELS: Final = Image.MAX_IMAGE_PIXELS or 2**26
+
+
+class BadPicture(Exception):  # noqa: N818  the picture is bad
+    """A cell holds no pictures that can be read."""
+
+    def __init__(self, got: str, why: str, allowed: str) -> None:
+        self.got, self.why, self.allowed = got, why, allowed
+        super().__init__(f"got {got}: {why}; {allowed}")
+
+
+def read_pictures(
+    cell: object, form: PictureForm | None = None, wanted: Wanted = _AS_IT_IS
+) -> list[bytes]:
+    """The encoded pictures of a cell: a list of structs with bytes or a path, or of one of these.
+
+    For a model with a form they are as large as is wanted, and as their structs say, by
+    qwen-vl-utils' names: `min_pixels` and `max_pixels`, or `resized_height` and `resized_width`.
+
+    Raises:
+        BadPicture: something is none, or cannot be read.
+    """
+    cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
+    found = [(_read(one), _wanted(one, wanted)) for one in cells]
+    if form is None:
+        return [file for file, _ in found]
+    return [file if own == _AS_IT_IS else form.fitted(file, own) for file, own in found]
+
+
+def _wanted(cell: object, all_want: Wanted) -> Wanted:
+    """What the struct of a picture says of its size, over what is said of all."""
+    if not isinstance(cell, Mapping):
+        return all_want
+    keys = ("min_pixels", "max_pixels", "resized_width", "resized_height")
+    for key in keys:
+        pixels = cell.get(key)
+        if pixels is not None and not (type(pixels) is int and 0 < pixels <= _MOST_PIXELS):
+            why = f"{key} says how large the picture is to be"
+            raise BadPicture(shown(pixels), why, f"an integer from 1 to {_MOST_PIXELS}, or none")
+    least, most, width, height = (cell.get(key) for key in keys)
+    if least is not None and most is not None and least > most:
+        why = f"it is more than max_pixels {most}"
+        raise BadPicture(f"min_pixels {least}", why, "as many or fewer")
+    if not width or not height:
+        # What a picture says of itself counts before what is said of all.
+        least, most = least or all_want.least, most or all_want.most
+        if least and most and least > most:
+            least, most = (least, None) if cell.get("min_pixels") else (None, most)
+        return Wanted(least, most)
+    if max(width, height) > _LONGEST_SIDES * min(width, height):
+        raise _too_long(width, height)
+    return Wanted(all_want.least, all_want.most, (width, height))
+
+
+def _read(cell: object) -> bytes:
+    content: object = cell
+    if isinstance(cell, Mapping):
+        content = cell.get("bytes") or cell.get("path")
+    named = shown(content) if isinstance(content, str) else "bytes that are no picture"
+    if isinstance(content, str):
+        try:
+            content = Path(content).read_bytes()
+        except OSError as error:
+            why = error.strerror or "it cannot be read"
+            raise BadPicture(named, why, "the path of a picture, or its bytes") from None
+    if not isinstance(content, bytes):
+        allowed = "a list of structs with bytes or a path"
+        raise BadPicture(type(content).__name__, "it is no picture", allowed)
+    try:
+        sides = opened(content).size
+    except Exception as error:  # each format of Pillow's raises its own
+        why = " ".join(str(error).split())
+        if isinstance(error, UnidentifiedImageError):  # it tells an address in memory
+            why = "no picture of a known format"
+        raise BadPicture(named, why, "a whole PNG, JPEG or the like") from None
+    if max(sides) > _LONGEST_SIDES * min(sides):
+        raise _too_long(*sides)
+    return content
+
+
+def _too_long(width: int, height: int) -> BadPicture:
+    allowed = f"sides of which one is at most {_LONGEST_SIDES} times the other"
+    return BadPicture(f"{width} by {height} pixels", "no model takes it", allowed)

@@ -1,0 +1,428 @@
+"""How models take pictures: how large they see one, and which tokens stand for it. Loads no torch.
+
+transformers' own classes say it too, but load torch, and the controller must not.
+Sources: transformers 5, `smart_resize` of `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and
+`models/glm4v/image_processing_pil_glm4v.py`; `get_optimal_tiled_canvas` of
+`models/got_ocr2/image_processing_pil_got_ocr2.py`; `get_resize_output_image_size` of
+`models/pixtral/image_processing_pil_pixtral.py`.
+"""
+
+import io
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+from PIL import Image
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.data.pictures import encoded, opened, unpacked
+
+_PROCESSOR: Final = "preprocessor_config.json"
+_NEWER: Final = "processor_config.json"
+"""Where transformers 5 saves a whole processor."""
+_QWEN: Final = "Qwen2"
+_LIMITS: Final = {
+    _QWEN: (56 * 56, 28 * 28 * 1280),
+    "Glm4v": (112 * 112, 28 * 28 * 15000),
+    "Glm46V": (112 * 112, 28 * 28 * 15000),
+}
+_PATCH, _MERGE, _FRAMES = 14, 2, 2
+_TILE, _RATIO, _MOST_TILES = 384, 0.5, 12
+_PIXTRAL_PATCH, _LONGEST = 16, 1024
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How large a picture is wanted, beside what the model's processor makes of it.
+
+    Attributes:
+        least: pixels to which a smaller one is enlarged; None for the processor's.
+        most: those that a larger one is reduced to; None for the processor's.
+        sides: width and height in place of its own; None for these.
+    """
+
+    least: int | None = None
+    most: int | None = None
+    sides: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PictureForm(ABC):
+    """How a model takes pictures.
+
+    Attributes:
+        token: what stands for a picture in text, and then as often as the tower gives features.
+        processor: what the name of transformers' class for it begins with.
+    """
+
+    token: int
+    processor: str
+
+    @staticmethod
+    def read(folder: Path) -> "PictureForm | None":
+        """The form of a model in Hugging Face form; None where it sees none."""
+        config = _object(folder / "config.json")
+        # In transformers' order.
+        processor = _object(folder / _NEWER).get("image_processor") or _object(folder / _PROCESSOR)
+        name = str(processor.get("image_processor_type", _QWEN)) if processor else ""
+        known = next((one for one in _KINDS if name.startswith(one)), None)
+        is_last = config.get("vision_feature_layer", -1) == -1
+        if known is None or not isinstance(config.get("vision_config"), dict) or not is_last:
+            return None
+        return _KINDS[known](known, config, processor, folder)
+
+    @property
+    def told(self) -> Settings:
+        """What the model's processor tells that class beside its file."""
+        return {}
+
+    @abstractmethod
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels of what the model sees of a picture of these sides."""
+
+    @abstractmethod
+    def limited(self, wanted: Wanted) -> Self:
+        """The form of pictures of other numbers of pixels, as far as they are wanted."""
+
+    @abstractmethod
+    def written(self, width: int, height: int) -> list[int]:
+        """The tokens of a picture of which the model sees so many pixels."""
+
+    def positions(
+        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Rows of positions of the tokens of a text: one, or time, height and width.
+
+        Pictures are those of `places`.
+        """
+        del pictures, later
+        return [list(range(len(ids)))]
+
+    def sides(self, picture: bytes) -> tuple[int, int]:
+        """Width and height in pixels of what the model sees of a picture."""
+        with Image.open(io.BytesIO(picture)) as image:
+            return self.sides_of(*image.size)
+
+    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
+        """A picture as large as its row wants it; the same file where it is.
+
+        Source: qwen-vl-utils, `vision_process.py`, `fetch_image`, by which verl makes pictures as
+        large as rows say before the model's processor does.
+        """
+        image = opened(picture)
+        size = self.limited(wanted).sides_of(*(wanted.sides or image.size))
+        return picture if size == image.size else encoded(image.resize(size))
+
+    def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
+        """A prompt with all tokens of each picture in place of the one that stands for it."""
+        if not pictures:
+            return list(ids)
+        written = iter([self.written(*self.sides(one)) for one in unpacked(pictures)])
+        return [one for id_ in ids for one in (next(written) if id_ == self.token else [id_])]
+
+    def places(
+        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Of each picture of a text the places of its tokens for which there are features.
+
+        Those of a prompt are found by its tokens. `later` are the first such places of those behind
+        it, the last of the pictures: there the policy may draw such a token itself, which is text.
+        """
+        files = unpacked(pictures)
+        starts: list[int | None] = [*[None] * (len(files) - len(later)), *later]
+        found: list[list[int]] = []
+        end = 0
+        for file, start in zip(files, starts, strict=True):
+            written = self.written(*self.sides(file))
+            seen = [place for place, one in enumerate(written) if one == self.token]
+            begin = (ids.index(self.token, end) if start is None else start) - seen[0]
+            found.append([begin + place for place in seen])
+            end = begin + len(written)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Grid(PictureForm):
+    """Of Qwen and GLM: a picture is whole, in rows and columns of tokens, which positions tell.
+
+    Attributes:
+        patch: pixels of a side of what the tower sees at once.
+        merge: such patches of a side of what becomes one token.
+        least: pixels to which a smaller picture is enlarged, about.
+        most: those that a larger one is reduced to.
+    """
+
+    patch: int
+    merge: int
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, known: str, config: Settings, processor: Settings, _: Path) -> Self | None:
+        """Out of the files of a folder; None where they lack something."""
+        token = config.get("image_token_id")
+        if not isinstance(token, int):
+            return None
+        size = processor.get("size") or {}
+        least, most = (
+            size.get(edge, limit)
+            for edge, limit in zip(("shortest_edge", "longest_edge"), _LIMITS[known], strict=True)
+        )
+        if known == _QWEN:
+            least = processor.get("min_pixels") or least
+            most = processor.get("max_pixels") or most
+        else:  # which counts pixels of a picture that is as many frames of a video
+            frames = processor.get("temporal_patch_size", _FRAMES)
+            least, most = least / frames, most / frames
+        sides = processor.get("patch_size", _PATCH), processor.get("merge_size", _MERGE)
+        return cls(token, known, *sides, least, most)
+
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`."""
+        unit = self.patch * self.merge
+        if self.processor != _QWEN and min(height, width) < unit:
+            grow = max(unit / height, unit / width)
+            height, width = int(height * grow), int(width * grow)
+        down, across = (round(side / unit) for side in (height, width))
+        pixels = down * across * unit**2
+        if pixels > self.most:
+            shrink = math.sqrt(height * width / self.most)
+            down, across = (max(1, math.floor(s / shrink / unit)) for s in (height, width))
+        elif pixels < self.least:
+            grow = math.sqrt(self.least / (height * width))
+            down, across = (math.ceil(side * grow / unit) for side in (height, width))
+        return across * unit, down * unit
+
+    def limited(self, wanted: Wanted) -> Self:
+        """See `PictureForm`."""
+        least, most = wanted.least or self.least, wanted.most or self.most
+        return replace(self, least=least, most=max(least, most))
+
+    def written(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        unit = self.patch * self.merge
+        return [self.token] * (width // unit * (height // unit))
+
+    def positions(
+        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Time, height and width of each token of a text, which go on from the highest one.
+
+        Of text all three count on; a picture has one time, and its rows and columns.
+        """
+        found: list[tuple[int, int, int]] = []
+        unit = self.patch * self.merge
+        begin = 0
+        places = self.places(ids, pictures, later)
+        for (start, *_), file in zip(places, unpacked(pictures), strict=True):
+            text = range(begin, begin + start - len(found))
+            across, down = (side // unit for side in self.sides(file))
+            found += [(n,) * 3 for n in text]
+            begin = text.stop
+            found += [(begin, begin + y, begin + x) for y in range(down) for x in range(across)]
+            begin += max(down, across)
+        found += [(n,) * 3 for n in range(begin, begin + len(ids) - len(found))]
+        return [list(row) for row in zip(*found, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles(PictureForm):
+    """Of InternVL: a picture is cut into equal tiles, behind which it is seen whole and small.
+
+    Attributes:
+        begin: the token in front of those of a picture.
+        end: the token behind them.
+        tile: width and height in pixels of a tile.
+        features: tokens of a tile.
+        least: tiles of a picture at least.
+        most: tiles at most, without the small one.
+    """
+
+    begin: int
+    end: int
+    tile: tuple[int, int]
+    features: int
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
+        """Out of the files of a folder; None where they lack something."""
+        token, marks = config.get("image_token_id"), _added_tokens(folder)
+        begin, end = marks.get("<img>"), marks.get("</img>")
+        if not isinstance(token, int) or begin is None or end is None:
+            return None
+        size = processor.get("size") or {}
+        tile = size.get("width", _TILE), size.get("height", _TILE)
+        patch = config["vision_config"].get("patch_size", _PATCH)
+        patches = patch if isinstance(patch, list) else [patch, patch]
+        ratio = config.get("downsample_ratio", _RATIO)
+        down, across = (int(s // p * ratio) for s, p in zip(tile[::-1], patches, strict=True))
+        limits = processor.get("min_patches") or 1, processor.get("max_patches") or _MOST_TILES
+        return cls(token, known, begin, end, tile, down * across, *limits)
+
+    @property
+    def told(self) -> Settings:
+        """See `PictureForm`."""
+        return {"crop_to_patches": True}
+
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`: those of all tiles of the shape that is nearest to the picture's."""
+        sides = range(1, self.most + 1)
+        shapes = [(a, d) for a in sides for d in sides if self.least <= a * d <= self.most]
+        best, nearest = (1, 1), math.inf
+        for across, down in sorted(shapes, key=math.prod):
+            off = abs(width / height - across / down)
+            is_filled = width * height > 0.5 * math.prod(self.tile) * across * down
+            if off < nearest or (off == nearest and is_filled):
+                best, nearest = (across, down), off
+        return best[0] * self.tile[0], best[1] * self.tile[1]
+
+    def limited(self, wanted: Wanted) -> Self:
+        """See `PictureForm`: to whole tiles."""
+        pixels = math.prod(self.tile)
+        most = min(self.most, max(1, wanted.most // pixels)) if wanted.most else self.most
+        least = max(self.least, -(-wanted.least // pixels)) if wanted.least else self.least
+        return replace(self, least=min(least, most), most=most)
+
+    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
+        """See `PictureForm`; a picture is left as it is where it has these tiles by itself."""
+        sides = self.sides(picture)
+        is_fit = not wanted.sides and self.limited(wanted).sides_of(*opened(picture).size) == sides
+        return picture if is_fit else super(Tiles, self).fitted(picture, wanted)
+
+    def written(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        tiles = width * height // math.prod(self.tile)
+        seen = self.features * (tiles if tiles == 1 else tiles + 1)
+        return [self.begin, *[self.token] * seen, self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(PictureForm):
+    """Of Mistral: a picture is whole, in lines of tokens with one more behind each of them.
+
+    Attributes:
+        line_end: the token behind a line.
+        end: that behind the last one.
+        unit: pixels of a side of what becomes one token.
+        longest: pixels of a side at most.
+        least: pixels to which a smaller picture is enlarged, about.
+        most: those that a larger one is reduced to.
+    """
+
+    line_end: int
+    end: int
+    unit: int
+    longest: int
+    least: float = 1
+    most: float = math.inf
+
+    @classmethod
+    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
+        """Out of the files of a folder; None where they lack something."""
+        token, marks = config.get("image_token_index"), _added_tokens(folder)
+        line_end, end = marks.get("[IMG_BREAK]"), marks.get("[IMG_END]")
+        if not isinstance(token, int) or line_end is None or end is None:
+            return None
+        longest = (processor.get("size") or {}).get("longest_edge", _LONGEST)
+        merge = config.get("spatial_merge_size", _MERGE)
+        unit = config["vision_config"].get("patch_size", _PIXTRAL_PATCH) * merge
+        return cls(token, known, line_end, end, unit, longest)
+
+    @property
+    def told(self) -> Settings:
+        """See `PictureForm`."""
+        return {"patch_size": self.unit}
+
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`."""
+        pixels = width * height
+        shrink = max(
+            max(height, width) / self.longest,
+            math.sqrt(pixels / self.most),
+            min(1.0, math.sqrt(pixels / self.least)),
+        )
+        down, across = (
+            max(1, -(-math.floor(side / shrink) // self.unit)) for side in (height, width)
+        )
+        return across * self.unit, down * self.unit
+
+    def limited(self, wanted: Wanted) -> Self:
+        """See `PictureForm`."""
+        least, most = wanted.least or self.least, wanted.most or self.most
+        return replace(self, least=least, most=max(least, most))
+
+    def written(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        line = [*[self.token] * (width // self.unit), self.line_end]
+        return [*(line * (height // self.unit))[:-1], self.end]
+
+
+_KINDS: Final[Mapping[str, Callable[[str, Settings, Settings, Path], PictureForm | None]]] = {
+    **dict.fromkeys(_LIMITS, Grid.of),
+    "GotOcr2": Tiles.of,
+    "Pixtral": Lines.of,
+}
+"""What the names of processors begin with that take pictures as is done here."""
+
+
+def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
+    """Say of a data source what keeps its rows from having pictures; empty where they may.
+
+    Whoever else reads the policy's tokens takes pictures as the policy does.
+    """
+    form = PictureForm.read(Path(spec.model.path))
+    forms = [PictureForm.read(Path(path)) for path in spec.reference_paths]
+
+    blind = next((one for one in spec.critic_paths if PictureForm.read(Path(one)) != form), None)
+
+    def why(data_source: str) -> str:
+        if blind is not None:
+            return f"{blind} of spec.critic takes none, or not as the policy"
+        number = 0 if spec.reference is None else spec.reference.number_for(data_source)
+        if number is None or forms[number] == form:
+            return ""
+        return f"{spec.reference_paths[number]} of spec.reference takes none, or not as the policy"
+
+    return why
+
+
+def seen_by_all(spec: PPOJobSpec) -> bool:
+    """Whether the policy sees pictures, and all who read its tokens take them as it does."""
+    form = PictureForm.read(Path(spec.model.path))
+    readers = [*spec.critic_paths, *spec.reference_paths]
+    return form is not None and all(PictureForm.read(Path(path)) == form for path in readers)
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    added_tokens: list[_Added]
+
+
+def _added_tokens(folder: Path) -> dict[str, int]:
+    """Tokens of a folder that no text is merged into, by their text."""
+    try:
+        body = (folder / "tokenizer.json").read_bytes()
+        found = msgspec.json.decode(body, type=_AddedTokens)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}  # whoever needs it tells of it
+    return {one.content: one.id for one in found.added_tokens}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}  # whoever needs it tells of it
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,118 @@
+"""The classes of vision towers, by the type of their configuration."""
+
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, PreTrainedConfig
+from transformers.models.glm4v.modeling_glm4v import Glm4vVisionEmbeddings, Glm4vVisionModel
+from transformers.models.internvl.modeling_internvl import (
+    InternVLModel,
+    InternVLMultiModalProjector,
+    InternVLPreTrainedModel,
+)
+from transformers.models.mistral3.modeling_mistral3 import (
+    Mistral3MultiModalProjector,
+    Mistral3PreTrainedModel,
+)
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VisionTransformerPretrainedModel,
+)
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
+
+from ppojob_trainer.models.families import WHOLES
+
+
+class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]
+    """Where the patches of a picture lie, whose gradient has the same bits again on a GPU.
+
+    transformers' own has not: there PyTorch adds up gradients of interpolation in any order.
+    """
+
+    def forward(self, embeddings: Tensor, *where: Tensor) -> Tensor:
+        """(n, h) of patches, with those of their places, a weighted sum of the grid's, added."""
+        if not self.position_embedding.weight.requires_grad:
+            plain: Tensor = super().forward(embeddings, *where)
+            return plain
+        places = torch.arange(self.num_positions, device=embeddings.device)
+        grid, one_each = self.position_embedding(places), torch.eye(len(places)).to(places.device)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            # Called once more, it says what each patch takes of each place.
+            given = embeddings.new_zeros(len(embeddings), len(places), dtype=torch.float32), *where
+            each = {"position_embedding.weight": one_each}
+            shares = torch.func.functional_call(self, each, given)
+            added: Tensor = (shares @ grid.float()).to(grid.dtype)
+            return embeddings + added
+
+
+class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
+    """That of GLM-4.1V and GLM-4.5V."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embeddings.__class__ = _RepeatedPositions
+
+
+class _Projected:
+    """A tower, and what makes features of its own as wide as those of a language model.
+
+    transformers has both as parts of the whole model, whose configuration is theirs.
+    """
+
+    projector: ClassVar[Any]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.vision_tower = AutoModel.from_config(config.vision_config)
+        self.multi_modal_projector = self.projector(config)
+        self.post_init()  # type: ignore[attr-defined]
+
+
+class _InternVLTower(_Projected, InternVLPreTrainedModel):  # type: ignore[misc]
+    """That of InternVL."""
+
+    projector = InternVLMultiModalProjector
+    pixel_shuffle = InternVLModel.pixel_shuffle
+    get_image_features = InternVLModel.get_image_features
+
+    def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
+        """(tokens, h) of the tiles of a picture, (n, 3, y, x), one after the other."""
+        output = self.get_image_features(pixel_values)
+        output.pooler_output = output.pooler_output.flatten(0, 1)
+        return output
+
+
+class _Mistral3Tower(_Projected, Mistral3PreTrainedModel):  # type: ignore[misc]
+    """That of Mistral Small 3 and Ministral 3."""
+
+    projector = Mistral3MultiModalProjector
+
+    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
+        """(tokens, h) of a picture, (1, 3, y, x), whose height and width are its `sizes`."""
+        output = self.vision_tower(pixel_values, image_sizes=sizes)
+        output.pooler_output = self.multi_modal_projector(output.last_hidden_state[0], sizes)
+        return output
+
+
+TOWERS: Final = {
+    "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
+    "qwen2_5_vl_vision": Qwen2_5_VisionTransformerPretrainedModel,
+    "qwen3_vl_vision": Qwen3VLVisionModel,
+    "qwen3_vl_moe_vision": Qwen3VLMoeVisionModel,
+    "qwen3_5_vision": Qwen3_5VisionModel,
+    "qwen3_5_moe_vision": Qwen3_5MoeVisionModel,
+    "glm4v_vision": _GlmTower,
+    "glm4v_moe_vision": _GlmTower,
+    "internvl": _InternVLTower,
+    "mistral3": _Mistral3Tower,
+}
+
+
+def tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the tower of a model."""
+    own: PreTrainedConfig = config if config.model_type in WHOLES else config.vision_config
+    return own
