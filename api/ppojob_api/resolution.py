@@ -21,6 +21,9 @@ def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
     data, model, reward_model = spec.data, spec.model, spec.reward_model
     if data.seed is None and data.shuffle:  # without a drawn order a seed has no effect
         data = _with(data, seed=spec.seed)
+    if data.teacher_prompt_key is not None:
+        longest = data.max_teacher_prompt_tokens or data.max_prompt_tokens
+        data = _with(data, max_teacher_prompt_tokens=longest)
     if reward_model is not None:
         reward_model = _with(
             reward_model, tokenizer_path=reward_model.tokenizer_path or reward_model.path

@@ -312,7 +312,7 @@ ALGORITHM_RULES = rules(
     spec.algorithm | kl.referenceRefresh | NoEffect
         it has no effect with kl.in: none; remove it, or in: loss or in: reward
     when: self.kl.__in__ == 'none' && self.type != 'online_dpo'
-        && !(self.policyLoss.type in $COMPARE_REFERENCE)
+        && self.type != 'distillation' && !(self.policyLoss.type in $COMPARE_REFERENCE)
     must: !has(self.kl.referenceRefresh)
 
     spec.algorithm.kl | controller | NoEffect
@@ -360,9 +360,23 @@ ALGORITHM_RULES = rules(
     must: !has(self.algorithm.kl.referenceRefresh)
 
     spec | reference | Required
-        the teacher is another model with type: distillation; {path: FOLDER}
-    when: self.algorithm.type == 'distillation'
+        the teacher is another model with type: distillation, or reads another prompt;
+        {path: FOLDER}, or data.teacherPromptKey
+    when: self.algorithm.type == 'distillation' && !has(self.data.teacherPromptKey)
     must: has(self.reference)
+
+    spec | data.teacherPromptKey | NoEffect | here
+        no reference reads responses that are drawn; algorithm.type: distillation, or kl.in: loss,
+        or remove it
+    when: has(self.data.teacherPromptKey)
+    must: self.algorithm.kl.__in__ != 'none'
+        || self.algorithm.type in ['online_dpo', 'distillation']
+        || self.algorithm.policyLoss.type in $COMPARE_REFERENCE
+
+    spec.data | maxTeacherPromptTokens | NoEffect
+        it has no effect without teacherPromptKey; remove it, or the column of the teacher's prompts
+    when: !has(self.teacherPromptKey)
+    must: $UNSET
 
     spec.reference | | Required
         it names no model; path: FOLDER, or teachers: [{path: FOLDER, dataSources: [NAME]}]
@@ -390,6 +404,12 @@ ALGORITHM_RULES = rules(
         with kl.in: loss and reference, which learns from rewards too
     when: self.type == 'distillation'
     must: $UNSET
+
+    spec.algorithm | kl.in | NoEffect
+        nothing but the teacher is learnt from with type: distillation; none, or another type with
+        reference, which learns from rewards too
+    when: self.type == 'distillation'
+    must: self.kl.__in__ == 'none'
 
     spec.algorithm | $OF_ADVANTAGES | NoEffect | here
         the loss is the divergence itself, and there are no advantages; remove it, or
@@ -490,7 +510,7 @@ ALGORITHM_RULES = rules(
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling",
-    BESIDE_TEACHER="kl dynamicSampling resampling overlongPenalty scoreClip truncationPenalty",
+    BESIDE_TEACHER="dynamicSampling resampling overlongPenalty scoreClip truncationPenalty",
     COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),

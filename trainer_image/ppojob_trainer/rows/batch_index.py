@@ -29,6 +29,9 @@ class BatchIndex:
     later_picture_bytes: tuple[int, ...] = ()
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: tuple[int, ...] = ()
+    # (groups,) tokens of what the reference reads in the place of each prompt; empty where it
+    # reads the prompts
+    teacher_prompt_lengths: tuple[int, ...] = ()
 
     @property
     def num_groups(self) -> int:
@@ -86,6 +89,7 @@ class BatchIndex:
             picture_bytes=_each(self.picture_bytes, parts),
             later_picture_bytes=self.later_picture_bytes,
             teachers=_each(self.teachers, parts),
+            teacher_prompt_lengths=_each(self.teacher_prompt_lengths, parts),
         )
 
     def select(self, positions: Sequence[int]) -> BatchIndex:
@@ -102,6 +106,9 @@ class BatchIndex:
                 for size in self.later_picture_bytes[p * self.samples : (p + 1) * self.samples]
             ),
             teachers=tuple(self.teachers[p] for p in positions if self.teachers),
+            teacher_prompt_lengths=tuple(
+                self.teacher_prompt_lengths[p] for p in positions if self.teacher_prompt_lengths
+            ),
         )
 
 

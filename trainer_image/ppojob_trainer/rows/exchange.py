@@ -143,15 +143,18 @@ def _moved(
     """The rows that this member needs, by its route."""
     _check_rows(index, route.held, experience)
     prompts = [] if experience is None else experience.prompts
+    taught = [] if experience is None else experience.teacher_prompts
     names = (*ROLLOUT_COLUMNS, *columns)
-    sizes = index.picture_bytes or (0,) * index.num_groups
+    nothing = (0,) * index.num_groups
+    sizes, of_taught = index.picture_bytes or nothing, index.teacher_prompt_lengths or nothing
     of_prompts = b"".join([] if experience is None else experience.pictures)
     of_rows = b"".join([] if experience is None else experience.later_pictures)
-    flat_prompts, flat_pictures, flat_later, *arrived = _move(
+    flat_prompts, flat_taught, flat_pictures, flat_later, *arrived = _move(
         link,
         route,
         [
             (_concatenated(prompts, torch.int64), index.prompt_lengths),
+            (_concatenated(taught, torch.int64), of_taught),
             (_as_tensor(of_prompts), sizes),
             (_as_tensor(of_rows), index.later_bytes),
             *((_values(experience, name), _entries(index, name)) for name in names),
@@ -168,6 +171,9 @@ def _moved(
         lengths=torch.tensor(lengths, dtype=torch.int64),
         pictures=[one.numpy().tobytes() for one in pictures],
         later_pictures=[one.numpy().tobytes() for one in later],
+        teacher_prompts=_split(flat_taught, of_taught, route.needed)
+        if index.teacher_prompt_lengths
+        else [],
         **moved,
     )
 

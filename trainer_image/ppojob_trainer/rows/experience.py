@@ -74,6 +74,9 @@ class Experience:
     later_pictures: list[bytes] = field(default_factory=list)
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: list[int] = field(default_factory=list)
+    # token ids of what the reference reads in the place of each group's prompt, (groups,) as
+    # `prompts`; empty where it reads the prompts
+    teacher_prompts: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.context_starts.numel():
@@ -109,6 +112,11 @@ class Experience:
         """(groups,) int64: tokens of each prompt."""
         return torch.tensor([prompt.numel() for prompt in self.prompts], dtype=torch.int64)
 
+    @property
+    def longest_prompt_lengths(self) -> Tensor:
+        """(groups,) int64: tokens of each prompt, of the policy's or the reference's the more."""
+        return torch.maximum(self.prompt_lengths, self.as_reference_reads().prompt_lengths)
+
     def token_index(self, rows: Tensor) -> Tensor:
         """(tokens of these rows,) int64: their positions in the flat columns, row after row."""
         return _index(self.lengths, rows)
@@ -122,6 +130,16 @@ class Experience:
         if not self.teachers:
             return torch.ones(self.num_rows, dtype=torch.bool)
         return torch.tensor(self.teachers)[self.row_groups] == teacher
+
+    def as_reference_reads(self) -> Experience:
+        """The same responses as the reference reads them: its prompts, its own routers' choices."""
+        return replace(
+            self,
+            prompts=self.teacher_prompts or self.prompts,
+            teacher_prompts=[],
+            experts=None,
+            prompt_experts=None,
+        )
 
     def cut(self, parts: int) -> Experience:
         """The same rows, each group as so many groups of equal rows, one after the other.
@@ -139,6 +157,9 @@ class Experience:
             prompt_experts=None if of_prompts is None else of_prompts[self.prompt_index(groups)],
             pictures=[self.pictures[group] for group in groups.tolist() if self.pictures],
             teachers=[self.teachers[group] for group in groups.tolist() if self.teachers],
+            teacher_prompts=[
+                self.teacher_prompts[group] for group in groups.tolist() if self.teacher_prompts
+            ],
         )
 
     def select(self, rows: Tensor | Sequence[int]) -> Experience:
@@ -170,6 +191,9 @@ class Experience:
             pictures=[self.pictures[group] for group in positions if self.pictures],
             later_pictures=[self.later_pictures[row] for row in rows if self.later_pictures],
             teachers=[self.teachers[group] for group in positions if self.teachers],
+            teacher_prompts=[
+                self.teacher_prompts[group] for group in positions if self.teacher_prompts
+            ],
             **columns,
         )
 
@@ -204,12 +228,16 @@ def joined(parts: Sequence[Experience]) -> Experience:
         if any(part.later_pictures for part in parts)
         else [],
         teachers=[one for part in parts for one in part.teachers],
+        teacher_prompts=[one for part in parts for one in part.teacher_prompts],
         **columns,
     )
 
 
 _OTHERS = frozenset(
-    ("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "later_pictures", "teachers")
+    (
+        *("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "later_pictures"),
+        *("teachers", "teacher_prompts"),
+    )
 )
 TOKEN_COLUMNS = tuple(one.name for one in fields(Experience) if one.name not in _OTHERS)
 """Names of the columns with one entry a response token."""
