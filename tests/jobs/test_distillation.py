@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import run_folders
 import tiny_jobs
+import torch
+from padded_reference import token_logprobs
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -27,7 +30,7 @@ def distillation(
 ) -> Callable[..., Path]:
     """Writes manifests of jobs without rewards and validations."""
 
-    def make(settings: dict[str, object], **changes: object) -> Path:
+    def make(settings: dict[str, object], kl: object = None, **changes: object) -> Path:
         sections: dict[str, object] = {
             "data": {
                 "train": [{"path": str(tiny_folder / "train.jsonl")}],
@@ -40,6 +43,7 @@ def distillation(
                 "samplesPerPrompt": 4,
                 "miniBatchPrompts": 4,
                 "distillation": settings,
+                "kl": kl,
             },
             "reference": {"path": str(teacher)},
             "optimizer": {"learningRate": 1e-2},
@@ -165,3 +169,78 @@ def test_of_several_teachers_over_the_vocabulary_one_is_there_at_a_time(
     whole, alone = run_twice(job, "rpc.update.answer.before@4=kill"), tmp_path / "alone"
     start(distillation(settings, **sections), alone).succeed()
     run_folders.assert_close(alone, whole)
+
+
+@pytest.fixture
+def hinted(tiny_folder: Path, tmp_path: Path) -> dict[str, object]:
+    """Sections of a job whose teacher is the policy as it began, and reads the sum as well."""
+    rows = [json.loads(line) for line in (tiny_folder / "train.jsonl").read_text().splitlines()]
+    data = tmp_path / "hinted.jsonl"
+    with data.open("w") as file:
+        for row in rows:
+            (said,) = row["prompt"]
+            told = f"{said['content']}={row['reward_model']['ground_truth']} " * 2
+            row["extra_info"]["hint"] = [{"role": "user", "content": told}]
+            file.write(json.dumps(row) + "\n")
+    return {
+        "data": {
+            "train": [{"path": str(data)}],
+            "teacherPromptKey": "extra_info.hint",
+            "maxPromptTokens": 32,
+            "maxTeacherPromptTokens": 64,
+            "maxResponseTokens": 8,
+        },
+        "reference": None,
+        "steps": {"total": 3},
+        "checkpoint": {"every": 1},
+    }
+
+
+def test_a_teacher_that_reads_another_prompt_says_what_transformers_says(
+    start, run_twice, distillation, hinted, tiny_folder, tmp_path
+):
+    """Row by row in the first step; killed on the way, and by two ranks in pods of their own."""
+    points = ("rpc.forward.answer.before@3=kill", "rpc.update.answer.after@3=kill")
+    whole = run_twice(distillation({}, **hinted), *points)
+    folder = tiny_folder / "model"
+    model, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    hints = {}
+    for line in Path(hinted["data"]["train"][0]["path"]).read_text().splitlines():
+        row = json.loads(line)
+        hints[row["extra_info"]["index"]] = row["extra_info"]["hint"]
+
+    @torch.no_grad()
+    def said(prompt: list[dict[str, str]], response: torch.Tensor) -> torch.Tensor:
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+        logits = model(torch.cat([torch.tensor(ids), response])[None]).logits[0]
+        return token_logprobs(logits[len(ids) - 1 : -1], response)[0]
+
+    expected = {}
+    for row in run_folders.rows(whole, 1):
+        hint, response = hints[json.loads(row["extra_info"])["index"]], row["response_ids"]
+        plain = [{"role": "user", "content": hint[0]["content"].partition("=")[0]}]
+        of_teacher, own = (said(prompt, torch.tensor(response)) for prompt in (hint, plain))
+        expected[row["row"]] = float((of_teacher - own).mean())
+    assert advantages(whole) == pytest.approx(expected, abs=1e-4)
+    assert max(map(abs, expected.values())) > 1e-3
+
+    roles = {"reference": {"colocateWith": "none", "ranksPerReplica": 2}}
+    start(distillation({}, roles=roles, **hinted), tmp_path / "apart").succeed()
+    run_folders.assert_close(tmp_path / "apart", whole)
+
+
+def test_a_teacher_that_follows_the_policy_teaches_what_it_reads(
+    start, run_twice, distillation, hinted, even_folder, tmp_path
+):
+    """Over the vocabulary, by ranks that share tokens; killed, and against one rank."""
+    hinted["model"] = {"path": str(even_folder / "model")}
+    hinted["kl"] = {"referenceRefresh": {"everySteps": 1, "mixup": 0.5}}
+    shared = {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}}
+    settings = {"divergence": "jsd"}
+    job = distillation(settings, roles=shared, **hinted)
+    whole = run_twice(job, "rpc.update.answer.before@4=kill")
+    start(distillation(settings, **hinted), tmp_path / "alone").succeed()
+    run_folders.assert_close(tmp_path / "alone", whole)
+    assert divergences(whole)[0] > 1e-4
