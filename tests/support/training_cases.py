@@ -372,7 +372,10 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     everything = rows_of_step(broken=case.broken, long=case.long, form=form)
     everything.teachers = list(case.teachers)
     if case.taught:
-        everything.teacher_prompts = [prompt.repeat(4) for prompt in everything.prompts]
+        everything.teacher_prompts = [
+            everything.prompts[group].repeat(4 + row % 2)
+            for row, group in enumerate(everything.row_groups.tolist())
+        ]
     everything.critic_ref_logprobs = torch.full((everything.num_tokens,), -4.0)
     everything.outcomes = everything.token_rows % 3 / 2
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))

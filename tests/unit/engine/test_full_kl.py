@@ -194,8 +194,11 @@ def test_an_update_by_a_teacher_is_that_of_the_textbook(
     rows = make_rows()
     read = rows
     if is_bounded:
-        rows.teacher_prompts = make_rows(seed=2).prompts
-        read = replace(rows, prompts=rows.teacher_prompts)
+        others = (
+            make_rows(seed=2).prompts * 3
+        )  # rows of a group with prompts of their own, some alike
+        rows.teacher_prompts = [others[row % 4] for row in range(rows.num_rows)]
+        read = replace(rows, prompts=rows.teacher_prompts, row_groups=torch.arange(rows.num_rows))
     rows.mask[: int(rows.lengths[0])] = False
     ours, theirs, teacher = make_model(), make_model(), make_model(tied=False)
     z, y = (

@@ -84,7 +84,7 @@ def batches(draw: st.DrawFn) -> tuple[BatchIndex, TransferPlan, int]:
         if draw(st.booleans())
         else (),
         teacher_prompt_lengths=tuple(
-            draw(st.lists(st.integers(1, 9), min_size=groups, max_size=groups))
+            draw(st.lists(st.integers(1, 9), min_size=rows, max_size=rows))
         )
         if draw(st.booleans())
         else (),

@@ -19,7 +19,7 @@ INDEX = BatchIndex(
     owners=(2, 0),
     picture_bytes=(2, 0),
     later_picture_bytes=(0, 1, 0, 2, 0, 0, 3, 1),
-    teacher_prompt_lengths=(1, 5),
+    teacher_prompt_lengths=(1, 5, 2, 1, 1, 1, 3, 1),
 )
 RANKS = 4
 
@@ -40,7 +40,9 @@ def rows_of(positions: tuple[int, ...]) -> Experience:
         prompt_experts=of_prompts.to(torch.int16).view(-1, 1, 1),
         pictures=[b"ab", b""],
         later_pictures=[bytes([row] * size) for row, size in enumerate(INDEX.later_picture_bytes)],
-        teacher_prompts=[torch.tensor([7]), torch.arange(5)],
+        teacher_prompts=[
+            torch.arange(n) - 1000 * row for row, n in enumerate(INDEX.teacher_prompt_lengths)
+        ],
     )
     return batch.select([4 * p + sample for p in positions for sample in range(4)])
 

@@ -107,7 +107,7 @@ class Batch:
     def index(self) -> RowIndex:
         """Which rows there are and who owns them."""
         sizes = [len(prompt.pictures) for prompt in self.prompts]
-        taught = [len(prompt.teacher_token_ids) for prompt in self.prompts]
+        own = [len(one.teacher_token_ids) for one in self.prompts for _ in range(self.samples)]
         return RowIndex(
             prompt_lengths=[len(prompt.token_ids) for prompt in self.prompts],
             lengths=self.lengths,
@@ -115,7 +115,7 @@ class Batch:
             owners=self.prompt_owners,
             picture_bytes=sizes if any(sizes) else [],
             later_picture_bytes=self.later_picture_bytes if any(self.later_picture_bytes) else [],
-            teacher_prompt_lengths=taught if any(taught) else [],
+            teacher_prompt_lengths=own if any(own) else [],
         )
 
     @property

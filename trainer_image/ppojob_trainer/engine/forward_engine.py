@@ -173,10 +173,15 @@ class ForwardEngine:
         A forward or backward pass of a cut model needs all ranks. The budget is that of the
         reference's pass too where it computes the same micro-batches.
         """
-        prompts = experience.longest_prompt_lengths if with_reference else experience.prompt_lengths
+        row_groups, prompts = experience.row_groups, experience.prompt_lengths
+        if with_reference and not whole_groups:
+            read = experience.as_reference_reads()
+            row_groups, longest = read.row_groups, read.prompt_lengths
+            longest.scatter_reduce_(0, row_groups, prompts[experience.row_groups], "amax")
+            prompts = longest
         plan = plan_micro_batches(
             padded_lengths(self.model, prompts.tolist()),
-            experience.row_groups[rows].tolist(),
+            row_groups[rows].tolist(),
             padded_lengths(self.model, experience.lengths[rows].tolist()),
             budget=self._training.micro_batch_tokens * self._sequence.size,
             share_prompts=self._training.share_prompts,

@@ -74,8 +74,8 @@ class Experience:
     later_pictures: list[bytes] = field(default_factory=list)
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: list[int] = field(default_factory=list)
-    # token ids of what the reference reads in the place of each group's prompt, (groups,) as
-    # `prompts`; empty where it reads the prompts
+    # (rows,) token ids of what the reference reads before each response in the place of its
+    # prompt, as in `prompts`; empty where it reads the prompts
     teacher_prompts: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -112,11 +112,6 @@ class Experience:
         """(groups,) int64: tokens of each prompt."""
         return torch.tensor([prompt.numel() for prompt in self.prompts], dtype=torch.int64)
 
-    @property
-    def longest_prompt_lengths(self) -> Tensor:
-        """(groups,) int64: tokens of each prompt, of the policy's or the reference's the more."""
-        return torch.maximum(self.prompt_lengths, self.as_reference_reads().prompt_lengths)
-
     def token_index(self, rows: Tensor) -> Tensor:
         """(tokens of these rows,) int64: their positions in the flat columns, row after row."""
         return _index(self.lengths, rows)
@@ -132,13 +127,27 @@ class Experience:
         return torch.tensor(self.teachers)[self.row_groups] == teacher
 
     def as_reference_reads(self) -> Experience:
-        """The same responses as the reference reads them: its prompts, its own routers' choices."""
+        """The same responses as the reference reads them: its prompts, its own routers' choices.
+
+        A group is divided into one for each of the prompts that the reference reads in it.
+        """
+        rows = replace(self, teacher_prompts=[], experts=None, prompt_experts=None)
+        if not self.teacher_prompts:
+            return rows
+        found: dict[tuple[int, bytes], int] = {}
+        groups = [
+            found.setdefault((group, prompt.numpy().tobytes()), len(found))
+            for group, prompt in zip(self.row_groups.tolist(), self.teacher_prompts, strict=True)
+        ]
+        firsts = {group: row for row, group in reversed(list(enumerate(groups)))}
+        kept = sorted(firsts.values())
+        of_rows = [int(self.row_groups[row]) for row in kept]
         return replace(
-            self,
-            prompts=self.teacher_prompts or self.prompts,
-            teacher_prompts=[],
-            experts=None,
-            prompt_experts=None,
+            rows,
+            prompts=[self.teacher_prompts[row] for row in kept],
+            row_groups=torch.tensor(groups, dtype=torch.int64),
+            pictures=[self.pictures[group] for group in of_rows if self.pictures],
+            teachers=[self.teachers[group] for group in of_rows if self.teachers],
         )
 
     def cut(self, parts: int) -> Experience:
@@ -157,9 +166,6 @@ class Experience:
             prompt_experts=None if of_prompts is None else of_prompts[self.prompt_index(groups)],
             pictures=[self.pictures[group] for group in groups.tolist() if self.pictures],
             teachers=[self.teachers[group] for group in groups.tolist() if self.teachers],
-            teacher_prompts=[
-                self.teacher_prompts[group] for group in groups.tolist() if self.teacher_prompts
-            ],
         )
 
     def select(self, rows: Tensor | Sequence[int]) -> Experience:
@@ -191,9 +197,7 @@ class Experience:
             pictures=[self.pictures[group] for group in positions if self.pictures],
             later_pictures=[self.later_pictures[row] for row in rows if self.later_pictures],
             teachers=[self.teachers[group] for group in positions if self.teachers],
-            teacher_prompts=[
-                self.teacher_prompts[group] for group in positions if self.teacher_prompts
-            ],
+            teacher_prompts=[self.teacher_prompts[row] for row in rows if self.teacher_prompts],
             **columns,
         )
 

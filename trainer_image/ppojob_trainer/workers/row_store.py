@@ -99,6 +99,7 @@ def own_rows(
         teacher_prompts=[
             torch.tensor(prompt.teacher_tokens, dtype=torch.int64)
             for prompt in prompts
+            for _ in range(samples)
             if prompt.teacher_tokens
         ],
         later_pictures=later

@@ -32,8 +32,8 @@ class RowIndex(msgspec.Struct, frozen=True):
         picture_bytes: (prompts,) of the pictures of each, as one value; empty where none has any.
         later_picture_bytes: (rows,) of those that each was shown behind its prompt, likewise.
         teachers: (prompts,) number of the reference's model that reads each; empty for one model.
-        teacher_prompt_lengths: (prompts,) tokens of what the reference reads in the place of each;
-            empty where it reads the prompts.
+        teacher_prompt_lengths: (rows,) tokens of what the reference reads in the place of the
+            prompt of each; empty where it reads the prompts.
     """
 
     prompt_lengths: list[int]
