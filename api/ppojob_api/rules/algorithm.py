@@ -361,8 +361,9 @@ ALGORITHM_RULES = rules(
 
     spec | reference | Required
         the teacher is another model with type: distillation, or reads another prompt;
-        {path: FOLDER}, or data.teacherPromptKey
+        {path: FOLDER}, data.teacherPromptKey, or algorithm.distillation.reprompt
     when: self.algorithm.type == 'distillation' && !has(self.data.teacherPromptKey)
+        && !($HAS_REPROMPT)
     must: has(self.reference)
 
     spec | data.teacherPromptKey | NoEffect | here
@@ -373,10 +374,33 @@ ALGORITHM_RULES = rules(
         || self.algorithm.type in ['online_dpo', 'distillation']
         || self.algorithm.policyLoss.type in $COMPARE_REFERENCE
 
-    spec.data | maxTeacherPromptTokens | NoEffect
-        it has no effect without teacherPromptKey; remove it, or the column of the teacher's prompts
-    when: !has(self.teacherPromptKey)
+    spec | data.maxTeacherPromptTokens | NoEffect | here
+        no teacher has prompts of its own; remove it, or data.teacherPromptKey, or
+        algorithm.distillation.reprompt
+    when: !has(self.data.teacherPromptKey) && !($HAS_REPROMPT)
     must: $UNSET
+
+    spec | data.teacherPromptKey | Conflict | here
+        algorithm.distillation.reprompt makes the teacher's prompts; one of both
+    when: $HAS_REPROMPT
+    must: $UNSET
+
+    spec | agent data.templateColumns | NotInThisVersion | here
+        beside algorithm.distillation.reprompt: not in this version; remove it
+    when: $HAS_REPROMPT
+    must: $UNSET
+
+    spec | rewards | Required | here
+        nothing says which responses the teacher is shown (algorithm.distillation.reprompt); a
+        reward function, or rewardModel
+    when: $HAS_REPROMPT
+    must: self.rewards.size() > 0 || has(self.rewardModel)
+
+    spec | algorithm.samplesPerPrompt | OutOfRange | here
+        the teacher is shown another response of the group (distillation.reprompt); at least 2, or
+        reprompt.feedbackKey
+    when: $HAS_REPROMPT && !has(self.algorithm.distillation.reprompt.feedbackKey)
+    must: self.algorithm.samplesPerPrompt >= 2
 
     spec.reference | | Required
         it names no model; path: FOLDER, or teachers: [{path: FOLDER, dataSources: [NAME]}]
@@ -515,6 +539,7 @@ ALGORITHM_RULES = rules(
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),
     FULL=FULL_KL,
+    HAS_REPROMPT="has(self.algorithm.distillation) && has(self.algorithm.distillation.reprompt)",
     GRADIENT_OF_K2=words(GRADIENT_OF_K2),
     GIVEN=words(GIVEN),
     HAVE_CRITIC=words(_HAVE_CRITIC),

@@ -220,7 +220,9 @@ class DataSpec(Section):
     """Longest prompt. verl: data.max_prompt_length, 512."""
 
     max_teacher_prompt_tokens: Tokens | None = None
-    """Longest prompt of teacherPromptKey; absent: maxPromptTokens. TRL: max_reprompt_len."""
+    """Longest prompt of teacherPromptKey; absent: maxPromptTokens. With distillation.reprompt the
+    longest that is made; absent: maxPromptTokens + maxResponseTokens + 256.
+    TRL: max_reprompt_len."""
 
     max_response_tokens: Tokens = 512
     """Longest response, its end token included; of given answers all that follows the first prompt.

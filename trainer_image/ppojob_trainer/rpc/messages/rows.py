@@ -51,10 +51,35 @@ class PlaceRows(msgspec.Struct, frozen=True):
 
     Attributes:
         origins: (prompts,) round and position in it of each prompt; None: those of the one round.
+        again: they are placed already, and the index is another one of them.
     """
 
     index: RowIndex
     origins: list[tuple[int, int]] | None = None
+    again: bool = False
+
+
+class Reprompt(msgspec.Struct, frozen=True):
+    """Make of placed rows what the teacher reads before each; see `distillation.reprompt`.
+
+    Attributes:
+        prompts: JSON of the prompts of this rank, messages or text.
+        succeeded: its rows that others may be shown, counted among its own.
+        feedback: (rows,) what was said of each; empty for nothing.
+        began: what chat templates tell as the time, as in prompts: unix seconds.
+    """
+
+    prompts: list[bytes]
+    succeeded: list[int]
+    feedback: list[str]
+    began: float
+
+
+class Reprompted(msgspec.Struct, frozen=True):
+    """What was made: the tokens of each row's prompt, and which rows have one."""
+
+    tokens: list[int]
+    taught: list[int]
 
 
 class OpenChannel(msgspec.Struct, frozen=True):
