@@ -224,7 +224,7 @@ APART = {"reference": {"colocateWith": "none", "ranksPerReplica": 2}}
 def test_a_teacher_that_reads_another_prompt_says_what_transformers_says(
     start, run_twice, distillation, hinted, said, tmp_path
 ):
-    """Row by row in the first step; killed on the way, and by two ranks in pods of their own."""
+    """Row by row in the first step; killed on the way, and drawn and taught in pods apart."""
     points = ("rpc.forward.answer.before@3=kill", "rpc.update.answer.after@3=kill")
     whole = run_twice(distillation({}, **hinted), *points)
     expected = {}
@@ -235,7 +235,8 @@ def test_a_teacher_that_reads_another_prompt_says_what_transformers_says(
     assert advantages(whole) == pytest.approx(expected, abs=1e-4)
     assert max(map(abs, expected.values())) > 1e-3
 
-    start(distillation({}, roles=APART, **hinted), tmp_path / "apart").succeed()
+    roles = {**APART, "rollout": {}}
+    start(distillation({}, roles=roles, **hinted), tmp_path / "apart").succeed()
     run_folders.assert_close(tmp_path / "apart", whole)
 
 
@@ -315,17 +316,20 @@ def test_a_teacher_is_shown_a_good_response_of_the_group(
     run_folders.assert_close(apart, whole)
 
 
+KILLED_BEHIND_PROMPTS = "rpc.reprompt.answer.after@2=kill_group"
+
+
 def test_a_step_whose_responses_are_all_bad_teaches_nothing(
-    start, run_twice, distillation, shown, even_folder, tmp_path
+    start, run_through, distillation, shown, even_folder, tmp_path
 ):
-    """Over the vocabulary, in two ranks and in one; the last one is taught by some responses."""
+    """Over the vocabulary; by good ones in one rank and in two, which are killed with the job."""
     shown["model"] = {"path": str(even_folder / "model")}
     settings = {"divergence": "reverse_kl", "reprompt": {"minScore": 2.0}}
-    whole = run_twice(distillation(settings, **shown))
+    whole = start(distillation(settings, **shown), tmp_path / "bad").succeed().output
     assert [line["distillation/taught"] for line in run_folders.metrics(whole)] == [0.0] * 3
     settings["reprompt"] = {**REPROMPT, "feedbackKey": None, "feedbackTemplate": None}
     two = {"actorRollout": {"ranksPerReplica": 2}}
-    for name, roles in (("one", {}), ("two", two)):
-        start(distillation(settings, roles=roles, **shown), tmp_path / name).succeed()
+    start(distillation(settings, **shown), tmp_path / "one").succeed()
+    run_through(distillation(settings, roles=two, **shown), tmp_path / "two", KILLED_BEHIND_PROMPTS)
     run_folders.assert_close(tmp_path / "one", tmp_path / "two")
     assert run_folders.metrics(tmp_path / "one")[0]["distillation/taught"] > 0.5
