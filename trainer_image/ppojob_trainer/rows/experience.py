@@ -134,20 +134,21 @@ class Experience:
         rows = replace(self, teacher_prompts=[], experts=None, prompt_experts=None)
         if not self.teacher_prompts:
             return rows
-        found: dict[tuple[int, bytes], int] = {}
-        groups = [
-            found.setdefault((group, prompt.numpy().tobytes()), len(found))
-            for group, prompt in zip(self.row_groups.tolist(), self.teacher_prompts, strict=True)
+        parts: dict[tuple[int, bytes], int] = {}  # the first row of each
+        firsts = [
+            parts.setdefault((group, prompt.numpy().tobytes()), row)
+            for row, (group, prompt) in enumerate(
+                zip(self.row_groups.tolist(), self.teacher_prompts, strict=True)
+            )
         ]
-        firsts = {group: row for row, group in reversed(list(enumerate(groups)))}
-        kept = sorted(firsts.values())
-        of_rows = [int(self.row_groups[row]) for row in kept]
+        numbers = {row: number for number, row in enumerate(parts.values())}
+        divided = [group for group, _ in parts]
         return replace(
             rows,
-            prompts=[self.teacher_prompts[row] for row in kept],
-            row_groups=torch.tensor(groups, dtype=torch.int64),
-            pictures=[self.pictures[group] for group in of_rows if self.pictures],
-            teachers=[self.teachers[group] for group in of_rows if self.teachers],
+            prompts=[self.teacher_prompts[row] for row in numbers],
+            row_groups=torch.tensor([numbers[row] for row in firsts], dtype=torch.int64),
+            pictures=[self.pictures[group] for group in divided if self.pictures],
+            teachers=[self.teachers[group] for group in divided if self.teachers],
         )
 
     def cut(self, parts: int) -> Experience:

@@ -29,25 +29,17 @@ def reprompt(
     settings = spec.algorithm.reprompt
     assert settings is not None, "a job without it asks for no prompts"
     chat.tell_time(request.began)
-    texts = [
-        chat.decode(tokens.tolist())
-        for tokens in torch.split(rows.response_tokens, rows.lengths.tolist())
-    ]
     prompts: list[Prompt] = [msgspec.json.decode(prompt) for prompt in request.prompts]
-    groups = rows.row_groups.tolist()
-    left = {
-        row: iter(
-            _prompts(
-                settings,
-                prompts[group],
-                [texts[s] for s in request.succeeded if s != row and groups[s] == group],
-                request.feedback[row],
-            )
-        )
-        for row, group in enumerate(groups)
-    }
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    groups, good = rows.row_groups.tolist(), dict[int, dict[int, str]]()
+    for row in request.succeeded:
+        good.setdefault(groups[row], {})[row] = chat.decode(responses[row].tolist())
+    left = {}
+    for row, group in enumerate(groups):
+        others = [text for other, text in good.get(group, {}).items() if other != row]
+        left[row] = _prompts(settings, prompts[group], others, request.feedback[row])
     found = _first_that_fits(spec, chat, left)
-    is_taught = torch.tensor([row in found for row in left], dtype=torch.bool)
+    is_taught = torch.tensor([row in found for row in range(len(groups))], dtype=torch.bool)
     rows.teacher_prompts = [
         torch.tensor(found[row], dtype=torch.int64) if row in found else rows.prompts[group]
         for row, group in enumerate(groups)
