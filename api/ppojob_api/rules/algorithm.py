@@ -453,6 +453,14 @@ ALGORITHM_RULES = rules(
     when: self.divergence == 'jsd'
     must: self.beta > 0.0 && self.beta < 1.0
 
+    spec.algorithm.distillation.reprompt | template | NoEffect | here
+        no response is shown without {solution}; a text with it
+    must: self.template.contains('{solution}')
+
+    spec.algorithm.distillation.reprompt | solutionTemplate | NoEffect | here
+        no response is shown without {response}; a text with it
+    must: self.solutionTemplate.contains('{response}')
+
     spec | data.validation | NoEffect | here
         nothing says what a response is worth with algorithm.type: distillation alone; rewards, or
         remove it
