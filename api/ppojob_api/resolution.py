@@ -14,6 +14,8 @@ from ppojob_api.v1alpha1.training import CriticSpec
 S = TypeVar("S", bound=Section)
 _JUDGE_CACHE_GIB: Final = 1.0
 """Of a judge on processors; on GPUs its share of the memory decides."""
+_TEMPLATE_TOKENS: Final = 256
+"""Of what a teacher is shown beside a prompt and a response."""
 
 
 def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
@@ -21,6 +23,11 @@ def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
     data, model, reward_model = spec.data, spec.model, spec.reward_model
     if data.seed is None and data.shuffle:  # without a drawn order a seed has no effect
         data = _with(data, seed=spec.seed)
+    has_made = spec.algorithm.reprompt is not None
+    if has_made or data.teacher_prompt_key is not None:
+        more = data.max_response_tokens + _TEMPLATE_TOKENS if has_made else 0
+        longest = data.max_teacher_prompt_tokens or data.max_prompt_tokens + more
+        data = _with(data, max_teacher_prompt_tokens=longest)
     if reward_model is not None:
         reward_model = _with(
             reward_model, tokenizer_path=reward_model.tokenizer_path or reward_model.path

@@ -107,6 +107,8 @@ def check_inputs(config: RunConfig) -> Preflight:
     model = check_model_folder(Path(spec.model.path), kind, overrides)
     found.parameters = model.parameters
     misfits = [*_context(spec, model), *check_layouts(spec)]
+    if spec.reference is None:
+        misfits += _teacher_context(spec, POLICY.where, model)
     misfits += check_arguments(spec.rollout.engine_arguments)
     adapted: dict[str, ModelSpec | CriticSpec | None] = {"model": spec.model, "critic": spec.critic}
     for name, one in adapted.items():
@@ -147,6 +149,22 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
         shown(response if spec.algorithm.given else longest),
         f"{needed} is to fit, and the model was made for {limit}",
         f"{most}, or spec.model.ropeScaling",
+        ReasonCode.OUT_OF_RANGE,
+    )
+
+
+def _teacher_context(spec: PPOJobSpec, where: str, reference: ModelReport) -> Iterator[Problem]:
+    """Rows behind prompts of the reference's own that may get longer than it was made for."""
+    prompt, response = spec.data.max_teacher_prompt_tokens, spec.data.max_response_tokens
+    limit = reference.context_tokens
+    if prompt is None or limit is None or prompt + response <= limit:
+        return
+    yield Problem(
+        "spec.data.maxTeacherPromptTokens",
+        shown(prompt),
+        f"maxResponseTokens {response} is to fit behind it, and the model of {where} was made for "
+        f"{limit} tokens",
+        f"at most {max(0, limit - response)}, or a model made for more",
         ReasonCode.OUT_OF_RANGE,
     )
 
@@ -243,6 +261,8 @@ def _check_references(
         folder, kind = Path(path), replace(REFERENCE, where=where)
         report = _check_reader(spec, folder, kind, found)
         is_cut_alike = is_cut and where.startswith("spec.reference.")
+        if where.startswith("spec.reference."):
+            found.add([*_teacher_context(spec, where, report)])
         rows = (report.vocabulary, policy.vocabulary)
         found.add(check_rows(where, *rows, is_cut=is_cut_alike))
         try:

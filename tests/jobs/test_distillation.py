@@ -1,12 +1,16 @@
 """Jobs that learn from a teacher: without rewards, killed on the way, with the teacher apart."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import run_folders
 import tiny_jobs
+import torch
+from padded_reference import token_logprobs
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -27,7 +31,7 @@ def distillation(
 ) -> Callable[..., Path]:
     """Writes manifests of jobs without rewards and validations."""
 
-    def make(settings: dict[str, object], **changes: object) -> Path:
+    def make(settings: dict[str, object], kl: object = None, **changes: object) -> Path:
         sections: dict[str, object] = {
             "data": {
                 "train": [{"path": str(tiny_folder / "train.jsonl")}],
@@ -40,6 +44,7 @@ def distillation(
                 "samplesPerPrompt": 4,
                 "miniBatchPrompts": 4,
                 "distillation": settings,
+                "kl": kl,
             },
             "reference": {"path": str(teacher)},
             "optimizer": {"learningRate": 1e-2},
@@ -165,3 +170,166 @@ def test_of_several_teachers_over_the_vocabulary_one_is_there_at_a_time(
     whole, alone = run_twice(job, "rpc.update.answer.before@4=kill"), tmp_path / "alone"
     start(distillation(settings, **sections), alone).succeed()
     run_folders.assert_close(alone, whole)
+
+
+@pytest.fixture
+def said(tiny_folder: Path) -> Callable[[list[dict[str, str]], list[int]], torch.Tensor]:
+    """What the policy says of a response behind a prompt before training, by transformers."""
+    folder = tiny_folder / "model"
+    model, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+
+    @torch.no_grad()
+    def say(prompt: list[dict[str, str]], response: list[int]) -> torch.Tensor:
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+        logits = model(torch.tensor([[*ids, *response]])).logits[0]
+        return token_logprobs(logits[len(ids) - 1 : -1], torch.tensor(response))[0]
+
+    return say
+
+
+def asked(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture
+def hinted(tiny_folder: Path, tmp_path: Path) -> dict[str, object]:
+    """Sections of a job whose teacher is the policy as it began, and reads the sum as well."""
+    rows = [json.loads(line) for line in (tiny_folder / "train.jsonl").read_text().splitlines()]
+    data = tmp_path / "hinted.jsonl"
+    with data.open("w") as file:
+        for row in rows:
+            (question,) = row["prompt"]
+            told = f"{question['content']}={row['reward_model']['ground_truth']} " * 2
+            row["extra_info"]["hint"] = asked(told)
+            file.write(json.dumps(row) + "\n")
+    return {
+        "data": {
+            "train": [{"path": str(data)}],
+            "teacherPromptKey": "extra_info.hint",
+            "maxPromptTokens": 32,
+            "maxTeacherPromptTokens": 64,
+            "maxResponseTokens": 8,
+        },
+        "reference": None,
+        "steps": {"total": 3},
+        "checkpoint": {"every": 1},
+    }
+
+
+APART = {"reference": {"colocateWith": "none", "ranksPerReplica": 2}}
+
+
+def test_a_teacher_that_reads_another_prompt_says_what_transformers_says(
+    start, run_twice, distillation, hinted, said, tmp_path
+):
+    """Row by row in the first step; killed on the way, and drawn and taught in pods apart."""
+    points = ("rpc.forward.answer.before@3=kill", "rpc.update.answer.after@3=kill")
+    whole = run_twice(distillation({}, **hinted), *points)
+    expected = {}
+    for row in run_folders.rows(whole, 1):
+        hint, response = json.loads(row["extra_info"])["hint"], row["response_ids"]
+        plain = asked(hint[0]["content"].partition("=")[0])
+        expected[row["row"]] = float((said(hint, response) - said(plain, response)).mean())
+    assert advantages(whole) == pytest.approx(expected, abs=1e-4)
+    assert max(map(abs, expected.values())) > 1e-3
+
+    roles = {**APART, "rollout": {}}
+    start(distillation({}, roles=roles, **hinted), tmp_path / "apart").succeed()
+    run_folders.assert_close(tmp_path / "apart", whole)
+
+
+def test_a_teacher_that_follows_the_policy_teaches_what_it_reads(
+    start, run_twice, distillation, hinted, even_folder, tmp_path
+):
+    """Over the vocabulary, by ranks that share tokens; killed, and against one rank."""
+    hinted["model"] = {"path": str(even_folder / "model")}
+    hinted["kl"] = {"referenceRefresh": {"everySteps": 1, "mixup": 0.5}}
+    shared = {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}}
+    settings = {"divergence": "jsd"}
+    job = distillation(settings, roles=shared, **hinted)
+    whole = run_twice(job, "rpc.update.answer.before@4=kill")
+    start(distillation(settings, **hinted), tmp_path / "alone").succeed()
+    run_folders.assert_close(tmp_path / "alone", whole)
+    assert divergences(whole)[0] > 1e-4
+
+
+@pytest.fixture
+def shown(tiny_folder: Path, tmp_path: Path) -> dict[str, object]:
+    """Sections of a job whose teacher is shown a good response of the group, and what was said."""
+    source = tiny_jobs.REWARD.replace("return ", "score = ") + SAYS
+    return {
+        "data": {
+            "train": [{"path": str(tiny_folder / "train.jsonl")}],
+            "maxPromptTokens": 64,
+            "maxTeacherPromptTokens": 100,
+            "maxResponseTokens": 8,
+        },
+        "reference": None,
+        "rewards": tiny_jobs.reward_at(tmp_path / "letters.py", source),
+        "steps": {"total": 3},
+        "checkpoint": {"every": 1},
+    }
+
+
+SAYS = """
+    said = "3" if score == 0 else ""
+    return {"score": score, "said": said}
+"""
+REPROMPT = {
+    "minScore": 0.5,
+    "feedbackKey": "said",
+    "template": "{prompt}+{solution}{feedback}",
+    "solutionTemplate": "1{response}",
+    "feedbackTemplate": "2{feedback}",
+}
+
+
+def test_a_teacher_is_shown_a_good_response_of_the_group(
+    run_through, run_twice, distillation, shown, said, tmp_path
+):
+    """Row by row in the first step; killed on the way, and by two ranks in pods of their own."""
+    job = distillation({"reprompt": REPROMPT}, **shown)
+    points = ("rpc.reprompt.answer.before@2=kill", "rpc.forward.answer.after@3=kill")
+    whole = run_twice(job, *points)
+    rows, expected, taught = run_folders.rows(whole, 1), {}, 0
+    for row in rows:
+        others = [one for one in rows if one["prompt_id"] == row["prompt_id"] and one is not row]
+        good = [f"1{one['response']}" for one in others if one["score"] >= 0.5]
+        feedback = "23" if row["score"] == 0 else ""
+        plain = row["prompt"].split("\n")[1].removesuffix("<|im_end|>")
+        prompt = asked(f"{plain}+{good[0] if good else ''}{feedback}")
+        expected[row["row"]] = 0.0
+        if good or feedback:
+            taught += 1
+            own = said(asked(plain), row["response_ids"])
+            expected[row["row"]] = float((said(prompt, row["response_ids"]) - own).mean())
+    found = {row: 0.0 if value is None else value for row, value in advantages(whole).items()}
+    assert found == pytest.approx(expected, abs=1e-4, nan_ok=True)
+    assert 0 < run_folders.metrics(whole)[0]["distillation/taught"] == taught / len(rows) < 1
+
+    apart, once = tmp_path / "apart", tmp_path / "once"
+    shutil.rmtree(once)
+    job = distillation({"reprompt": REPROMPT}, roles=APART, **shown)
+    run_through(job, apart, "rpc.move_rows.answer.after@2=kill")
+    run_folders.assert_close(apart, whole)
+
+
+KILLED_BEHIND_PROMPTS = "rpc.reprompt.answer.after@2=kill_group"
+
+
+def test_a_step_whose_responses_are_all_bad_teaches_nothing(
+    start, run_through, distillation, shown, even_folder, tmp_path
+):
+    """Over the vocabulary; by good ones in one rank and in two, which are killed with the job."""
+    shown["model"] = {"path": str(even_folder / "model")}
+    settings = {"divergence": "reverse_kl", "reprompt": {"minScore": 2.0}}
+    whole = start(distillation(settings, **shown), tmp_path / "bad").succeed().output
+    assert [line["distillation/taught"] for line in run_folders.metrics(whole)] == [0.0] * 3
+    settings["reprompt"] = {**REPROMPT, "feedbackKey": None, "feedbackTemplate": None}
+    two = {"actorRollout": {"ranksPerReplica": 2}}
+    start(distillation(settings, **shown), tmp_path / "one").succeed()
+    run_through(distillation(settings, roles=two, **shown), tmp_path / "two", KILLED_BEHIND_PROMPTS)
+    run_folders.assert_close(tmp_path / "one", tmp_path / "two")
+    assert run_folders.metrics(tmp_path / "one")[0]["distillation/taught"] > 0.5

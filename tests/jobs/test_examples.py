@@ -253,6 +253,13 @@ def test_addition_distillation(home: Path, any_home: Path, engine: tuple[str, ..
     assert step["actor/grad_norm"] > 0
 
 
+def test_addition_self_distillation(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    settings = ("spec.algorithm.samplesPerPrompt=1", *engine)
+    first, step = run_short(any_home, tmp_path / "run", "addition-self-distillation", *settings)
+    assert "val-core/ppojob/addition/acc/mean@1" in first
+    assert step["distillation/loss"] > 0
+
+
 def test_gsm8k_interaction(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     data = ("data/gsm8k-with-user", "--with-user")
     run = tmp_path / "run"

@@ -199,6 +199,11 @@ CASES: dict[str, Spoil] = {
     "reference: other tokens": reference(other_tokens),
     "reference: fewer tokens": reference(lambda folder: smaller_vocabulary(folder, 90)),
     "reference: no model": reference(shutil.rmtree),
+    "teacher: longer prompts than the model": lambda wrong: [
+        wrong.set("spec.algorithm.kl", {"in": "loss"}),
+        wrong.set("spec.data.teacherPromptKey", "prompt"),
+        wrong.set("spec.data.maxTeacherPromptTokens", 249),
+    ],
     "teacher: fewer tokens": teacher(lambda folder: smaller_vocabulary(folder, 90)),
     "reference: more tokens over tensor ranks, and too few heads": reference(
         lambda folder: smaller_vocabulary(folder, 128),

@@ -98,6 +98,7 @@ class Case:
     partition: bool = False  # the loss is that of FlowRL, whose network has log Z of a prompt
     outcomes: bool = False  # the loss is that of a process reward model
     teachers: tuple[int, ...] = ()  # which of two models each group has; none for one
+    taught: bool = False  # the teacher reads longer prompts than the policy
     optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
     seeing: bool = False  # prompts show pictures
@@ -164,7 +165,7 @@ CASES = {
     "pictures_in_tiles": Case((0, 1, 0, 1, 0), budget=60, model="seeing_tiles", seeing=True),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
-    "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3)),
+    "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3), taught=True),
     "teachers": Case(
         (0, 1, 1, 1, 0), budget=30, teacher=Divergence("forward_kl"), teachers=(0, 1, 1, 1, 0)
     ),
@@ -390,6 +391,11 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     form = PictureForm.read(folder / case.model) if case.seeing else None
     everything = rows_of_step(broken=case.broken, long=case.long, contexts=case.contexts, form=form)
     everything.teachers = list(case.teachers)
+    if case.taught:
+        everything.teacher_prompts = [
+            everything.prompts[group].repeat(4 + row % 2)
+            for row, group in enumerate(everything.row_groups.tolist())
+        ]
     everything.critic_ref_logprobs = torch.full((everything.num_tokens,), -4.0)
     everything.outcomes = everything.token_rows % 3 / 2
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))

@@ -64,7 +64,7 @@ _CASES = {
     ),
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
-        *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm"),
+        *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm", "teacher"),
     ),
     "3": ("small_micro_batches", "spread", "adapters_recomputed"),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16"),

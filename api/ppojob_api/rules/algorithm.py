@@ -332,7 +332,7 @@ ALGORITHM_RULES = rules(
     spec.algorithm | kl.referenceRefresh | NoEffect
         it has no effect with kl.in: none; remove it, or in: loss or in: reward
     when: self.kl.__in__ == 'none' && self.type != 'online_dpo'
-        && !(self.policyLoss.type in $COMPARE_REFERENCE)
+        && self.type != 'distillation' && !(self.policyLoss.type in $COMPARE_REFERENCE)
     must: !has(self.kl.referenceRefresh)
 
     spec.algorithm.kl | controller | NoEffect
@@ -386,9 +386,47 @@ ALGORITHM_RULES = rules(
     must: !has(self.algorithm.kl.referenceRefresh)
 
     spec | reference | Required
-        the teacher is another model with type: distillation; {path: FOLDER}
-    when: self.algorithm.type == 'distillation'
+        the teacher is another model with type: distillation, or reads another prompt;
+        {path: FOLDER}, data.teacherPromptKey, or algorithm.distillation.reprompt
+    when: self.algorithm.type == 'distillation' && !has(self.data.teacherPromptKey)
+        && !($HAS_REPROMPT)
     must: has(self.reference)
+
+    spec | data.teacherPromptKey | NoEffect | here
+        no reference reads responses that are drawn; algorithm.type: distillation, or kl.in: loss,
+        or remove it
+    when: has(self.data.teacherPromptKey)
+    must: self.algorithm.kl.__in__ != 'none'
+        || self.algorithm.type in ['online_dpo', 'distillation']
+        || self.algorithm.policyLoss.type in $COMPARE_REFERENCE
+
+    spec | data.maxTeacherPromptTokens | NoEffect | here
+        no teacher has prompts of its own; remove it, or data.teacherPromptKey, or
+        algorithm.distillation.reprompt
+    when: !has(self.data.teacherPromptKey) && !($HAS_REPROMPT)
+    must: $UNSET
+
+    spec | data.teacherPromptKey | Conflict | here
+        algorithm.distillation.reprompt makes the teacher's prompts; one of both
+    when: $HAS_REPROMPT
+    must: $UNSET
+
+    spec | agent data.templateColumns | NotInThisVersion | here
+        beside algorithm.distillation.reprompt: not in this version; remove it
+    when: $HAS_REPROMPT
+    must: $UNSET
+
+    spec | rewards | Required | here
+        nothing says which responses the teacher is shown (algorithm.distillation.reprompt); a
+        reward function, or rewardModel
+    when: $HAS_REPROMPT
+    must: self.rewards.size() > 0 || has(self.rewardModel)
+
+    spec | algorithm.samplesPerPrompt | OutOfRange | here
+        the teacher is shown another response of the group (distillation.reprompt); at least 2, or
+        reprompt.feedbackKey
+    when: $HAS_REPROMPT && !has(self.algorithm.distillation.reprompt.feedbackKey)
+    must: self.algorithm.samplesPerPrompt >= 2
 
     spec.reference | | Required
         it names no model; path: FOLDER, or teachers: [{path: FOLDER, dataSources: [NAME]}]
@@ -417,6 +455,12 @@ ALGORITHM_RULES = rules(
     when: self.type == 'distillation'
     must: $UNSET
 
+    spec.algorithm | kl.in | NoEffect
+        nothing but the teacher is learnt from with type: distillation; none, or another type with
+        reference, which learns from rewards too
+    when: self.type == 'distillation'
+    must: self.kl.__in__ == 'none'
+
     spec.algorithm | $OF_ADVANTAGES | NoEffect | here
         the loss is the divergence itself, and there are no advantages; remove it, or
         distillation.divergence: $SAMPLED
@@ -434,6 +478,14 @@ ALGORITHM_RULES = rules(
         reverse_kl for 1
     when: self.divergence == 'jsd'
     must: self.beta > 0.0 && self.beta < 1.0
+
+    spec.algorithm.distillation.reprompt | template | NoEffect | here
+        no response is shown without {solution}; a text with it
+    must: self.template.contains('{solution}')
+
+    spec.algorithm.distillation.reprompt | solutionTemplate | NoEffect | here
+        no response is shown without {response}; a text with it
+    must: self.solutionTemplate.contains('{response}')
 
     spec | data.validation | NoEffect | here
         nothing says what a response is worth with algorithm.type: distillation alone; rewards, or
@@ -516,12 +568,13 @@ ALGORITHM_RULES = rules(
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling",
-    BESIDE_TEACHER="kl dynamicSampling groupFilter resampling overlongPenalty scoreClip"
+    BESIDE_TEACHER="dynamicSampling groupFilter resampling overlongPenalty scoreClip"
     " truncationPenalty",
     COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),
     FULL=FULL_KL,
+    HAS_REPROMPT="has(self.algorithm.distillation) && has(self.algorithm.distillation.reprompt)",
     GRADIENT_OF_K2=words(GRADIENT_OF_K2),
     GIVEN=words(GIVEN),
     HAVE_CRITIC=words(_HAVE_CRITIC),

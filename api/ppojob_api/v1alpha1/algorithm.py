@@ -20,6 +20,7 @@ from ppojob_api.v1alpha1.estimators import (
     PpoSpec,
     PrimeSpec,
     ReinforcePlusPlusSpec,
+    RepromptSpec,
     SpoSpec,
     TrainingType,
 )
@@ -417,6 +418,11 @@ class AlgorithmSpec(Section):
             return None
         settings = self.distillation or DistillationSpec()
         return None if settings.divergence == SAMPLED_REVERSE_KL else settings
+
+    @property
+    def reprompt(self) -> RepromptSpec | None:
+        """How prompts of the teacher are made of what a group drew, where they are."""
+        return self.distillation.reprompt if self.distillation is not None else None
 
     @property
     def is_estimated(self) -> bool:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ppojob_api.v1alpha1.policy_loss import CustomSpec
 from ppojob_api.v1alpha1.preferences import DpoSpec, KtoSpec, RewardModelTrainingSpec
-from ppojob_api.v1alpha1.section import Items, Section
+from ppojob_api.v1alpha1.section import Items, Name, Section
 
 AlgorithmType = Literal[
     "ppo",
@@ -139,6 +139,31 @@ class PrimeSpec(Section):
     after. verl: reward_model.model.update, before."""
 
 
+Words = Annotated[str, Field(min_length=1, max_length=65_536)]
+
+
+class RepromptSpec(Section):
+    """Prompts of a teacher that are made of what a group drew (SDPO: arXiv:2601.20802)."""
+
+    min_score: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] = 1.0
+    """The teacher of a row is shown the first other response of its group that scored as much.
+    TRL: success_reward_threshold, 1."""
+
+    feedback_key: Name | None = None
+    """Text that a reward function gives beside the score of a row, which its teacher is shown too;
+    absent: none. TRL: include_environment_feedback."""
+
+    template: Words = "{prompt}\n{solution}{feedback}\nNow solve the original question correctly.\n"
+    """What the last message of the prompt becomes, or a prompt that is text.
+    TRL: reprompt_template."""
+
+    solution_template: Words = "\nA correct solution:\n\n{response}\n"
+    """{solution} of the template, where such a response is shown. TRL: solution_template."""
+
+    feedback_template: Words = "\nFeedback on your earlier attempt:\n\n{feedback}\n"
+    """{feedback} of the template, where there is some. TRL: feedback_template."""
+
+
 class DistillationSpec(Section):
     """Settings of `type: distillation`: what spec.reference says (GKD: arXiv:2306.13649)."""
 
@@ -158,6 +183,10 @@ class DistillationSpec(Section):
     """Bound of what a single token costs: a divergence above it is cut, and gives no gradient; what
     sampled_reverse_kl says of a token is kept between minus this and this. Absent: none.
     verl: distillation_loss.loss_max_clamp."""
+
+    reprompt: RepromptSpec | None = None
+    """Make the teacher's prompts of the responses of a group that scored well; rows whose teacher
+    has nothing to be shown are not trained on. Absent: prompts are those of the data."""
 
 
 @dataclass(frozen=True, slots=True)

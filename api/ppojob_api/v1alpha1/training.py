@@ -194,6 +194,12 @@ class DataSpec(Section):
     """What a prompt that is text becomes: user_message is what a model with a chat template
     expects, as_is is for one without."""
 
+    teacher_prompt_key: Name | None = None
+    """Column, or path into a struct (extra_info.hint), of what the reference reads in the place of
+    the prompt, before the same response: text or messages as the prompt, with the solution in them,
+    say (OPSD: arXiv:2601.18734). Absent: the reference reads the prompt. TRL: privileged_context, a
+    part of it."""
+
     answer_key: Name | None = None
     """Column of the ground truth; the row's other columns are its extra_info then. Absent:
     reward_model.ground_truth, and extra_info, as verl has them. With type sft the answer, with kto
@@ -230,6 +236,11 @@ class DataSpec(Section):
     max_prompt_tokens: Tokens = 512
     """Longest prompt. verl: data.max_prompt_length, 512."""
 
+    max_teacher_prompt_tokens: Tokens | None = None
+    """Longest prompt of teacherPromptKey; absent: maxPromptTokens. With distillation.reprompt the
+    longest that is made; absent: maxPromptTokens + maxResponseTokens + 256.
+    TRL: max_reprompt_len."""
+
     max_response_tokens: Tokens = 512
     """Longest response, its end token included; of given answers all that follows the first prompt.
     verl: data.max_response_length, 512."""
@@ -260,8 +271,8 @@ class DataSpec(Section):
     overlong_prompts: Literal[
         "error", "drop", "truncate_left", "truncate_right", "truncate_middle"
     ] = "error"
-    """What happens to a prompt above maxPromptTokens; also to a given answer above
-    maxResponseTokens, which is cut at its end.
+    """What happens to a prompt above maxPromptTokens, or of teacherPromptKey above
+    maxTeacherPromptTokens; also to a given answer above maxResponseTokens, which is cut at its end.
     verl: data.truncation, error; data.filter_overlong_prompts is drop."""
 
     apply_chat_template_kwargs: Arguments = Field(default_factory=dict)
@@ -292,8 +303,9 @@ class DataSpec(Section):
 
     @property
     def of_validation(self) -> "DataSpec":
-        """How the files of a validation are read, which takes all rows: their order is nobody's."""
-        return self.model_copy(update={"curriculum": None})
+        """How the files of a validation are read: all rows in any order, by the policy alone."""
+        of_training = ("curriculum", "teacher_prompt_key", "max_teacher_prompt_tokens")
+        return self.model_copy(update=dict.fromkeys(of_training))
 
 
 ENDLESS: Final = ("constant", "inverse_sqrt")

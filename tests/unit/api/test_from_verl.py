@@ -80,6 +80,8 @@ OURS = {
     *(f"spec.algorithm.policyLoss.{name}" for name in ("vespo", "primeRl", "ipo")),
     "spec.algorithm.policyLoss.trajectoryBalance",
     "spec.algorithm.distillation.beta",  # of a divergence that verl has not
+    "spec.algorithm.distillation.reprompt",
+    *("spec.data.teacherPromptKey", "spec.data.maxTeacherPromptTokens"),
     # It stands at that of a KL in the loss alone.
     *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),
     "spec.algorithm.kl.referenceRefresh",

@@ -310,6 +310,12 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
     assert why("blind").startswith(f"{blind} of spec.reference ")
 
 
+def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(tmp_path, folder: Path) -> None:
+    data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"teacherPromptKey": "hint"}
+    manifest = tiny_jobs.write_manifest(tmp_path, folder, **tiny_jobs.PPO, data=data)
+    assert "prompts of its own" in why_blind(resolve(load_job(manifest)).spec)("tiny")
+
+
 def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:
     seen = good_row("<image>?", images=[{"bytes": RED}])
     with ChatTokenizer(folder / "model", blind=lambda _: "no pictures with vLLM") as chat:

@@ -183,6 +183,34 @@ def test_long_prompts_are_cut_as_verl_cuts(files: PromptFiles, policy, head, tai
     assert [row.token_ids for row in found] == [tuple(short), cut]
 
 
+def test_a_reference_reads_a_prompt_of_its_own(files: PromptFiles) -> None:
+    """A column, or an entry of one; with limits of its own, and none in held-out files."""
+    hints = [[{"role": "user", "content": f"{text} is 8"}] for text in ("1 + 7", LONG)]
+    rows = [
+        good_row(text, extra_info={"hint": hint}) for text, hint in zip("12", hints, strict=True)
+    ]
+    entry = files.table("a.parquet", *rows)
+    column = files.lines(
+        "b.jsonl", *(good_row(t, hint=h) for t, h in zip("12", hints, strict=True))
+    )
+    held_out = [{"path": str(files.lines("c.jsonl", good_row("3")))}]
+    tokens = [tuple(encode_chat(files.chat, hint)) for hint in hints]
+    for path, key in ((entry, "extra_info.hint"), (column, "hint")):
+        settings = {"teacherPromptKey": key, "maxTeacherPromptTokens": len(tokens[1])}
+        assert files.errors(path, validation=held_out, **settings) == []
+        found = all_rows(files.open(path, **settings))
+        assert [row.teacher_token_ids for row in found] == tokens
+        assert [row.prompt for row in found] == [good_row(text)["prompt"] for text in "12"]
+    least = {**settings, "maxTeacherPromptTokens": len(tokens[0])}
+    (kept,) = all_rows(files.open(path, **least, overlongPrompts="drop"))
+    assert kept.teacher_token_ids == tokens[0]
+    _, cut = all_rows(files.open(path, **least, overlongPrompts="truncate_left"))
+    assert cut.teacher_token_ids == tokens[1][-len(tokens[0]) :]
+    with files.open(path) as plain, files.open(path, **settings) as dataset:
+        assert not plain[0].teacher_token_ids
+        assert plain.digest != dataset.digest
+
+
 def test_digest_tells_contents_and_settings_apart(files: PromptFiles, mixed: list[Path]) -> None:
     def digest(paths: list[Path], rows: tuple[int | None, ...] = (), **settings: object) -> str:
         limits = [{"maxRows": most} for most in rows] or [{}] * len(paths)

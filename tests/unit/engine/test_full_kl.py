@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from padded_reference import padded_logits, relative_difference
@@ -185,13 +187,23 @@ def test_of_several_teachers_each_is_compared_with_at_its_own_rows(make_model, m
 def test_an_update_by_a_teacher_is_that_of_the_textbook(
     make_model, make_rows, divergence, is_bounded
 ):
-    """Of a response without trained tokens, too; and the mean is over the trained tokens alone."""
+    """Of a response without trained tokens, too; and the mean is over the trained tokens alone.
+
+    In one case the teacher reads other prompts than the policy (arXiv:2601.18734).
+    """
     rows = make_rows()
+    read = rows
+    if is_bounded:
+        others = (
+            make_rows(seed=2).prompts * 3
+        )  # rows of a group with prompts of their own, some alike
+        rows.teacher_prompts = [others[row % 4] for row in range(rows.num_rows)]
+        read = replace(rows, prompts=rows.teacher_prompts, row_groups=torch.arange(rows.num_rows))
     rows.mask[: int(rows.lengths[0])] = False
     ours, theirs, teacher = make_model(), make_model(), make_model(tied=False)
     z, y = (
-        torch.cat([logits for logits, _ in padded_logits(model, rows)]) / 0.9
-        for model in (theirs, teacher)
+        torch.cat([logits for logits, _ in padded_logits(model, seen)]) / 0.9
+        for model, seen in ((theirs, rows), (teacher, read))
     )
     distances = literal(divergence, z, y)[rows.mask]
     ascending = distances.detach().sort().values

@@ -38,6 +38,9 @@ def batch_of(index: BatchIndex) -> Experience:
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
         pictures=[bytes(range(p, p + n)) for p, n in enumerate(index.picture_bytes)],
         later_pictures=[bytes([row % 256] * n) for row, n in enumerate(index.later_picture_bytes)],
+        teacher_prompts=[
+            torch.arange(n) - 1000 * p for p, n in enumerate(index.teacher_prompt_lengths)
+        ],
         **{name: column(name, dtype) for name, dtype in COLUMN_DTYPES.items()},
     )
 
@@ -56,6 +59,9 @@ def assert_same(got: Experience, expected: Experience, columns: tuple[str, ...])
     assert [p.tolist() for p in got.prompts] == [p.tolist() for p in expected.prompts]
     assert got.pictures == expected.pictures
     assert got.later_pictures == expected.later_pictures
+    assert [p.tolist() for p in got.teacher_prompts] == [
+        p.tolist() for p in expected.teacher_prompts
+    ]
     for name in columns:
         assert bits(getattr(got, name)) == bits(getattr(expected, name)), name
 
@@ -75,6 +81,11 @@ def batches(draw: st.DrawFn) -> tuple[BatchIndex, TransferPlan, int]:
         if draw(st.booleans())
         else (),
         tuple(draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)))
+        if draw(st.booleans())
+        else (),
+        teacher_prompt_lengths=tuple(
+            draw(st.lists(st.integers(1, 9), min_size=rows, max_size=rows))
+        )
         if draw(st.booleans())
         else (),
     )

@@ -19,6 +19,7 @@ INDEX = BatchIndex(
     owners=(2, 0),
     picture_bytes=(2, 0),
     later_picture_bytes=(0, 1, 0, 2, 0, 0, 3, 1),
+    teacher_prompt_lengths=(1, 5, 2, 1, 1, 1, 3, 1),
 )
 RANKS = 4
 
@@ -39,6 +40,9 @@ def rows_of(positions: tuple[int, ...]) -> Experience:
         prompt_experts=of_prompts.to(torch.int16).view(-1, 1, 1),
         pictures=[b"ab", b""],
         later_pictures=[bytes([row] * size) for row, size in enumerate(INDEX.later_picture_bytes)],
+        teacher_prompts=[
+            torch.arange(n) - 1000 * row for row, n in enumerate(INDEX.teacher_prompt_lengths)
+        ],
     )
     return batch.select([4 * p + sample for p in positions for sample in range(4)])
 
@@ -50,7 +54,7 @@ def at(link: QueueLink, costs: GroupCosts = COSTS) -> BatchRows:
 
 
 def every_row(parts: list[Experience]) -> list[tuple[object, ...]]:
-    """Prompt, tokens, experts of the prompt and pictures of all rows, in order of their tokens."""
+    """Prompts, tokens, experts of the prompt and pictures of all rows, in order of their tokens."""
     found = []
     for part in parts:
         for row in range(part.num_rows):
@@ -58,7 +62,8 @@ def every_row(parts: list[Experience]) -> list[tuple[object, ...]]:
             experts = [] if one.prompt_experts is None else one.prompt_experts.flatten().tolist()
             tokens = one.response_tokens.tolist()
             shown = one.pictures[0], one.later_pictures[0]
-            found.append((tokens, one.prompts[0].tolist(), experts, *shown))
+            prompts = one.prompts[0].tolist(), one.teacher_prompts[0].tolist()
+            found.append((tokens, *prompts, experts, *shown))
     return sorted(found)
 
 

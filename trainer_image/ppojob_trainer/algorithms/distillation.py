@@ -1,7 +1,9 @@
 """On-policy distillation by what a teacher says of the tokens that the policy has drawn.
 
 The divergences of GKD over the whole vocabulary (Agarwal et al. 2024, arXiv:2306.13649) are in
-`engine.full_kl`.
+`engine.full_kl`. A teacher may read another prompt than the policy, and be the policy itself: with
+the solution (OPSD, arXiv:2601.18734), a demonstration (SDFT, arXiv:2601.19897), a response that
+succeeded (SDPO, arXiv:2601.20802), or advice (Snell et al. 2022, arXiv:2209.15189).
 """
 
 from typing import Final

@@ -59,6 +59,7 @@ class Batch:
         versions: (rows,) tokens by the version of the weights that drew them.
         later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
         origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
+        teacher_prompt_tokens: (rows,) of what was made for the teacher to read before each.
     """
 
     purpose: str
@@ -75,6 +76,7 @@ class Batch:
     versions: list[dict[int, int]] = field(default_factory=list)
     later_picture_bytes: list[int] = field(default_factory=list)
     origins: list[Origin] | None = None
+    teacher_prompt_tokens: list[int] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -107,6 +109,9 @@ class Batch:
     def index(self) -> RowIndex:
         """Which rows there are and who owns them."""
         sizes = [len(prompt.pictures) for prompt in self.prompts]
+        own = self.teacher_prompt_tokens or [
+            len(one.teacher_token_ids) for one in self.prompts for _ in range(self.samples)
+        ]
         return RowIndex(
             prompt_lengths=[len(prompt.token_ids) for prompt in self.prompts],
             lengths=self.lengths,
@@ -114,6 +119,7 @@ class Batch:
             owners=self.prompt_owners,
             picture_bytes=sizes if any(sizes) else [],
             later_picture_bytes=self.later_picture_bytes if any(self.later_picture_bytes) else [],
+            teacher_prompt_lengths=own if any(own) else [],
         )
 
     @property
@@ -144,6 +150,7 @@ class Batch:
                 interaction_of(prompt),
                 prompt.agent,
                 prompt.pictures,
+                list(prompt.teacher_token_ids),
             )
             for prompt in self.prompts[first:last]
         ]

@@ -97,13 +97,17 @@ class RoleChannels:
         calls = [Call(self.owner.ranks[rank], question, request) for rank in ranks]
         return self.roles.collect(self.roles.caller.start(calls))
 
-    def place_rows(self, batch: Batch, step: int) -> None:
-        """Tell all owners which rows there are, now that they have been generated."""
+    def place_rows(self, batch: Batch, step: int, *, again: bool = False) -> None:
+        """Tell all owners which rows there are, now that they have been generated.
+
+        `again`: they have been told, and the batch knows more of them now.
+        """
         origins = None
         if batch.origins is not None:
             origins = [(origin.round, origin.position) for origin in batch.origins]
-        request = PlaceRows(self._index(batch), origins)
-        self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, "place_rows"))
+        request = PlaceRows(self._index(batch), origins, again)
+        stage = "place_rows/again" if again else "place_rows"
+        self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
 
     def _index(self, batch: Batch) -> RowIndex:
         """Which rows there are, who owns them, and which model of the reference reads them."""

@@ -2,13 +2,14 @@
 
 generate -> score, beside (old, reference log-probabilities, values) -> keep the rows -> advantages
 -> update critic -> update policy -> sync weights. A process reward model, the critic of PRIME,
-learns the scores in front of the advantages, before or behind its pass. A source of rows does the
+learns the scores in front of the advantages, before or behind its pass; prompts of a teacher that
+are made of good responses come before its pass too. A source of rows does the
 first, and one that chooses among them scores and keeps them too, before the passes. What a job does
 not need (a reference without KL, a critic without PPO, old log-probabilities when the step is one
 update) is decided when the step is built, never inside it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -22,7 +23,8 @@ from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
-from ppojob_trainer.controller.one_round import Draw
+from ppojob_trainer.controller.one_round import Draw, Rows
+from ppojob_trainer.controller.reprompting import TAUGHT, Reprompting
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.rollout_stages import RolloutStages
@@ -44,7 +46,8 @@ class ForwardPass:
     """A pass over the rows before the updates of the policy.
 
     `column` is what it tells the owners of the rows, if it does; `timer` is its name among the
-    timer's stages; `knows_outcomes`: the model learns the outcomes of the rows first.
+    timer's stages; `knows_outcomes`: the model learns the outcomes of the rows first, or is shown
+    some of them.
     """
 
     model: str
@@ -200,6 +203,7 @@ class TrainingStep:
     Attributes:
         shaping: what becomes of scores before anything is learnt of them.
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
+        reprompting: makes prompts of the teacher; None where they are those of the data.
     """
 
     spec: PPOJobSpec
@@ -210,6 +214,7 @@ class TrainingStep:
     shaping: ScoreShaping
     entropy: EntropyController | None
     source: BatchSource | Demonstrations
+    reprompting: Reprompting | None = None
 
     def run(
         self,
@@ -244,11 +249,9 @@ class TrainingStep:
         left_out = [*dropped, *filtered]
         has_outcomes = self.spec.algorithm.estimator.critic == "process_reward"
         outcomes = outcomes_of(batch, left_out, step) if has_outcomes else []
-        with timer("write_rows"):
-            if greedy is not None:
-                self.stages.keep(greedy, step)
-            if not rows.is_kept:
-                self.stages.keep(batch, step)
+        self._keep(rows, step, timer)
+        untaught = self._reprompt(batch, step, timer)
+        before |= {} if untaught is None else {TAUGHT: 1.0 - len(untaught) / batch.num_rows}
         statistics = self._learn_outcomes(batch, step, outcomes, timer)
         advantaged = None
         if self.spec.algorithm.is_estimated:
@@ -256,7 +259,7 @@ class TrainingStep:
                 known = self._known(batch, beliefs)
                 statistics |= belief_metrics(known)
                 advantaged = self._advantages(
-                    batch, greedy, step, coefficients.kl, left_out, outcomes, known
+                    batch, greedy, step, coefficients.kl, left_out, outcomes, known, untaught or ()
                 )
         coefficients = self._with_bonus(coefficients, before)
         for updates in self.updates:
@@ -272,6 +275,21 @@ class TrainingStep:
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped, filtered)
+
+    def _keep(self, rows: Rows, step: int, timer: StepTimer) -> None:
+        """Have the rows written that are not yet on the disk."""
+        with timer("write_rows"):
+            if rows.greedy is not None:
+                self.stages.keep(rows.greedy, step)
+            if not rows.is_kept:
+                self.stages.keep(rows.batch, step)
+
+    def _reprompt(self, batch: Batch, step: int, timer: StepTimer) -> list[int] | None:
+        """Have prompts of the teacher made; answers the rows without, None where none are made."""
+        if self.reprompting is None:
+            return None
+        with timer("reprompt"):
+            return self.reprompting.prompts_of(batch, step)
 
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
         """The coefficients, that of the entropy bonus as the entropy of this step wants it."""
@@ -320,18 +338,20 @@ class TrainingStep:
         left_out: Sequence[int],
         outcomes: list[float],
         known: list[Belief],
+        untaught: Collection[int],
     ) -> Advantaged:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
         gdpo = self.spec.algorithm.gdpo
         keys = gdpo.reward_keys if gdpo else ()
         masks = self.spec.algorithm.mask_truncated
+        masked = {row for row, is_cut in enumerate(batch.truncated) if masks and is_cut}
         request = Advantages(
             scores=self._shaped(batch),
             kl_coefficient=kl_coefficient,
             greedy_scores=[] if greedy is None else self._shaped(greedy),
             rewards=[batch.numbers(key, step, REWARD_KEYS) for key in keys],
             dropped=list(left_out),
-            masked=[row for row, is_cut in enumerate(batch.truncated) if masks and is_cut],
+            masked=sorted(masked.union(untaught)),
             step=step,
             outcomes=outcomes,
             baselines=[value(belief) for belief in known],

@@ -26,6 +26,7 @@ from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
+from ppojob_trainer.controller.reprompting import Reprompting
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
@@ -264,6 +265,9 @@ def _training_step(
             control.target, control.step, control.min_coefficient, control.max_coefficient
         ),
         source=source,
+        reprompting=None
+        if spec.algorithm.reprompt is None
+        else Reprompting(spec.algorithm.reprompt, channels, stages.began),
     )
 
 
@@ -273,7 +277,9 @@ def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Forw
         actor = hosts["actorRollout"]
         passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
     if spec.algorithm.reads_reference:
-        passes.append(ForwardPass("reference", hosts["reference"], "ref_logprobs", "ref"))
+        is_shown = spec.algorithm.reprompt is not None
+        host = hosts["reference"]
+        passes.append(ForwardPass("reference", host, "ref_logprobs", "ref", is_shown))
     if spec.algorithm.estimator.critic == "value":
         passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))
     if (prime := spec.algorithm.prime) is not None:

@@ -75,8 +75,10 @@ def check_files(
 def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[str]:
     """Say which files cannot be opened, where no tokenizer is there to check rows with."""
     problems = []
-    for file in (*spec.train, *spec.validation):
-        for opened in open_files(file, spec, given=given):
+    held_out = spec.of_validation
+    files = [*((one, spec) for one in spec.train), *((one, held_out) for one in spec.validation)]
+    for file, how in files:
+        for opened in open_files(file, how, given=given):
             if isinstance(opened, DataProblem):
                 problems.append(str(opened))
             else:

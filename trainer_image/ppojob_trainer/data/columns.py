@@ -11,6 +11,7 @@ import datetime
 import decimal
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
@@ -32,7 +33,7 @@ INTERACTION = "interaction_kwargs"
 """Entry of extra_info: the simulated user of a row, and what it is told."""
 COLUMNS_ALLOWED = (
     "a column of that name, or the name of another in spec.data (promptKey, answerKey, chosenKey, "
-    "rejectedKey, marginKey, labelKey, dataSourceKey, or dataSource for all rows)"
+    "rejectedKey, marginKey, labelKey, teacherPromptKey, dataSourceKey, or dataSource for all rows)"
 )
 
 
@@ -50,7 +51,9 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
         return tuple(dict.fromkeys([*names, *spec.template_columns]))
     source = (spec.data_source_key,) if spec.data_source is None else ()
     answer = (spec.answer_key,) if spec.answer_key else ()
-    return (spec.prompt_key, *source, *answer, *spec.template_columns)
+    key = spec.teacher_prompt_key
+    teacher = (key.partition(".")[0],) if key is not None else ()
+    return (spec.prompt_key, *source, *answer, *teacher, *spec.template_columns)
 
 
 def read_columns(
@@ -120,7 +123,21 @@ def read_row(
     if agent is not None and not isinstance(agent, str):
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
     difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
-    return PromptRow(-1, (), prompt, data_source, truth, info, agent or ""), difficulty
+    found = PromptRow(-1, (), prompt, data_source, truth, info, agent or "")
+    return replace(found, teacher_prompt=_teacher_prompt(row, prompt, spec)), difficulty
+
+
+def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
+    """What the reference reads in the place of a prompt, if that is another."""
+    key = spec.teacher_prompt_key
+    if key is None:
+        return None
+    found = as_prompt(cell_of(row, key), key, spec)
+    if isinstance(found, str) is not isinstance(prompt, str):
+        own, other = ("text", "messages") if isinstance(found, str) else ("messages", "text")
+        why, allowed = f"{spec.prompt_key} is {other}", f"{other}, as the policy reads"
+        raise BadCell(key, own, why, allowed)
+    return found
 
 
 def pictures_of(

@@ -22,7 +22,14 @@ _IN_DIGEST = {
     "overlong_prompts",
     "apply_chat_template_kwargs",
 }
-_IN_DIGEST_IF_SET = {"text_prompts", "answer_key", "data_source", "curriculum"}
+_IN_DIGEST_IF_SET = {
+    "text_prompts",
+    "answer_key",
+    "data_source",
+    "curriculum",
+    "teacher_prompt_key",
+    "max_teacher_prompt_tokens",
+}
 
 
 class PromptDataset(PromptStore):

@@ -384,6 +384,8 @@ def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
     blind = next((one for one in spec.critic_paths if PictureForm.read(Path(one)) != form), None)
 
     def why(data_source: str) -> str:
+        if spec.data.teacher_prompt_key is not None or spec.algorithm.reprompt is not None:
+            return "not in this version where the teacher has prompts of its own"
         if blind is not None:
             return f"{blind} of spec.critic takes none, or not as the policy"
         number = 0 if spec.reference is None else spec.reference.number_for(data_source)

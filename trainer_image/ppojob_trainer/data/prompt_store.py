@@ -7,7 +7,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +50,9 @@ class PromptRow:
         answers: what the policy learns to answer, of two the better one first; empty where it
             gives an answer of its own.
         pictures: those of the prompt, as `pictures.packed` has them.
+        teacher_prompt: what the reference reads in its place, as the file has it; None where it
+            reads the prompt. It is not kept.
+        teacher_token_ids: its tokens, cut as those of the prompt.
     """
 
     index: int
@@ -61,6 +64,8 @@ class PromptRow:
     agent: str = ""
     answers: tuple[tuple[AnswerPart, ...], ...] = ()
     pictures: bytes = b""
+    teacher_prompt: Prompt | None = None
+    teacher_token_ids: tuple[int, ...] = ()
 
     @property
     def asks(self) -> str:
@@ -105,7 +110,7 @@ class PromptStore(Closeable):
         told = row.data_source, row.ground_truth, row.extra_info, row.agent
         pictures = base64.b64encode(row.pictures).decode()
         answers = [[_plain(part) for part in answer] for answer in row.answers]
-        kept = [row.token_ids, row.prompt, *told, answers, pictures]
+        kept = [row.token_ids, row.prompt, *told, answers, pictures, row.teacher_token_ids]
         text = json.dumps(kept, separators=(",", ":")).encode()
         try:
             self._file.write(text)
@@ -128,7 +133,7 @@ class PromptStore(Closeable):
             kept: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, prompt, source, truth, info, agent, given, encoded = kept
+        token_ids, prompt, source, truth, info, agent, given, encoded, taught = kept
         answers = tuple(
             tuple(
                 AnswerPart(tuple(tokens), trained, _shown(later))
@@ -137,7 +142,8 @@ class PromptStore(Closeable):
             for parts in given
         )
         told, pictures = (source, truth, info, agent), base64.b64decode(encoded)
-        return PromptRow(index, tuple(token_ids), prompt, *told, answers, pictures)
+        row = PromptRow(index, tuple(token_ids), prompt, *told, answers, pictures)
+        return replace(row, teacher_token_ids=tuple(taught)) if taught else row
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Several rows, in the order of their numbers as given."""

@@ -147,6 +147,8 @@ class Scan:
     def _tell_left_out(self) -> None:
         """Tell how many rows are not drawn from, and refuse data of which none is."""
         most = f"maxPromptTokens {self.spec.max_prompt_tokens}"
+        if self.spec.teacher_prompt_key is not None:
+            most += f" or maxTeacherPromptTokens {self._longest_of_teacher}"
         if self.given:
             most += f" or maxResponseTokens {self.spec.max_response_tokens}"
         total = self.total * (2 if self.spec.split_pairs else 1)
@@ -284,28 +286,31 @@ class Scan:
         return Told(variables, shown_tools(row.extra_info, self._tools(row)))
 
     def _take(self, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
-        rows = [candidate.row for candidate in candidates]
-        encoded = self.chat.encode_prompts(
-            [row.shown_prompt for row in rows], [candidate.told for candidate in candidates]
-        )
-        for candidate, ids in zip(candidates, encoded, strict=True):
+        told = [candidate.told for candidate in candidates]
+        encoded = self.chat.encode_prompts([one.row.shown_prompt for one in candidates], told)
+        of_teacher = [one.row.teacher_prompt or "" for one in candidates]
+        taught_ids = self.chat.encode_prompts(of_teacher, told)
+        for candidate, ids, taught in zip(candidates, encoded, taught_ids, strict=True):
             self._check(candidate, control)
             if self.store is None:
                 self._add_keys(candidate)
             try:
                 if isinstance(ids, BadChatTemplate):
                     raise ids
+                if isinstance(taught, BadChatTemplate):
+                    raise taught
                 answers: Sequence[Sequence[AnswerPart]] = ()
                 ids = self._with_pictures(candidate, ids)
                 if self._answers is not None:
                     given = candidate.row.prompt, ids, candidate.answers, candidate.told
                     ids, answers = self._answers.tokens(*given, candidate.later)
-                self._keep_or_drop(candidate, ids, answers)
+                self._keep_or_drop(candidate, ids, taught, answers)
             except BadChatTemplate as refused:
                 if not refused.refusal:
                     raise  # it is no matter of this row
+                key = self.spec.teacher_prompt_key if refused is taught else None
                 bad = DataProblem(
-                    self.spec.prompt_key,
+                    key or self.spec.prompt_key,
                     "a conversation that the chat template refuses",
                     refused.refusal,
                     "messages that the template takes, such as user and assistant in turn",
@@ -382,37 +387,60 @@ class Scan:
         self.prompt_keys.append(_key((row.prompt, shown) if shown else row.prompt))
         self.row_keys.append(0 if index is None else _key([row.data_source, split, index]))
 
+    @property
+    def _longest_of_teacher(self) -> int:
+        return self.spec.max_teacher_prompt_tokens or self.spec.max_prompt_tokens
+
+    def _bad_prompt(self, candidate: _Candidate, ids: list[int], taught: list[int]) -> bool:
+        """Whether a prompt has too many tokens or none, which is told."""
+        spec, key = self.spec, self.spec.teacher_prompt_key
+        prompts = [(spec.prompt_key, ids, "maxPromptTokens", spec.max_prompt_tokens)]
+        if key is not None:
+            prompts.append((key, taught, "maxTeacherPromptTokens", self._longest_of_teacher))
+        for place, tokens, name, limit in prompts:
+            if not tokens:
+                allowed = "content that the chat template and the tokenizer keep"
+                bad = "a prompt of no tokens", "there is nothing to answer", allowed
+            elif len(tokens) > limit and (
+                spec.overlong_prompts == "error" or candidate.row.pictures
+            ):
+                cuts = "drop" if candidate.row.pictures else _ALL_CUTS
+                allowed = f"a larger {name}, or spec.data.overlongPrompts: {cuts}"
+                bad = f"{len(tokens)} tokens", f"longer than spec.data.{name} {limit}", allowed
+            else:
+                continue
+            _add(self.errors, DataProblem(place, *bad), candidate.path, candidate.place)
+            return True
+        return False
+
     def _keep_or_drop(
-        self, candidate: _Candidate, ids: list[int], answers: Sequence[Sequence[AnswerPart]]
+        self,
+        candidate: _Candidate,
+        ids: list[int],
+        taught: list[int],
+        answers: Sequence[Sequence[AnswerPart]],
     ) -> None:
         limit, policy = self.spec.max_prompt_tokens, self.spec.overlong_prompts
-        longest = self.spec.max_response_tokens
+        longest, of_teacher = self.spec.max_response_tokens, self._longest_of_teacher
         lengths = [sum(len(part.tokens) for part in one) for one in answers]
         answered = max(lengths, default=0)
-        if policy == "drop" and (len(ids) > limit or answered > longest):
+        is_overlong = len(ids) > limit or len(taught) > of_teacher or answered > longest
+        if policy == "drop" and is_overlong:
             self.dropped += 1
             return
-        bad, place = None, self.spec.prompt_key
-        if not ids:
-            allowed = "content that the chat template and the tokenizer keep"
-            bad = "a prompt of no tokens", "there is nothing to answer", allowed
-        elif len(ids) > limit and (policy == "error" or candidate.row.pictures):
-            cuts = "drop" if candidate.row.pictures else _ALL_CUTS
-            allowed = f"a larger maxPromptTokens, or spec.data.overlongPrompts: {cuts}"
-            bad = f"{len(ids)} tokens", f"longer than spec.data.maxPromptTokens {limit}", allowed
-        elif answered > longest and policy == "error":
+        if self._bad_prompt(candidate, ids, taught):
+            return
+        if answered > longest and policy == "error":
             allowed = (
                 "a larger maxResponseTokens, or spec.data.overlongPrompts: drop, or truncate_right "
                 "for its beginning"
             )
             # An answer without a column of its own is part of the prompt.
-            columns = self.spec.answer_columns(self.given) or (place,)
-            place = columns[lengths.index(answered)]
-            got = f"an answer of {answered} tokens"
-            bad = got, f"longer than spec.data.maxResponseTokens {longest}", allowed
-        if bad:
-            problem = DataProblem(place, *bad)
-            _add(self.errors, problem, candidate.path, candidate.place)
+            columns = self.spec.answer_columns(self.given) or (self.spec.prompt_key,)
+            place, got = columns[lengths.index(answered)], f"an answer of {answered} tokens"
+            why = f"longer than spec.data.maxResponseTokens {longest}"
+            bad = DataProblem(place, got, why, allowed)
+            _add(self.errors, bad, candidate.path, candidate.place)
             return
         row = candidate.row
         kept: tuple[tuple[AnswerPart, ...], ...] = ()
@@ -423,8 +451,14 @@ class Scan:
                 return
         if self.store is not None:
             agent = self.agents.name(row) if self.agents is not None else ""
-            cut = truncate(ids, limit, policy)
-            row = replace(row, index=self.kept, token_ids=cut, agent=agent, answers=kept)
+            row = replace(
+                row,
+                index=self.kept,
+                token_ids=truncate(ids, limit, policy),
+                agent=agent,
+                answers=kept,
+                teacher_token_ids=truncate(taught, of_teacher, policy),
+            )
             self.store.append(row)
         self.kept += 1
         self.good += candidate.row.ground_truth is True

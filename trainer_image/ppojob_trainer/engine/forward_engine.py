@@ -113,7 +113,9 @@ class ForwardEngine:
     def last_states(self, rows: Experience) -> LastStates:
         """What a head is given of a micro-batch, without gradient; all ranks do so together.
 
-        Of ranks that share tokens each has the states in its run; of stages the last one has them.
+        The rows are read as the reference reads them. Of ranks that share tokens each has the
+        states of the trained tokens that it predicts as the policy reads them; of stages the last
+        one has them.
 
         Returns:
             Tensors on the model's device; the weight is whole until `release`.
@@ -127,9 +129,22 @@ class ForwardEngine:
             return ()
 
         self.model.eval()
+        read = rows.as_reference_reads()
         with torch.no_grad():
-            self._forward(rows, keep)
-        return kept[-1]
+            self._forward(read, keep)
+        states = kept[-1]
+        if self._sequence.size == 1 or not rows.teacher_prompts or not self._stage.ranks.is_last:
+            return states
+        # Behind another prompt they lie in the runs of other ranks.
+        places, wanted = self._own_places(read), self._own_places(rows)
+        whole = self._sequence.gathered(states.hidden, places, int(rows.mask.sum()))
+        return states._replace(hidden=whole[wanted])
+
+    def _own_places(self, rows: Experience) -> Tensor:
+        """Which of the trained tokens of a micro-batch this rank predicts; see `PackedRows`."""
+        ranks, shared = self._sequence, self._training.share_prompts
+        packed = pack_rows(rows, share_prompts=shared, multiple=ranks.size)
+        return packed.run(ranks.number, ranks.size).places.to(self.model.device)
 
     def release(self) -> None:
         """Give back what a pass without gradient has left whole of a cut model."""
@@ -151,14 +166,22 @@ class ForwardEngine:
         *,
         at_least: int = 0,
         whole_groups: bool = False,
+        with_reference: bool = False,
     ) -> list[Tensor]:
         """Row numbers of each micro-batch out of `rows`, as many on every rank: empty at the end.
 
-        A forward or backward pass of a cut model needs all ranks.
+        A forward or backward pass of a cut model needs all ranks. The budget is that of the
+        reference's pass too where it computes the same micro-batches.
         """
+        row_groups, prompts = experience.row_groups, experience.prompt_lengths
+        if with_reference and not whole_groups:
+            read = experience.as_reference_reads()
+            row_groups, longest = read.row_groups, read.prompt_lengths
+            longest.scatter_reduce_(0, row_groups, prompts[experience.row_groups], "amax")
+            prompts = longest
         plan = plan_micro_batches(
-            padded_lengths(self.model, experience.prompt_lengths.tolist()),
-            experience.row_groups[rows].tolist(),
+            padded_lengths(self.model, prompts.tolist()),
+            row_groups[rows].tolist(),
             padded_lengths(self.model, experience.lengths[rows].tolist()),
             budget=self._training.micro_batch_tokens * self._sequence.size,
             share_prompts=self._training.share_prompts,

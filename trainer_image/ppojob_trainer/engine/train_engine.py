@@ -146,6 +146,7 @@ class TrainEngine(ForwardEngine):
                 experience,
                 rows[experience.read_by(teacher)[rows]] if heads else rows,
                 whole_groups=whole_groups,
+                with_reference=bool(heads),
             )
         ]
         parts: list[LossParts] = []

@@ -227,6 +227,8 @@ actor/router_z_loss | 1 | mean squared logarithm of the sum of the routers' expo
 actor/kl_loss | nats a token | mean KL to the reference, where the loss holds it
 distillation/loss | nats a token | mean divergence from the teacher, before the updates where it is
     of sampled tokens
+distillation/taught | share | responses whose teacher is shown another, or feedback, with
+    distillation.reprompt
 actor/entropy_coeff | 1 | weight of the entropy bonus, where entropyControl leads it
 actor/kl_coef | 1 | coefficient of the KL term in the loss
 actor/reward_kl_penalty | nats a token | mean KL to the reference, taken off the reward

@@ -95,7 +95,7 @@ class SequenceRanks:
         return whole
 
     def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
-        """Put the values of all ranks together, (n,) at their places of so many: (total,).
+        """Put the values of all ranks together, (n, ...) at their places of so many: (total, ...).
 
         Each place is one rank's. Its gradient is that of the same place at its rank, so all ranks
         compute the same of the result.
@@ -164,7 +164,7 @@ class _Gathered(torch.autograd.Function):
         ctx: Any, values: Tensor, places: Tensor, total: int, group: dist.ProcessGroup
     ) -> Tensor:
         ctx.save_for_backward(places)
-        whole = values.new_zeros(total)
+        whole = values.new_zeros(total, *values.shape[1:])
         whole[places] = values
         dist.all_reduce(whole, group=group)  # a number and zeros: nothing is rounded
         return whole

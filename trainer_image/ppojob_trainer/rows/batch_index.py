@@ -29,6 +29,9 @@ class BatchIndex:
     later_picture_bytes: tuple[int, ...] = ()
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: tuple[int, ...] = ()
+    # (rows,) tokens of what the reference reads in the place of each row's prompt; empty where it
+    # reads the prompts
+    teacher_prompt_lengths: tuple[int, ...] = ()
 
     @property
     def num_groups(self) -> int:
@@ -42,8 +45,12 @@ class BatchIndex:
     @property
     def later_bytes(self) -> tuple[int, ...]:
         """(groups,) bytes of the pictures that all rows of each were shown behind the prompt."""
-        sizes, rows = self.later_picture_bytes, self.samples
-        return tuple(sum(sizes[p * rows : (p + 1) * rows]) for p in range(self.num_groups))
+        return self._of_groups(self.later_picture_bytes)
+
+    @property
+    def teacher_prompt_tokens(self) -> tuple[int, ...]:
+        """(groups,) tokens of what the reference reads in the place of the prompts of its rows."""
+        return self._of_groups(self.teacher_prompt_lengths)
 
     @property
     def response_tokens(self) -> tuple[int, ...]:
@@ -86,6 +93,7 @@ class BatchIndex:
             picture_bytes=_each(self.picture_bytes, parts),
             later_picture_bytes=self.later_picture_bytes,
             teachers=_each(self.teachers, parts),
+            teacher_prompt_lengths=self.teacher_prompt_lengths,
         )
 
     def select(self, positions: Sequence[int]) -> BatchIndex:
@@ -96,13 +104,20 @@ class BatchIndex:
             samples=self.samples,
             owners=tuple(self.owners[p] for p in positions),
             picture_bytes=tuple(self.picture_bytes[p] for p in positions if self.picture_bytes),
-            later_picture_bytes=tuple(
-                size
-                for p in positions
-                for size in self.later_picture_bytes[p * self.samples : (p + 1) * self.samples]
-            ),
+            later_picture_bytes=self._of_rows(self.later_picture_bytes, positions),
             teachers=tuple(self.teachers[p] for p in positions if self.teachers),
+            teacher_prompt_lengths=self._of_rows(self.teacher_prompt_lengths, positions),
         )
+
+    def _of_rows(self, values: tuple[int, ...], positions: Sequence[int]) -> tuple[int, ...]:
+        """Those of the rows of some groups, of values of all rows or none."""
+        return tuple(
+            v for p in positions for v in values[p * self.samples : (p + 1) * self.samples]
+        )
+
+    def _of_groups(self, values: tuple[int, ...]) -> tuple[int, ...]:
+        """(groups,) sums of values of all rows; 0 of none."""
+        return tuple(sum(self._of_rows(values, (p,))) for p in range(self.num_groups))
 
 
 def _each(values: tuple[int, ...], times: int) -> tuple[int, ...]:

@@ -143,23 +143,26 @@ def _moved(
     """The rows that this member needs, by its route."""
     _check_rows(index, route.held, experience)
     prompts = [] if experience is None else experience.prompts
+    taught = [] if experience is None else experience.teacher_prompts
     names = (*ROLLOUT_COLUMNS, *columns)
     sizes = index.picture_bytes or (0,) * index.num_groups
     of_prompts = b"".join([] if experience is None else experience.pictures)
     of_rows = b"".join([] if experience is None else experience.later_pictures)
-    flat_prompts, flat_pictures, flat_later, *arrived = _move(
+    flat_prompts, flat_taught, flat_pictures, flat_later, *arrived = _move(
         link,
         route,
         [
             (_concatenated(prompts, torch.int64), index.prompt_lengths),
+            (_concatenated(taught, torch.int64), index.teacher_prompt_tokens),
             (_as_tensor(of_prompts), sizes),
             (_as_tensor(of_rows), index.later_bytes),
             *((_values(experience, name), _entries(index, name)) for name in names),
         ],
     )
     pictures = _split(flat_pictures, sizes, route.needed) if index.picture_bytes else []
-    of_needed = index.select(route.needed).later_picture_bytes
-    later = torch.split_with_sizes(flat_later, list(of_needed)) if of_needed else ()
+    needed = index.select(route.needed)
+    later = torch.split_with_sizes(flat_later, list(needed.later_picture_bytes))
+    of_teacher = torch.split_with_sizes(flat_taught, list(needed.teacher_prompt_lengths))
     moved: dict[str, Any] = dict(zip(names, arrived, strict=True))
     lengths = [length for p in route.needed for length in index.group_lengths(p)]
     return Experience(
@@ -168,6 +171,7 @@ def _moved(
         lengths=torch.tensor(lengths, dtype=torch.int64),
         pictures=[one.numpy().tobytes() for one in pictures],
         later_pictures=[one.numpy().tobytes() for one in later],
+        teacher_prompts=list(of_teacher),
         **moved,
     )
 

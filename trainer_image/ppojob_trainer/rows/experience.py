@@ -74,6 +74,9 @@ class Experience:
     later_pictures: list[bytes] = field(default_factory=list)
     # (groups,) number of the reference's model that reads each; empty where it has one for all
     teachers: list[int] = field(default_factory=list)
+    # (rows,) token ids of what the reference reads before each response in the place of its
+    # prompt, as in `prompts`; empty where it reads the prompts
+    teacher_prompts: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.context_starts.numel():
@@ -123,6 +126,31 @@ class Experience:
             return torch.ones(self.num_rows, dtype=torch.bool)
         return torch.tensor(self.teachers)[self.row_groups] == teacher
 
+    def as_reference_reads(self) -> Experience:
+        """The same responses as the reference reads them: its prompts, its own routers' choices.
+
+        A group is divided into one for each of the prompts that the reference reads in it.
+        """
+        rows = replace(self, teacher_prompts=[], experts=None, prompt_experts=None)
+        if not self.teacher_prompts:
+            return rows
+        parts: dict[tuple[int, bytes], int] = {}  # the first row of each
+        firsts = [
+            parts.setdefault((group, prompt.numpy().tobytes()), row)
+            for row, (group, prompt) in enumerate(
+                zip(self.row_groups.tolist(), self.teacher_prompts, strict=True)
+            )
+        ]
+        numbers = {row: number for number, row in enumerate(parts.values())}
+        divided = [group for group, _ in parts]
+        return replace(
+            rows,
+            prompts=[self.teacher_prompts[row] for row in numbers],
+            row_groups=torch.tensor([numbers[row] for row in firsts], dtype=torch.int64),
+            pictures=[self.pictures[group] for group in divided if self.pictures],
+            teachers=[self.teachers[group] for group in divided if self.teachers],
+        )
+
     def cut(self, parts: int) -> Experience:
         """The same rows, each group as so many groups of equal rows, one after the other.
 
@@ -170,6 +198,7 @@ class Experience:
             pictures=[self.pictures[group] for group in positions if self.pictures],
             later_pictures=[self.later_pictures[row] for row in rows if self.later_pictures],
             teachers=[self.teachers[group] for group in positions if self.teachers],
+            teacher_prompts=[self.teacher_prompts[row] for row in rows if self.teacher_prompts],
             **columns,
         )
 
@@ -204,12 +233,16 @@ def joined(parts: Sequence[Experience]) -> Experience:
         if any(part.later_pictures for part in parts)
         else [],
         teachers=[one for part in parts for one in part.teachers],
+        teacher_prompts=[one for part in parts for one in part.teacher_prompts],
         **columns,
     )
 
 
 _OTHERS = frozenset(
-    ("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "later_pictures", "teachers")
+    (
+        *("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "later_pictures"),
+        *("teachers", "teacher_prompts"),
+    )
 )
 TOKEN_COLUMNS = tuple(one.name for one in fields(Experience) if one.name not in _OTHERS)
 """Names of the columns with one entry a response token."""

@@ -91,6 +91,7 @@ SCORE_BY_MODEL = Method(
 ACT = Method("act", agents.Act, agents.Acted, callers=GENERATING_ROLES, has_attempt=False)
 """Its callers are not told when the role is started again; each attempt of it can answer."""
 PLACE_ROWS = Method("place_rows", rows.PlaceRows, Nothing)
+REPROMPT = Method("reprompt", rows.Reprompt, rows.Reprompted)
 OPEN_CHANNEL = Method("open_channel", rows.OpenChannel, Nothing)
 MOVE_ROWS = Method("move_rows", rows.MoveRows, Nothing)
 MOVE_COLUMNS = Method("move_columns", rows.MoveColumns, Nothing)

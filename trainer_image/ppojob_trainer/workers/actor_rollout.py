@@ -52,7 +52,13 @@ from ppojob_trainer.rpc.messages.rollout import (
     Recalled,
     SyncWeights,
 )
-from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, WriteRows
+from ppojob_trainer.rpc.messages.rows import (
+    BatchName,
+    PlaceRows,
+    Reprompt,
+    Reprompted,
+    WriteRows,
+)
 from ppojob_trainer.rpc.messages.saving import ExportModel, Saved, SavedFile
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
@@ -70,6 +76,7 @@ from ppojob_trainer.workers.generation import (
 from ppojob_trainer.workers.handover import MadeRows, take_rows
 from ppojob_trainer.workers.model_stages import ModelStages, open_stages
 from ppojob_trainer.workers.rank_start import OWNER, open_role_world
+from ppojob_trainer.workers.reprompting import reprompt
 from ppojob_trainer.workers.reward_model import RewardModelStages, open_reward_model
 from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import (
@@ -116,6 +123,7 @@ class ActorRolloutWorker:
             Route(methods.RECALL, self._recall),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
+            Route(methods.REPROMPT, self._reprompt),
             Route(methods.ADVANTAGES, self._advantages),
             Route(methods.WRITE_ROWS, self._write_rows),
             Route(methods.EXPORT_MODEL, self._export_model),
@@ -234,7 +242,9 @@ class ActorRolloutWorker:
 
     def _place_rows(self, request: PlaceRows) -> Nothing:
         index = batch_index(request.index)
-        if request.origins is None:
+        if request.again:
+            mine = self.stages.rows.mine
+        elif request.origins is None:
             mine = self._rows[TRAIN, 0].experience
         else:
             own = [request.origins[position] for position in index.owned_by(self.rank)]
@@ -242,6 +252,9 @@ class ActorRolloutWorker:
             mine = chosen_rows(rounds, own)
         self.stages.place(index, mine)
         return Nothing()
+
+    def _reprompt(self, request: Reprompt) -> Reprompted:
+        return reprompt(self.generation.spec, self.generation.chat, request, self.stages.rows.mine)
 
     def _advantages(self, request: Advantages) -> Advantaged:
         return add_advantages(self.generation.spec, self.stages.rows, request)

@@ -81,10 +81,11 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         kl = float(row_mean(kl_estimates, mask, lengths)[is_counted].mean())
     corrected, told = _correct(spec, batch)
     kept = mask if corrected is None else corrected.mask
-    trained = _without(kept, given.masked, lengths) if spec.algorithm.mask_truncated else kept
+    masks = spec.algorithm.mask_truncated or given.masked
+    trained = _without(kept, given.masked, lengths) if masks else kept
     weights = None if corrected is None else corrected.weights
-    if spec.algorithm.estimator.has_pairs:
-        kept = trained  # who is left out is in no pair
+    if spec.algorithm.estimator.has_pairs or spec.algorithm.reprompt is not None:
+        kept = trained  # who is left out is in no pair, or was taught nothing
     estimated = _estimate(spec, batch, rewards, given, kept, weights)
     if spec.algorithm.estimator.has_pairs:
         trained = trained & (estimated.advantages != 0)

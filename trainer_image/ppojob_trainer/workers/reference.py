@@ -51,7 +51,7 @@ class Reference:
 
     def predict(self, rows: Experience) -> TokenOutputs:
         """Log-probabilities of the tokens of rows; all ranks call it together."""
-        return self.engine.predict(rows)
+        return self.engine.predict(rows.as_reference_reads())
 
     def last_states(self, _number: int, rows: Experience) -> LastStates:
         """Those of a micro-batch, by the only model; see `ForwardEngine`."""

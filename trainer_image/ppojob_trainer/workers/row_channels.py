@@ -131,4 +131,5 @@ def batch_index(index: RowIndex) -> BatchIndex:
         picture_bytes=tuple(index.picture_bytes),
         later_picture_bytes=tuple(index.later_picture_bytes),
         teachers=tuple(index.teachers),
+        teacher_prompt_lengths=tuple(index.teacher_prompt_lengths),
     )

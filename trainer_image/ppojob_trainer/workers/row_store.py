@@ -96,6 +96,12 @@ def own_rows(
         context_starts=column((t.context_starts for t in trajectories), torch.bool),
         turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
         pictures=shown if any(shown := [prompt.pictures for prompt in prompts]) else [],
+        teacher_prompts=[
+            torch.tensor(prompt.teacher_tokens, dtype=torch.int64)
+            for prompt in prompts
+            for _ in range(samples)
+            if prompt.teacher_tokens
+        ],
         later_pictures=later
         if any(later := [packed_later(trajectory.pictures) for trajectory in trajectories])
         else [],

@@ -1,6 +1,5 @@
 """The models in training, and what a step asks of them: the policy and the critic."""
 
-from dataclasses import replace
 from functools import partial
 
 from transformers import PreTrainedModel
@@ -154,8 +153,7 @@ class Policy:
         if own is not None:
             divergence = Divergence(own.divergence, own.beta)
         head = PolicyHead.of_updates(self._spec)
-        by_itself = replace(rows, experts=None, prompt_experts=None)
-        return HeadWithKl(head, reference.last_states(number, by_itself), divergence)
+        return HeadWithKl(head, reference.last_states(number, rows), divergence)
 
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:

@@ -28,6 +28,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
         interaction: who answers the model; None where the row names nobody.
         agent: that makes its rows; empty where rows are no conversations.
         pictures: that it shows, as `data.pictures.packed` has them.
+        teacher_tokens: what the reference reads in its place; empty where it reads the prompt.
     """
 
     prompt: int
@@ -37,6 +38,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
     interaction: Interaction | None = None
     agent: str = ""
     pictures: bytes = b""
+    teacher_tokens: list[int] = []
 
 
 class Conversations(msgspec.Struct, frozen=True):

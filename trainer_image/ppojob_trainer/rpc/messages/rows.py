@@ -32,6 +32,8 @@ class RowIndex(msgspec.Struct, frozen=True):
         picture_bytes: (prompts,) of the pictures of each, as one value; empty where none has any.
         later_picture_bytes: (rows,) of those that each was shown behind its prompt, likewise.
         teachers: (prompts,) number of the reference's model that reads each; empty for one model.
+        teacher_prompt_lengths: (rows,) tokens of what the reference reads in the place of the
+            prompt of each; empty where it reads the prompts.
     """
 
     prompt_lengths: list[int]
@@ -41,6 +43,7 @@ class RowIndex(msgspec.Struct, frozen=True):
     picture_bytes: list[int] = []
     later_picture_bytes: list[int] = []
     teachers: list[int] = []
+    teacher_prompt_lengths: list[int] = []
 
 
 class PlaceRows(msgspec.Struct, frozen=True):
@@ -48,10 +51,35 @@ class PlaceRows(msgspec.Struct, frozen=True):
 
     Attributes:
         origins: (prompts,) round and position in it of each prompt; None: those of the one round.
+        again: they are placed already, and the index is another one of them.
     """
 
     index: RowIndex
     origins: list[tuple[int, int]] | None = None
+    again: bool = False
+
+
+class Reprompt(msgspec.Struct, frozen=True):
+    """Make of placed rows what the teacher reads before each; see `distillation.reprompt`.
+
+    Attributes:
+        prompts: JSON of the prompts of this rank, messages or text.
+        succeeded: its rows that others may be shown, counted among its own.
+        feedback: (rows,) what was said of each; empty for nothing.
+        began: what chat templates tell as the time, as in prompts: unix seconds.
+    """
+
+    prompts: list[bytes]
+    succeeded: list[int]
+    feedback: list[str]
+    began: float
+
+
+class Reprompted(msgspec.Struct, frozen=True):
+    """What was made: the tokens of each row's prompt, and which rows have one."""
+
+    tokens: list[int]
+    taught: list[int]
 
 
 class OpenChannel(msgspec.Struct, frozen=True):

@@ -1,0 +1,85 @@
+"""Makes what a teacher reads before each row: its prompt, and a good response of its group."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import torch
+
+from ppojob_api.v1alpha1.estimators import RepromptSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.data.chat import ChatTokenizer, Told
+from ppojob_trainer.data.prompt_store import Prompt
+from ppojob_trainer.data.template_renderer import BadChatTemplate
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rpc.messages.rows import Reprompt, Reprompted
+
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+def reprompt(
+    spec: PPOJobSpec, chat: ChatTokenizer, request: Reprompt, rows: Experience
+) -> Reprompted:
+    """Give rows the prompts of their teacher (SDPO: arXiv:2601.20802).
+
+    The teacher of a row is shown the first other response of its group that succeeded, and what was
+    said of the row; where that is too long, the next one. A row without either is not trained on,
+    and its teacher reads the policy's prompt.
+    """
+    settings = spec.algorithm.reprompt
+    assert settings is not None, "a job without it asks for no prompts"
+    chat.tell_time(request.began)
+    prompts: list[Prompt] = [msgspec.json.decode(prompt) for prompt in request.prompts]
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    groups, good = rows.row_groups.tolist(), dict[int, dict[int, str]]()
+    for row in request.succeeded:
+        good.setdefault(groups[row], {})[row] = chat.decode(responses[row].tolist())
+    left = {}
+    for row, group in enumerate(groups):
+        others = [text for other, text in good.get(group, {}).items() if other != row]
+        left[row] = _prompts(settings, prompts[group], others, request.feedback[row])
+    found = _first_that_fits(spec, chat, left)
+    is_taught = torch.tensor([row in found for row in range(len(groups))], dtype=torch.bool)
+    rows.teacher_prompts = [
+        torch.tensor(found[row], dtype=torch.int64) if row in found else rows.prompts[group]
+        for row, group in enumerate(groups)
+    ]
+    rows.update_mask = rows.mask & is_taught.repeat_interleave(rows.lengths)
+    return Reprompted([len(prompt) for prompt in rows.teacher_prompts], sorted(found))
+
+
+def _first_that_fits(
+    spec: PPOJobSpec, chat: ChatTokenizer, left: dict[int, Iterator[Prompt]]
+) -> dict[int, list[int]]:
+    """The tokens of the first prompt of each row that is not too long, of those that have one."""
+    limit = spec.data.max_teacher_prompt_tokens
+    assert limit is not None, "a resolved configuration says how long they may be"
+    found: dict[int, list[int]] = {}
+    while left:
+        asked = {row: prompt for row, options in left.items() if (prompt := next(options, None))}
+        told = [Told(spec.data.apply_chat_template_kwargs, ())] * len(asked)
+        encoded = chat.encode_prompts([*asked.values()], told)
+        for row, tokens in zip(asked, encoded, strict=True):
+            if isinstance(tokens, BadChatTemplate):
+                raise tokens
+            if len(tokens) <= limit:
+                found[row] = tokens
+        left = {row: left[row] for row in asked if row not in found}
+    return found
+
+
+def _prompts(
+    settings: RepromptSpec, prompt: Prompt, solutions: Sequence[str], feedback: str
+) -> Iterator[Prompt]:
+    """What the teacher may be shown of a row, the best first."""
+    said = _filled(settings.feedback_template, feedback=feedback) if feedback else ""
+    shown = [_filled(settings.solution_template, response=text) for text in solutions]
+    for solution in [*shown, ""] if said else shown:
+        asked = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+        text = _filled(settings.template, prompt=asked, solution=solution, feedback=said)
+        yield text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
+
+
+def _filled(template: str, **texts: str) -> str:
+    """A template with texts at their names; other braces stay."""
+    return _PLACE.sub(lambda place: texts.get(place[1], place[0]), template)
