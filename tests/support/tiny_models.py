@@ -107,7 +107,7 @@ WIDE_HEADS = {
 }
 """The same of heads of 32, as vLLM on the CPU wants them."""
 PATCH = 4
-PICTURE = "~"
+PICTURE, VIDEO = "~", "^"
 MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]")
 """Tokens around pictures."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
@@ -133,11 +133,12 @@ TEMPLATE = (
 )
 
 SEEING_TEMPLATE = TEMPLATE.replace(
-    "m['content']",
-    "(m['content'] if m['content'] is string else m['content']"
-    " | map(attribute='text', default='~') | join)",
+    " + m['content'] + ",
+    " }}{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"
+    "{{ p.text if 'text' in p else '^' if p.type == 'video' else '~' }}"
+    "{% endfor %}{% endif %}{{ ",
 )
-"""The same where a part of a content may be a picture."""
+"""The same where a part of a content may be a picture, or a video."""
 
 
 def make_model(

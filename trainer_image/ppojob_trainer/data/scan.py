@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data import pictures
+from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
-from ppojob_trainer.data.columns import BadCell, pictures_of, read_row
+from ppojob_trainer.data.columns import SHOWN, BadCell, read_row, shown_by
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
     Demonstrations,
@@ -254,26 +254,39 @@ class Scan:
     def _seeing(
         self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]
     ) -> tuple[PromptRow, Sequence[bytes]]:
-        """A row with the pictures that its prompt shows, and those behind it."""
-        if not self._asked["sees_pictures"]:
+        """A row with what its prompt shows, and the pictures behind it."""
+        form = self.chat.pictures
+        if form is None or not self._asked["sees_pictures"]:
             return row, ()
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
-        cell = cells.get(pictures.COLUMN)
-        if cell and self.given != "sft" and pictures.marks(later):
-            got, why = f"{pictures.MARK} behind an answer", f"not in this version with {self.given}"
-            allowed = "pictures in front of the first turn of the assistant"
-            raise BadCell(self.spec.prompt_key, got, why, allowed)
-        files = pictures_of(cell, row.prompt, self.spec, self.chat.pictures, later)
-        if not files:
+        self._check_later(cells, pictures.marks(later))
+        marks = shown_by(cells, row.prompt, self.spec, form, later)
+        if not marks:
             return row, ()
         if why := self.chat.blind(row.data_source):
-            raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
+            column = next(name for name in SHOWN if cells.get(name))
+            raise BadCell(column, "pictures", why, "rows without this column")
+        files = [file for of_mark in marks for file in of_mark]
         size = sum(map(len, files))
         if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
             why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
-        count = len(files) - pictures.marks(later)
+        behind = pictures.marks(later) if cells.get(pictures.COLUMN) else []
+        count = len(files) - behind.count(pictures.MARK)
         return replace(row, pictures=pictures.packed(files[:count])), files[count:]
+
+    def _check_later(self, cells: Row, marked: Collection[str]) -> None:
+        """Refuse what is not shown behind an answer: videos, and but for sft pictures too."""
+        for column, mark in SHOWN.items():
+            if (
+                cells.get(column)
+                and mark in marked
+                and (mark, self.given) != (pictures.MARK, "sft")
+            ):
+                kind = "pictures" if mark == pictures.MARK else "videos"
+                got, why = f"{mark} behind an answer", f"not in this version with {self.given}"
+                allowed = f"{kind} in front of the first turn of the assistant"
+                raise BadCell(self.spec.prompt_key, got, why, allowed)
 
     def _told(self, cells: Row, row: PromptRow) -> Told:
         """What the chat template sees of a row beside its messages."""
@@ -326,8 +339,14 @@ class Scan:
                 self.shown.update(hashlib.sha256(files).digest())
         if form is None or not held:
             return ids
-        if ids.count(form.token) != len(pictures.unpacked(held)):
-            told = f"it gives {ids.count(form.token)} tokens {form.token}, of a picture each"
+        wanted = [token for token, _ in form.marks(held)]
+        written = [one for one in ids if one in {*wanted}]
+        if written != wanted:
+            counts = (
+                f"{written.count(one)} tokens {one} for {wanted.count(one)}"
+                for one in dict.fromkeys(wanted)
+            )
+            told = f"it gives {' and '.join(counts)} pictures or clips of videos"
             raise BadChatTemplate(told, told)
         return form.expanded(ids, held)
 
@@ -343,10 +362,6 @@ class Scan:
         whole = row.prompt
         if not isinstance(whole, str):
             whole = [*whole, *(dict(said) for answer in candidate.answers for said in answer)]
-        unseen = set(candidate.columns)
-        if self._asked["sees_pictures"]:  # a mark in a row without pictures is text
-            has_some = row.pictures or candidate.later
-            unseen = unseen - {pictures.COLUMN} if has_some else unseen | {pictures.COLUMN}
         found = (
             (self.errors, self._other_kind(candidate)),
             (self.errors, unrewarded(row, self.rewards, self.spec)),
@@ -356,11 +371,22 @@ class Scan:
             (self.warnings, truthless(row, self.spec) if may_need_truth else None),
             (self.warnings, untaken_kwargs(row.extra_info, tools)),
             (self.warnings, with_control_token(whole, control, self.spec)),
-            (self.warnings, with_unseen_media(whole, unseen, self.spec)),
+            (self.warnings, with_unseen_media(whole, self._unseen(candidate), self.spec)),
         )
         for findings, bad in found:
             if bad is not None:
                 _add(findings, bad, candidate.path, candidate.place)
+
+    def _unseen(self, candidate: _Candidate) -> set[str]:
+        """Columns of media of which the row shows the model nothing."""
+        form = self.chat.pictures
+        if form is None or not self._asked["sees_pictures"]:
+            return set(candidate.columns)
+        files = [*pictures.unpacked(candidate.row.pictures), *candidate.later]
+        kinds = {videos.COLUMN if videos.clip_of(one) else pictures.COLUMN for one in files}
+        # A mark in a row without pictures is text.
+        marked = {pictures.COLUMN} if form.video is None else {*SHOWN}
+        return ({*candidate.columns} | marked) - kinds
 
     def _other_kind(self, candidate: _Candidate) -> DataProblem | None:
         """Say that a prompt is text where the first one is messages, or the other way round."""

@@ -1,0 +1,65 @@
+"""Videos of rows out of cells, as clips of frames that are as large as models see them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from ppojob_trainer.data.picture_cells import AS_IT_IS, BadPicture, read_file, wanted_of
+from ppojob_trainer.data.picture_forms import PictureForm, Wanted
+from ppojob_trainer.data.pictures import encoded, opened
+from ppojob_trainer.data.smart_resize import smart_resize
+from ppojob_trainer.data.video_files import FPS, MOST_FRAMES, Frames, decoded, number_of
+from ppojob_trainer.data.videos import packed_clip
+
+_LEAST_TOKENS, _MOST_TOKENS = 128, 768
+"""Of a frame, where a row or a job wants another size: as qwen-vl-utils has it."""
+_UNREAD: Final = ("video_start", "video_end", "total_pixels", "raw_fps")
+"""What qwen-vl-utils reads besides."""
+
+
+def read_videos(cell: object, form: PictureForm, wanted: Wanted = AS_IT_IS) -> list[list[bytes]]:
+    """The clips of each video of a cell: a list of structs, or one, as verl's rows have them.
+
+    Its frames are as large as is wanted, and as their struct says, by qwen-vl-utils' names.
+
+    Raises:
+        BadPicture: something is none, or cannot be read; or the model takes no videos.
+    """
+    cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
+    if cells and form.video is None:
+        allowed = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5, or rows without this column"
+        raise BadPicture(f"{len(cells)} videos", "this model is shown none", allowed)
+    return [_clips(one, form, wanted) for one in cells]
+
+
+def _clips(cell: object, form: PictureForm, all_want: Wanted) -> list[bytes]:
+    video = form.video
+    assert video is not None
+    told = cell if isinstance(cell, Mapping) else {"video": cell}
+    if unread := next((key for key in _UNREAD if told.get(key) is not None), None):
+        raise BadPicture(unread, "not in this version", "the whole video, or frames of a part")
+    wanted, content = wanted_of(told, all_want), told.get("video")
+    frames = _listed(content, told) if isinstance(content, list) else decoded(content, told)
+    size = opened(frames.files[0]).size
+    own = size
+    if wanted != AS_IT_IS:
+        pixels = video.unit**2
+        limits = wanted.least or _LEAST_TOKENS * pixels, wanted.most or _MOST_TOKENS * pixels
+        own = smart_resize(*(wanted.sides or size), video.unit, limits[0], max(limits))
+    own = video.sides_of(len(frames.files), *own)
+    files = list(frames.files)
+    if own != size:
+        files = [encoded(opened(file).resize(own)) for file in files]
+    return [packed_clip(one) for one in video.clips(files, frames.seconds, frames.fps)]
+
+
+def _listed(content: list[object], told: Mapping[object, object]) -> Frames:
+    """Frames that the cell has as pictures."""
+    if not 2 <= len(content) <= MOST_FRAMES:
+        raise BadPicture(f"{len(content)} frames", "no video", f"2 to {MOST_FRAMES} pictures")
+    files = [read_file(one) for one in content]
+    sizes = {opened(file).size for file in files}
+    if len(sizes) > 1:
+        got = " and ".join(f"{width} by {height}" for width, height in sorted(sizes)[:2])
+        raise BadPicture(got, "frames of a video have one size", "frames of the same size")
+    fps = number_of(told, "sample_fps", number_of(told, "fps", FPS))
+    return Frames(files, [number / fps for number in range(len(files))], fps)

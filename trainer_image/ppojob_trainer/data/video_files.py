@@ -1,0 +1,119 @@
+"""Frames of video files, by the OpenCV that vLLM brings. Loads no torch.
+
+Source of the numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `smart_nframes` and
+`_read_video_torchvision`, by which verl reads videos.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image
+
+from ppojob_api.problem import shown
+from ppojob_trainer.data.picture_cells import BadPicture
+from ppojob_trainer.data.pictures import encoded
+
+FPS: Final = 2.0
+MOST_FRAMES: Final = 768
+_LEAST_FRAMES, _FACTOR = 4, 2
+_ALLOWED: Final = "a list of pictures, or a video file that OpenCV reads"
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Frames of a video that models are shown.
+
+    Attributes:
+        files: encoded, of one size.
+        seconds: when each is seen.
+        fps: how many a second has, on average.
+    """
+
+    files: Sequence[bytes]
+    seconds: Sequence[float]
+    fps: float
+
+
+def number_of(told: Mapping[object, object], key: str, usual: float) -> float:
+    """What the struct of a video says of its frames.
+
+    Raises:
+        BadPicture: it is no number, or one that no video has.
+    """
+    said = told.get(key)
+    if said is None:
+        return usual
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 < said <= 10_000:
+        why = f"{key} says which frames of a video are seen"
+        raise BadPicture(shown(said), why, "a number above 0, up to 10000")
+    return float(said)
+
+
+def decoded(content: object, told: Mapping[object, object]) -> Frames:
+    """Some frames of a file, at equal distances: those of its path, or of its bytes.
+
+    Raises:
+        BadPicture: it cannot be read, or has too few frames.
+    """
+    if isinstance(content, bytes):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            return _read(Path(file.name), "bytes of a video", told)
+    if not isinstance(content, str):
+        raise BadPicture(type(content).__name__, "it is no video", _ALLOWED)
+    path = content.removeprefix("file://")
+    if not Path(path).is_file():
+        raise BadPicture(shown(content), "no such file", _ALLOWED)
+    return _read(Path(path), shown(content), told)
+
+
+def _read(path: Path, named: str, told: Mapping[object, object]) -> Frames:
+    import cv2
+
+    video = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
+    try:
+        total = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
+        rate = video.get(cv2.CAP_PROP_FPS)
+        if total < _FACTOR or not rate > 0:
+            raise BadPicture(named, f"{max(total, 0)} frames can be read of it", _ALLOWED)
+        count = _count(total, rate, told)
+        if not _FACTOR <= count <= total:
+            why = f"{count} frames are asked for, and it has {total}"
+            raise BadPicture(named, why, "nframes, fps or max_frames for 2 frames at least")
+        places = np.linspace(0, total - 1, count).round().astype(int).tolist()
+        files = [encoded(frame) for frame in _frames(video, places)]
+    finally:
+        video.release()
+    if len(files) < count:
+        why = f"it breaks off: {len(files)} of {count} frames can be read"
+        raise BadPicture(named, why, "a whole video")
+    return Frames(files, [place / rate for place in places], count / total * rate)
+
+
+def _frames(video: Any, places: Sequence[int]) -> Iterator[Image.Image]:
+    """Frames of these places, from the first to the last, until the video ends."""
+    at = -1
+    for place in places:
+        while at < place:
+            if not video.grab():
+                return
+            at += 1
+        is_read, pixels = video.retrieve()
+        if not is_read:
+            return
+        yield Image.fromarray(pixels[:, :, ::-1].copy())
+
+
+def _count(total: int, rate: float, told: Mapping[object, object]) -> int:
+    """How many frames are shown."""
+    if told.get("nframes") is not None:
+        return round(number_of(told, "nframes", 0) / _FACTOR) * _FACTOR
+    least = -(-number_of(told, "min_frames", _LEAST_FRAMES) // _FACTOR) * _FACTOR
+    most = number_of(told, "max_frames", min(MOST_FRAMES, total)) // _FACTOR * _FACTOR
+    wanted = total / rate * number_of(told, "fps", FPS)
+    return int(min(max(wanted, least), most, total) // _FACTOR) * _FACTOR
