@@ -18,6 +18,7 @@ from tiny_models import (
     SIZES,
     TWO_LAYERS,
     VIDEO,
+    VIDEO_TEMPLATE,
     WIDE_HEADS,
     ZOOMS,
     draw_corrections,
@@ -116,7 +117,7 @@ def save_seeing_policy(folder: Path, kind: str, dropout: float) -> None:
     if kind == "seeing_caller":
         names += ZOOMS
     save_seeing_model(folder, model_class, vocab_size=len(names), **changes)
-    save_tokenizer(folder, template=SEEING_TEMPLATE, names=names)
+    save_tokenizer(folder, template=VIDEO_TEMPLATE, names=names)
 
 
 def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:

@@ -133,12 +133,19 @@ TEMPLATE = (
 )
 
 SEEING_TEMPLATE = TEMPLATE.replace(
+    "m['content']",
+    "(m['content'] if m['content'] is string else m['content']"
+    " | map(attribute='text', default='~') | join)",
+)
+"""The same where a part of a content may be a picture."""
+
+VIDEO_TEMPLATE = TEMPLATE.replace(
     " + m['content'] + ",
     " }}{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"
     "{{ p.text if 'text' in p else '^' if p.type == 'video' else '~' }}"
     "{% endfor %}{% endif %}{{ ",
 )
-"""The same where a part of a content may be a picture, or a video."""
+"""The same where it may be a video, too."""
 
 
 def make_model(

@@ -49,7 +49,7 @@ def form_of(folder: Path) -> PictureForm:
 def shown_by(form: PictureForm) -> list[tuple[list[int], bytes]]:
     """Prompts of two videos, of a picture and a video of three frames, and of nothing."""
     cells = [frames_of(4, (24, 16)), frames_of(4, (16, 32), 1), frames_of(3, (25, 33), 2)]
-    videos = read_videos([{"video": one, "fps": FPS} for one in cells], form)
+    videos = read_videos([{"video": one, "fps": FPS, "min_pixels": 1} for one in cells], form)
     drawn = noise(1, (40, 20))
 
     def marks(clips: list[bytes]) -> list[int]:

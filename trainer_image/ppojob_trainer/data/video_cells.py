@@ -1,5 +1,10 @@
-"""Videos of rows out of cells, as clips of frames that are as large as models see them."""
+"""Videos of rows out of cells, as clips of frames that are as large as models see them.
 
+Source of names and numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `fetch_video`, by which verl
+reads videos.
+"""
+
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -8,10 +13,13 @@ from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.pictures import encoded, opened
 from ppojob_trainer.data.smart_resize import smart_resize
 from ppojob_trainer.data.video_files import FPS, MOST_FRAMES, Frames, decoded, number_of
+from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import packed_clip
 
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
-"""Of a frame, where a row or a job wants another size: as qwen-vl-utils has it."""
+"""Of a frame, where its row and the job say nothing else."""
+_ALL_TOKENS: Final = 128_000 * 0.9
+"""Of a video, shared by its frames."""
 _UNREAD: Final = ("video_start", "video_end", "total_pixels", "raw_fps")
 """What qwen-vl-utils reads besides."""
 
@@ -39,17 +47,24 @@ def _clips(cell: object, form: PictureForm, all_want: Wanted) -> list[bytes]:
         raise BadPicture(unread, "not in this version", "the whole video, or frames of a part")
     wanted, content = wanted_of(told, all_want), told.get("video")
     frames = _listed(content, told) if isinstance(content, list) else decoded(content, told)
-    size = opened(frames.files[0]).size
-    own = size
-    if wanted != AS_IT_IS:
-        pixels = video.unit**2
-        limits = wanted.least or _LEAST_TOKENS * pixels, wanted.most or _MOST_TOKENS * pixels
-        own = smart_resize(*(wanted.sides or size), video.unit, limits[0], max(limits))
-    own = video.sides_of(len(frames.files), *own)
+    size, count = opened(frames.files[0]).size, len(frames.files)
+    own = video.sides_of(count, *_sides(size, count, video, wanted))
     files = list(frames.files)
     if own != size:
         files = [encoded(opened(file).resize(own)) for file in files]
     return [packed_clip(one) for one in video.clips(files, frames.seconds, frames.fps)]
+
+
+def _sides(size: tuple[int, int], count: int, video: VideoForm, wanted: Wanted) -> tuple[int, int]:
+    """Of frames before the model's processor sees them."""
+    if wanted.sides:
+        return smart_resize(*wanted.sides, video.unit, 0, math.inf)
+    pixels = video.unit**2
+    least = wanted.least or _LEAST_TOKENS * pixels
+    each = min(_MOST_TOKENS * pixels, _ALL_TOKENS * pixels / count * video.frames)
+    most = max(each, int(least * 1.05))
+    most = min(most, wanted.most or most)
+    return smart_resize(*size, video.unit, min(least, most), most)
 
 
 def _listed(content: list[object], told: Mapping[object, object]) -> Frames:
