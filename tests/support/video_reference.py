@@ -17,7 +17,8 @@ from tiny_models import NAMES, PATCH, PICTURE, VIDEO, noise
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppojob_trainer.data.pictures import opened, unpacked
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import opened, packed, unpacked
 from ppojob_trainer.data.videos import clip_of
 
 FPS = 2.0
@@ -45,6 +46,13 @@ _PATCHIFY = own_function("qwen2_vl/video_processing_qwen2_vl.py", "patchify")
 def frames_of(count: int, size: tuple[int, int], seed: int = 0) -> list[bytes]:
     """A video of noise."""
     return [noise(seed * 100 + n, size) for n in range(count)]
+
+
+def marks_of(form: PictureForm, clips: Sequence[bytes]) -> list[int]:
+    """What a template writes for a video: its token, or that of each clip behind its time."""
+    begins = len(form.marks(packed(clips)))
+    token = NAMES.index(VIDEO)
+    return [token] if begins == 1 else [one for n in range(begins) for one in (20 + n, token)]
 
 
 def videos_in(files: Sequence[bytes]) -> list[list[Image.Image]]:

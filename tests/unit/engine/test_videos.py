@@ -15,7 +15,7 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
-from video_reference import FPS, frames_of, whole_logprobs_of_videos
+from video_reference import FPS, frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.data.pictures import packed
@@ -51,16 +51,10 @@ def shown_by(form: PictureForm) -> list[tuple[list[int], bytes]]:
     cells = [frames_of(4, (24, 16)), frames_of(4, (16, 32), 1), frames_of(3, (25, 33), 2)]
     videos = read_videos([{"video": one, "fps": FPS, "min_pixels": 1} for one in cells], form)
     drawn = noise(1, (40, 20))
-
-    def marks(clips: list[bytes]) -> list[int]:
-        """A token of the video, or of each clip, behind its time in text."""
-        begins = len(form.marks(packed(clips)))
-        return [CLIP] if begins == 1 else [one for n in range(begins) for one in (20 + n, CLIP)]
-
     first, second, third = videos
     return [
-        ([5, *marks(first), 7, *marks(second), 9], packed([*first, *second])),
-        ([TOKEN, 6, *marks(third), 8], packed([drawn, *third])),
+        ([5, *marks_of(form, first), 7, *marks_of(form, second), 9], packed([*first, *second])),
+        ([TOKEN, 6, *marks_of(form, third), 8], packed([drawn, *third])),
         ([10, 11, 12], b""),
     ]
 
