@@ -267,7 +267,7 @@ class Scan:
             column = next(name for name in SHOWN if cells.get(name))
             raise BadCell(column, "pictures", why, "rows without this column")
         files = [file for of_mark in marks for file in of_mark]
-        size = sum(map(len, files))
+        size = sum(len(file) for file in files if videos.clip_of(file) is None)
         if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
             why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
