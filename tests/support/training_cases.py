@@ -153,7 +153,9 @@ CASES = {
     "pictures_of_glm": Case(  # no gradient comes to a part of its keys' biases
         (0, 1, 0, 1, 1), 60, model="seeing_glm", recompute=True, seeing=True, optimizer=SGD
     ),
-    "pictures_in_lines": Case((0, 1, 0, 1, 0), budget=60, model="seeing_lines", seeing=True),
+    "pictures_in_lines": Case(
+        (0, 1, 0, 1, 0), 60, model="seeing_lines", recompute=True, seeing=True
+    ),
     "pictures_in_tiles": Case((0, 1, 0, 1, 0), budget=60, model="seeing_tiles", seeing=True),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),

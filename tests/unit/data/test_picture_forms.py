@@ -69,24 +69,27 @@ PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=PROCESSORS)
-def made(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[PictureForm, Any]:
-    """The form that a folder has, and transformers' processor of it."""
-    kind, processor_of = PROCESSORS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    save_seeing_model(folder, kind)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of each kind."""
+    found = {name: tmp_path_factory.mktemp(name) for name in PROCESSORS}
+    for name, (kind, _) in PROCESSORS.items():
+        save_seeing_model(found[name], kind)
+    return found
+
+
+def form_of(folder: Path) -> PictureForm:
     form = PictureForm.read(folder)
     assert form is not None
-    return form, processor_of(folder)
+    return form
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_a_prompt_has_the_tokens_of_the_processor(
-    made: tuple[PictureForm, Any], size: tuple[int, int]
+    folders: dict[str, Path], name: str, size: tuple[int, int]
 ) -> None:
-    form, processor = made
+    form, processor = form_of(folders[name]), PROCESSORS[name][1](folders[name])
     shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{PICTURE}b{PICTURE}c"
     told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
     ids = form.expanded(processor.tokenizer.encode(text), packed(shown))
@@ -102,12 +105,9 @@ def test_a_prompt_has_the_tokens_of_the_processor(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_lines_are_as_large_as_is_wanted(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_lines_are_as_large_as_is_wanted(folders: dict[str, Path], size: tuple[int, int]) -> None:
     """Up to a token of a side, within what the processor makes of it."""
-    save_seeing_model(tmp_path, Mistral3ForConditionalGeneration)
-    form = PictureForm.read(tmp_path)
-    assert form is not None
-    unit = 2 * PATCH
+    form, unit = form_of(folders["mistral"]), 2 * PATCH
     width, height = form.sides(form.fitted(picture("red", size), Wanted(most=8 * unit**2)))
     assert (width - unit) * (height - unit) <= 8 * unit**2
     width, height = form.sides(form.fitted(picture("red", size), Wanted(least=8 * unit**2)))
@@ -115,12 +115,16 @@ def test_lines_are_as_large_as_is_wanted(tmp_path: Path, size: tuple[int, int]) 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_tiles_are_bounded_by_pixels(tmp_path: Path, size: tuple[int, int]) -> None:
-    save_seeing_model(tmp_path, InternVLForConditionalGeneration)
-    form = PictureForm.read(tmp_path)
-    assert form is not None
-    file = picture("red", size)
+def test_tiles_are_bounded_by_pixels(folders: dict[str, Path], size: tuple[int, int]) -> None:
+    form, file = form_of(folders["internvl"]), picture("red", size)
     few = form.fitted(file, Wanted(most=2 * TILE**2))
     assert math.prod(form.sides(few)) <= 2 * TILE**2
     assert form.sides(few) == opened(few).size or few == file
     assert form.fitted(file, Wanted(most=10**6)) == file
+
+
+def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Path) -> None:
+    for kind, _ in PROCESSORS.values():
+        save_seeing_model(tmp_path, kind)
+        (tmp_path / "tokenizer.json").write_text('{"added_tokens": []}')
+        assert PictureForm.read(tmp_path) is None

@@ -9,6 +9,7 @@ from engine_phase import generate
 from padded_reference import (
     as_in_files,
     gradients,
+    pixels_of,
     processor_of,
     relative_difference,
     whole_logits,
@@ -173,16 +174,18 @@ def test_the_engine_draws_what_the_whole_model_would(
     assert drawn[4].logprobs != drawn[6].logprobs
 
 
-@pytest.mark.parametrize("shown", [[], [picture("green", (9, 35))]])
+@pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
+@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-2:]])
 def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
-    tmp_path: Path, shown: list[bytes]
+    tmp_path: Path, model_class: type[PreTrainedModel], shown: list[bytes]
 ) -> None:
     """A later turn, whose tokens may be that of a picture, which it drew."""
-    save_seeing_model(tmp_path, tie_word_embeddings=True)
+    save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     prompt, before = tuple(form.expanded(PROMPTS[0], PICTURES[0])), (9, TOKEN, 7, TOKEN)
-    before += tuple(form.expanded([TOKEN], packed(shown))) if shown else ()
-    later = [LaterPicture(4, one) for one in shown]
+    behind = form.expanded([TOKEN], packed(shown)) if shown else []
+    later = [LaterPicture(len(before) + behind.index(TOKEN), one) for one in shown]
+    before += tuple(behind)
     give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=5)
@@ -212,7 +215,7 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_class", FAMILIES[:-2])
+@pytest.mark.parametrize("model_class", FAMILIES)
 def test_angles_of_a_tower_are_not_rounded(
     tmp_path: Path, model_class: type[PreTrainedModel]
 ) -> None:
@@ -221,13 +224,14 @@ def test_angles_of_a_tower_are_not_rounded(
     give_tower(model, tmp_path, torch.bfloat16, torch.device("cpu"))
     tower = tower_of(model)
     assert tower is not None
-    (seen,) = tower.seen([picture("red")])
+    (seen,) = tower.seen([noise(1)])
     with torch.no_grad():
-        whole = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16).model.visual
-        pixels = processor_of(tmp_path)(images=[opened(picture("red"))], return_tensors="pt")
-        told = whole(pixels["pixel_values"].bfloat16(), grid_thw=pixels["image_grid_thw"])
-    wanted = [told.pooler_output, *getattr(told, "deepstack_features", ())]
-    assert torch.equal(seen, torch.cat(wanted, dim=-1))
+        whole = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        pixels = pixels_of(tmp_path, [noise(1)])
+        pixels["pixel_values"] = pixels["pixel_values"].bfloat16()
+        told = whole.get_image_features(**pixels)
+    wanted = [told.pooler_output, *(getattr(told, "deepstack_features", None) or ())]
+    assert torch.equal(seen, torch.cat([torch.cat(list(one)) for one in wanted], dim=-1))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class PictureForm(ABC):
         name = str(processor.get("image_processor_type", _QWEN)) if processor else ""
         known = next((one for one in _KINDS if name.startswith(one)), None)
         is_last = config.get("vision_feature_layer", -1) == -1
-        if known is None or "vision_config" not in config or not is_last:
+        if known is None or not isinstance(config.get("vision_config"), dict) or not is_last:
             return None
         return _KINDS[known](known, config, processor, folder)
 
@@ -293,8 +293,8 @@ class Tiles(PictureForm):
         begin, end = marks.get("<img>"), marks.get("</img>")
         if not isinstance(token, int) or begin is None or end is None:
             return None
-        size = processor.get("size") or {"width": _TILE, "height": _TILE}
-        tile = size["width"], size["height"]
+        size = processor.get("size") or {}
+        tile = size.get("width", _TILE), size.get("height", _TILE)
         patch = config["vision_config"].get("patch_size", _PATCH)
         patches = patch if isinstance(patch, list) else [patch, patch]
         ratio = config.get("downsample_ratio", _RATIO)
@@ -364,9 +364,9 @@ class Lines(PictureForm):
         """Out of the files of a folder; None where they lack something."""
         token, marks = config.get("image_token_index"), _added_tokens(folder)
         line_end, end = marks.get("[IMG_BREAK]"), marks.get("[IMG_END]")
-        longest = (processor.get("size") or {"longest_edge": _LONGEST}).get("longest_edge")
-        if not isinstance(token, int) or line_end is None or end is None or longest is None:
+        if not isinstance(token, int) or line_end is None or end is None:
             return None
+        longest = (processor.get("size") or {}).get("longest_edge", _LONGEST)
         merge = config.get("spatial_merge_size", _MERGE)
         unit = config["vision_config"].get("patch_size", _PIXTRAL_PATCH) * merge
         return cls(token, known, line_end, end, unit, longest)

@@ -276,12 +276,12 @@ def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrain
     if with_tower and part is not config:
         part.tower = tower_config(config)
         if config.model_type in WHOLES:
-            part.__class__ = _with_tower(type(part))  # type: ignore[arg-type]
+            part.__class__ = _config_with_tower(type(part))  # type: ignore[arg-type]
     return part
 
 
 @cache
-def _with_tower(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+def _config_with_tower(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """A configuration of the same language models, which transformers makes with their tower."""
     base = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     own: type[PreTrainedConfig] = type(f"{kind.__name__}WithTower", (kind,), {})
