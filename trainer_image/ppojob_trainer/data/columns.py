@@ -17,18 +17,15 @@ from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
-from ppojob_trainer.data.video_cells import read_videos
 from ppojob_trainer.json_value import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REWARD_COLUMN = "reward_model"
 EXTRA_COLUMN = "extra_info"
-SHOWN = {pictures.COLUMN: pictures.MARK, videos.COLUMN: videos.MARK}
-"""Columns of what models see, and its marks in messages."""
+SHOWN = (pictures.COLUMN, videos.COLUMN)
+"""Columns of what models see."""
 GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
 AGENT_COLUMN = "agent_name"
 INTERACTION = "interaction_kwargs"
@@ -92,7 +89,7 @@ def read_row(
 ) -> tuple[PromptRow, float]:
     """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one.
 
-    What it shows is read apart from it (`shown_by`).
+    What it shows is read apart from it (`media`).
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
@@ -124,44 +121,6 @@ def read_row(
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
     difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
     return PromptRow(-1, (), prompt, data_source, truth, info, agent or ""), difficulty
-
-
-def shown_by(
-    row: Row,
-    prompt: Prompt,
-    spec: DataSpec,
-    form: PictureForm,
-    later: pictures.Messages = (),
-) -> list[list[bytes]]:
-    """Files of what a row shows, at each of its marks: a picture, or the clips of a video.
-
-    Raises:
-        BadCell: its messages have other marks; or a cell has nothing that can be read.
-    """
-    wanted = Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
-    found: dict[str, list[list[bytes]]] = {}
-    column = pictures.COLUMN
-    try:
-        if of_pictures := read_pictures(row.get(column), form, wanted):
-            found[pictures.MARK] = [[one] for one in of_pictures]
-        column = videos.COLUMN
-        if of_videos := read_videos(row.get(column), form, wanted):
-            found[videos.MARK] = of_videos
-    except BadPicture as bad:
-        raise BadCell(column, bad.got, bad.why, bad.allowed) from None
-    if not found:
-        return []
-    marks = [] if isinstance(prompt, str) else pictures.marks([*prompt, *later])
-    for mark, files in found.items():
-        kind = "pictures" if mark == pictures.MARK else "videos"
-        why = f"the row has {len(files)} {kind}"
-        if isinstance(prompt, str):
-            why += ", which belong into messages"
-            raise BadCell(spec.prompt_key, "text", why, "a list of messages")
-        if (marked := marks.count(mark)) != len(files):
-            allowed = f"a mark for each {kind[:-1]}"
-            raise BadCell(spec.prompt_key, f"{marked} marks {mark}", why, allowed)
-    return [found[mark].pop(0) for mark in marks if mark in found]
 
 
 def cell_of(row: Row, key: str) -> object:

@@ -10,7 +10,7 @@ from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
-from ppojob_trainer.data.columns import SHOWN, BadCell, read_row, shown_by
+from ppojob_trainer.data.columns import SHOWN, BadCell, read_row
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
     Demonstrations,
@@ -19,6 +19,7 @@ from ppojob_trainer.data.demonstrations import (
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
+from ppojob_trainer.data.media import PICTURES, VIDEOS, shown_by
 from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
@@ -259,34 +260,17 @@ class Scan:
         if form is None or not self._asked["sees_pictures"]:
             return row, ()
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
-        self._check_later(cells, pictures.marks(later))
-        marks = shown_by(cells, row.prompt, self.spec, form, later)
-        if not marks:
+        files, behind = shown_by(cells, row.prompt, later, self.spec, form, self.given)
+        if not files and not behind:
             return row, ()
         if why := self.chat.blind(row.data_source):
-            column = next(name for name in SHOWN if cells.get(name))
-            raise BadCell(column, "pictures", why, "rows without this column")
-        files = [file for of_mark in marks for file in of_mark]
-        size = sum(len(file) for file in files if videos.clip_of(file) is None)
+            shown = next(one for one in (PICTURES, VIDEOS) if cells.get(one.column))
+            raise BadCell(shown.column, shown.noun, why, "rows without this column")
+        size = sum(len(file) for file in [*files, *behind] if videos.clip_of(file) is None)
         if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
             why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
-        behind = pictures.marks(later) if cells.get(pictures.COLUMN) else []
-        count = len(files) - behind.count(pictures.MARK)
-        return replace(row, pictures=pictures.packed(files[:count])), files[count:]
-
-    def _check_later(self, cells: Row, marked: Collection[str]) -> None:
-        """Refuse what is not shown behind an answer: videos, and but for sft pictures too."""
-        for column, mark in SHOWN.items():
-            if (
-                cells.get(column)
-                and mark in marked
-                and (mark, self.given) != (pictures.MARK, "sft")
-            ):
-                kind = "pictures" if mark == pictures.MARK else "videos"
-                got, why = f"{mark} behind an answer", f"not in this version with {self.given}"
-                allowed = f"{kind} in front of the first turn of the assistant"
-                raise BadCell(self.spec.prompt_key, got, why, allowed)
+        return replace(row, pictures=pictures.packed(files)), behind
 
     def _told(self, cells: Row, row: PromptRow) -> Told:
         """What the chat template sees of a row beside its messages."""
