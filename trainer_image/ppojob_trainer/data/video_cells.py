@@ -12,7 +12,7 @@ from ppojob_trainer.data.picture_cells import AS_IT_IS, BadPicture, read_file, w
 from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.pictures import encoded, opened
 from ppojob_trainer.data.smart_resize import smart_resize
-from ppojob_trainer.data.video_files import FPS, MOST_FRAMES, Frames, decoded, number_of
+from ppojob_trainer.data.video_files import FPS, MOST_FRAMES, Frames, Sized, decoded, number_of
 from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import packed_clip
 
@@ -46,13 +46,15 @@ def _clips(cell: object, form: PictureForm, all_want: Wanted) -> list[bytes]:
     if unread := next((key for key in _UNREAD if told.get(key) is not None), None):
         raise BadPicture(unread, "not in this version", "the whole video, or frames of a part")
     wanted, content = wanted_of(told, all_want), told.get("video")
-    frames = _listed(content, told) if isinstance(content, list) else decoded(content, told)
-    size, count = opened(frames.files[0]).size, len(frames.files)
-    own = video.sides_of(count, *_sides(size, count, video, wanted))
-    files = list(frames.files)
-    if own != size:
-        files = [encoded(opened(file).resize(own)) for file in files]
-    return [packed_clip(one) for one in video.clips(files, frames.seconds, frames.fps)]
+
+    def sized(size: tuple[int, int], count: int) -> tuple[int, int]:
+        return video.sides_of(count, *_sides(size, count, video, wanted))
+
+    if isinstance(content, list):
+        frames = _listed(content, told, sized)
+    else:
+        frames = decoded(content, told, sized)
+    return [packed_clip(one) for one in video.clips(frames.files, frames.seconds, frames.fps)]
 
 
 def _sides(size: tuple[int, int], count: int, video: VideoForm, wanted: Wanted) -> tuple[int, int]:
@@ -67,14 +69,18 @@ def _sides(size: tuple[int, int], count: int, video: VideoForm, wanted: Wanted) 
     return smart_resize(*size, video.unit, min(least, most), most)
 
 
-def _listed(content: list[object], told: Mapping[object, object]) -> Frames:
+def _listed(content: list[object], told: Mapping[object, object], sized: Sized) -> Frames:
     """Frames that the cell has as pictures."""
-    if not 2 <= len(content) <= MOST_FRAMES:
-        raise BadPicture(f"{len(content)} frames", "no video", f"2 to {MOST_FRAMES} pictures")
+    count = len(content)
+    if not 2 <= count <= MOST_FRAMES:
+        raise BadPicture(f"{count} frames", "no video", f"2 to {MOST_FRAMES} pictures")
     files = [read_file(one) for one in content]
     sizes = {opened(file).size for file in files}
     if len(sizes) > 1:
         got = " and ".join(f"{width} by {height}" for width, height in sorted(sizes)[:2])
         raise BadPicture(got, "frames of a video have one size", "frames of the same size")
+    (size,) = sizes
+    if (own := sized(size, count)) != size:
+        files = [encoded(opened(file).resize(own)) for file in files]
     fps = number_of(told, "sample_fps", number_of(told, "fps", FPS))
-    return Frames(files, [number / fps for number in range(len(files))], fps)
+    return Frames(files, [number / fps for number in range(count)], fps)

@@ -5,7 +5,7 @@ Source of the numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `smart_nframes
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,13 +22,16 @@ MOST_FRAMES: Final = 768
 _LEAST_FRAMES, _FACTOR = 4, 2
 _ALLOWED: Final = "a list of pictures, or a video file that OpenCV reads"
 
+Sized = Callable[[tuple[int, int], int], tuple[int, int]]
+"""Says of what sides, and how many frames, how large a model sees them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frames:
     """Frames of a video that models are shown.
 
     Attributes:
-        files: encoded, of one size.
+        files: encoded, as large as the model sees them.
         seconds: when each is seen.
         fps: how many a second has, on average.
     """
@@ -53,7 +56,7 @@ def number_of(told: Mapping[object, object], key: str, usual: float) -> float:
     return float(said)
 
 
-def decoded(content: object, told: Mapping[object, object]) -> Frames:
+def decoded(content: object, told: Mapping[object, object], sized: Sized) -> Frames:
     """Some frames of a file, at equal distances: those of its path, or of its bytes.
 
     Raises:
@@ -63,16 +66,16 @@ def decoded(content: object, told: Mapping[object, object]) -> Frames:
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)
             file.flush()
-            return _read(Path(file.name), "bytes of a video", told)
+            return _read(Path(file.name), "bytes of a video", told, sized)
     if not isinstance(content, str):
         raise BadPicture(type(content).__name__, "it is no video", _ALLOWED)
     path = content.removeprefix("file://")
     if not Path(path).is_file():
         raise BadPicture(shown(content), "no such file", _ALLOWED)
-    return _read(Path(path), shown(content), told)
+    return _read(Path(path), shown(content), told, sized)
 
 
-def _read(path: Path, named: str, told: Mapping[object, object]) -> Frames:
+def _read(path: Path, named: str, told: Mapping[object, object], sized: Sized) -> Frames:
     import cv2
 
     video = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
@@ -86,7 +89,9 @@ def _read(path: Path, named: str, told: Mapping[object, object]) -> Frames:
             why = f"{count} frames are asked for, and it has {total}"
             raise BadPicture(named, why, "nframes, fps or max_frames for 2 frames at least")
         places = np.linspace(0, total - 1, count).round().astype(int).tolist()
-        files = [encoded(frame) for frame in _frames(video, places)]
+        files = [
+            encoded(frame.resize(sized(frame.size, count))) for frame in _frames(video, places)
+        ]
     finally:
         video.release()
     if len(files) < count:

@@ -21,7 +21,7 @@ Settings = Mapping[str, Any]
 
 _PER_SECOND, _FRAMES = 4.0, 2
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
-"""Of a frame: qwen-vl-utils, `vision_process.py`, where no limits are said."""
+"""Of a frame, or of all of them, where a folder says no limits: transformers'."""
 _SHARE: Final = 0.9
 
 
