@@ -4,9 +4,12 @@ Source of names and numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `fetch_v
 reads videos.
 """
 
+import io
 import math
 from collections.abc import Mapping
 from typing import Final
+
+from PIL import Image
 
 from ppojob_trainer.data.picture_cells import AS_IT_IS, BadPicture, read_file, wanted_of
 from ppojob_trainer.data.picture_forms import PictureForm, Wanted
@@ -75,7 +78,7 @@ def _listed(content: list[object], told: Mapping[object, object], sized: Sized) 
     if not 2 <= count <= MOST_FRAMES:
         raise BadPicture(f"{count} frames", "no video", f"2 to {MOST_FRAMES} pictures")
     files = [read_file(one) for one in content]
-    sizes = {opened(file).size for file in files}
+    sizes = {Image.open(io.BytesIO(file)).size for file in files}
     if len(sizes) > 1:
         got = " and ".join(f"{width} by {height}" for width, height in sorted(sizes)[:2])
         raise BadPicture(got, "frames of a video have one size", "frames of the same size")
