@@ -199,6 +199,8 @@ def written_file(path: Path, count: int, fps: float) -> Path:
         ({"fps": 4, "max_frames": 5}, [0, 6, 13, 19]),
         ({"fps": 1, "min_frames": 2}, [0, 19]),
         ({"nframes": 6}, [0, 4, 8, 11, 15, 19]),
+        ({"video_start": 0.5, "video_end": 1.5}, [5, 8, 12, 15]),
+        ({"video_start": 1.5, "video_end": 9.0, "fps": 5}, [15, 16, 18, 19]),
     ],
 )
 @pytest.mark.parametrize("is_path", [True, False])

@@ -23,8 +23,10 @@ _LEAST_TOKENS, _MOST_TOKENS = 128, 768
 """Of a frame, where its row and the job say nothing else."""
 _ALL_TOKENS: Final = 128_000 * 0.9
 """Of a video, shared by its frames."""
-_UNREAD: Final = ("video_start", "video_end", "total_pixels", "raw_fps")
+_UNREAD: Final = ("total_pixels", "raw_fps")
 """What qwen-vl-utils reads besides."""
+_OF_FILES: Final = ("video_start", "video_end")
+"""What says nothing of frames that are there already."""
 
 
 def read_videos(cell: object, form: PictureForm, wanted: Wanted = AS_IT_IS) -> list[list[bytes]]:
@@ -46,9 +48,12 @@ def _clips(cell: object, form: PictureForm, all_want: Wanted) -> list[bytes]:
     video = form.video
     assert video is not None
     told = cell if isinstance(cell, Mapping) else {"video": cell}
-    if unread := next((key for key in _UNREAD if told.get(key) is not None), None):
-        raise BadPicture(unread, "not in this version", "the whole video, or frames of a part")
     wanted, content = wanted_of(told, all_want), told.get("video")
+    unread = _UNREAD + (_OF_FILES if isinstance(content, list) else ())
+    if given := next((key for key in unread if told.get(key) is not None), None):
+        raise BadPicture(
+            given, "not in this version", "without it; or frames of that part and size"
+        )
 
     def sized(size: tuple[int, int], count: int) -> tuple[int, int]:
         return video.sides_of(count, *_sides(size, count, video, wanted))

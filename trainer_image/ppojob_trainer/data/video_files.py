@@ -1,9 +1,10 @@
 """Frames of video files, by the OpenCV that vLLM brings. Loads no torch.
 
-Source of the numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `smart_nframes` and
-`_read_video_torchvision`, by which verl reads videos.
+Source of the numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `smart_nframes`,
+`calculate_video_frame_range` and `_read_video_torchvision`, by which verl reads videos.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,11 +85,13 @@ def _read(path: Path, named: str, told: Mapping[object, object], sized: Sized) -
         rate = video.get(cv2.CAP_PROP_FPS)
         if total < _FACTOR or not rate > 0:
             raise BadPicture(named, f"{max(total, 0)} frames can be read of it", _ALLOWED)
+        first, last = _part(total, rate, told)
+        total = last + 1 - first
         count = _count(total, rate, told)
         if not _FACTOR <= count <= total:
             why = f"{count} frames are asked for, and it has {total}"
             raise BadPicture(named, why, "nframes, fps or max_frames for 2 frames at least")
-        places = np.linspace(0, total - 1, count).round().astype(int).tolist()
+        places = np.linspace(first, last, count).round().astype(int).tolist()
         files = [
             encoded(frame.resize(sized(frame.size, count))) for frame in _frames(video, places)
         ]
@@ -98,6 +101,15 @@ def _read(path: Path, named: str, told: Mapping[object, object], sized: Sized) -
         why = f"it breaks off: {len(files)} of {count} frames can be read"
         raise BadPicture(named, why, "a whole video")
     return Frames(files, [place / rate for place in places], count / total * rate)
+
+
+def _part(total: int, rate: float, told: Mapping[object, object]) -> tuple[int, int]:
+    """The first and the last frame of the seconds that are shown."""
+    start, end = (
+        min(number_of(told, key, usual), total / rate) if told.get(key) else usual
+        for key, usual in (("video_start", 0.0), ("video_end", total / rate))
+    )
+    return math.ceil(start * rate), min(math.floor(end * rate), total - 1)
 
 
 def _frames(video: Any, places: Sequence[int]) -> Iterator[Image.Image]:
