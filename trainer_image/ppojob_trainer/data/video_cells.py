@@ -51,9 +51,7 @@ def _clips(cell: object, form: PictureForm, all_want: Wanted) -> list[bytes]:
     wanted, content = wanted_of(told, all_want), told.get("video")
     unread = _UNREAD + (_OF_FILES if isinstance(content, list) else ())
     if given := next((key for key in unread if told.get(key) is not None), None):
-        raise BadPicture(
-            given, "not in this version", "without it; or frames of that part and size"
-        )
+        raise BadPicture(given, "not in this version", "frames of that part and size")
 
     def sized(size: tuple[int, int], count: int) -> tuple[int, int]:
         return video.sides_of(count, *_sides(size, count, video, wanted))
