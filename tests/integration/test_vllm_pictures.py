@@ -75,6 +75,13 @@ def test_the_same_requests_again_give_the_same_bits(facts: Facts, family: str) -
     assert facts[family]["back"]
 
 
+@pytest.mark.parametrize("family", ["2", "2.5", "3", "3 mixture"])
+def test_videos_are_said_to_be_what_the_whole_model_says(facts: Facts, family: str) -> None:
+    assert facts[family]["videos"] < LARGEST
+    assert facts[family]["positions of videos"]
+    assert facts[family]["other frames"]
+
+
 def test_neighbours_share_an_engine_that_sees(folder: Path, tmp_path: Path) -> None:
     store = ["--store", str(tmp_path / "store")]
     commands = [["--rank", str(rank), *store] for rank in range(2)]

@@ -13,7 +13,7 @@ import torch
 from padded_reference import whole_logprobs
 from safetensors.torch import load_file, save_file
 from seeing_models import SEEING
-from tiny_models import NAMES, ZOOMS, picture
+from tiny_models import NAMES, ZOOMS, noise, picture
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -227,6 +227,44 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     (tmp_path / "apart").mkdir()
     apart = tiny_jobs.write_manifest(tmp_path / "apart", tmp_path, **{**job, "roles": roles})
     assert run_folders.result(tiny_jobs.run_alone(apart)) == run_folders.result(calm)
+
+
+SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
+ENGINES = {
+    "huggingface": {"roles": {"actorRollout": SHARED}},
+    "vllm": {"rollout": VLLM, "roles": {"actorRollout": {"ranksPerReplica": 1}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("seeing", "huggingface"), pytest.param("seeing_3", "vllm", marks=pytest.mark.vllm)],
+)
+def test_a_job_about_videos(run_through, tmp_path: Path, kind: str, engine: str) -> None:
+    """Over ranks that share the tokens of a row, and with vLLM; the tower learns."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, kind)
+    write_rows(tmp_path / "train.parquet", 24)
+    rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    for n, row in enumerate(rows):
+        (shown,) = row.pop("images")
+        frames = [shown["bytes"], noise(n, (16, 8 + n % 9)), shown["bytes"]]
+        row["prompt"][0]["content"] = "<video>?"
+        row["videos"] = [{"video": frames, "fps": 2.0, "min_pixels": 1}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    job = picture_job(
+        tmp_path,
+        model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
+        **ENGINES[engine],
+    )
+    job["data"]["maxPromptTokens"] = 64
+    (tmp_path / "calm").mkdir()
+    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    run_folders.assert_trained(calm, 3)
+    steps = [record for record in run_folders.metrics(calm) if record["step"]]
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    killed = tmp_path / "killed"
+    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
+    assert run_folders.result(killed) == run_folders.result(calm)
 
 
 def test_a_conversation_about_a_picture(run_through, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from tiny_models import (
     SEEING_TEMPLATE,
     SIZES,
     TWO_LAYERS,
+    VIDEO,
+    VIDEO_TEMPLATE,
     WIDE_HEADS,
     ZOOMS,
     draw_corrections,
@@ -48,6 +50,9 @@ SEEING = {
 DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
 """With a tower that also says what is added behind layers."""
 QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
+TIMED = DEEP | QWEN3_5
+"""Which are told the time of a video in text."""
+VIDEOS = {Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration, *TIMED}
 GLM = {
     Glm4vForConditionalGeneration: "Glm4vImageProcessor",
     Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
@@ -78,7 +83,9 @@ def save_seeing_model(
     sizes = {**_seeing_sizes(model_class), **changes}
     if model_class in DEEP:
         sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+    videos = {"video_token_id": NAMES.index(VIDEO)} if model_class in VIDEOS else {}
     config = model_class.config_class(
+        **videos,
         text_config=sizes,
         vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
         image_token_id=NAMES.index(PICTURE),
@@ -92,6 +99,10 @@ def save_seeing_model(
             weight.data.normal_(std=0.3)
     write_model(folder, model)
     (folder / "preprocessor_config.json").write_text(json.dumps(_processor(model_class)))
+    if model_class in TIMED:
+        size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 128 * PATCH**2}
+        settings = json.dumps({"patch_size": PATCH, "size": size})
+        (folder / "video_preprocessor_config.json").write_text(settings)
     if model_class in MARKS:
         save_tokenizer(folder, template=SEEING_TEMPLATE, names=[*NAMES, *MARKS[model_class]])
     return model
@@ -106,7 +117,7 @@ def save_seeing_policy(folder: Path, kind: str, dropout: float) -> None:
     if kind == "seeing_caller":
         names += ZOOMS
     save_seeing_model(folder, model_class, vocab_size=len(names), **changes)
-    save_tokenizer(folder, template=SEEING_TEMPLATE, names=names)
+    save_tokenizer(folder, template=VIDEO_TEMPLATE, names=names)
 
 
 def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
@@ -165,7 +176,8 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}
     tower |= {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": hidden}
     if model_class is Qwen2_5_VLForConditionalGeneration:
-        return tower | {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
+        windows = {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
+        return tower | windows | {"tokens_per_second": 2}
     tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
     if model_class in GLM:
         return tower | {"image_size": 4 * PATCH}

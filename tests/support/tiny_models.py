@@ -107,7 +107,7 @@ WIDE_HEADS = {
 }
 """The same of heads of 32, as vLLM on the CPU wants them."""
 PATCH = 4
-PICTURE = "~"
+PICTURE, VIDEO = "~", "^"
 MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]")
 """Tokens around pictures."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
@@ -138,6 +138,14 @@ SEEING_TEMPLATE = TEMPLATE.replace(
     " | map(attribute='text', default='~') | join)",
 )
 """The same where a part of a content may be a picture."""
+
+VIDEO_TEMPLATE = TEMPLATE.replace(
+    " + m['content'] + ",
+    " }}{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"
+    "{{ p.text if 'text' in p else '^' if p.type == 'video' else '~' }}"
+    "{% endfor %}{% endif %}{{ ",
+)
+"""The same where it may be a video, too."""
 
 
 def make_model(

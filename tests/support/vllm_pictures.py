@@ -16,7 +16,7 @@ import torch
 from engine_phase import generate
 from padded_reference import as_in_files, whole_logprobs
 from seeing_models import GLM, TEXTS, save_seeing_model
-from tiny_models import HALF_ROTATED, NAMES, PICTURE, WIDE_HEADS, picture
+from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
 from transformers import (
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
@@ -28,10 +28,12 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
 )
+from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.data.pictures import packed, unpacked
+from ppojob_trainer.data.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -141,6 +143,7 @@ class Watched:
     def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
         sizes = {"dtype": "float32", "max_model_tokens": 128, "max_sequences": 32, **options}
         layout = RolloutParallelism(tensor=tensor)
+        self.folder = folder
         self.engine = VllmEngine(RolloutSpec(parallelism=layout, **sizes), folder)
         self.asked = {row.request_id: row for row in rows}
         self.prompts: list[bool] = []
@@ -219,8 +222,36 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
     facts["again"] = bits(watched.phase(rows)) == bits(drawn)
     facts["shown in four phases"] = len(watched.shown)
     facts |= facts_of_updates(watched, whole, folder, rows, drawn)
+    if form.video is not None:
+        facts |= facts_of_videos(watched, whole, form)
     watched.engine.close()
     return facts | facts_of_a_small_cache(folder, tensor, whole, rows)
+
+
+def facts_of_videos(watched: Watched, whole: PreTrainedModel, form: PictureForm) -> dict[str, Any]:
+    """Of two prompts of the same tokens and other frames, whose pictures are the same."""
+    cells = [{"video": frames_of(4, (24, 16), n), "min_pixels": 1} for n in range(2)]
+    sampling = SamplingParams(1.0, 1.0, -1, 9, stop_token_ids=(TOKEN, NAMES.index(VIDEO)))
+    rows = []
+    for n, clips in enumerate(read_videos(cells, form)):
+        shown = packed([WIDE, *clips])
+        ids = form.expanded([5, TOKEN, 6, *marks_of(form, clips), 7], shown)
+        rows += [
+            Request(f"video/{n}/{s}", tuple(ids), sampling, seed=s, pictures=shown)
+            for s in range(SAMPLES)
+        ]
+    drawn = watched.phase(rows)
+    found = []
+    for row, done in zip(rows, drawn, strict=True):
+        given = torch.tensor(row.prompt), row.pictures, torch.tensor(done.tokens)
+        with torch.no_grad():
+            expected = whole_logprobs_of_videos(whole, watched.folder, *given)
+        found.append(float((torch.tensor(done.logprobs) - expected).abs().max()))
+    return {
+        "videos": max(found),
+        "positions of videos": positions_of(form, rows[0]),
+        "other frames": bits(drawn[:SAMPLES]) != bits(drawn[SAMPLES:]),
+    }
 
 
 def facts_of_updates(

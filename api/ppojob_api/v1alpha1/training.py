@@ -246,12 +246,12 @@ class DataSpec(Section):
     verl: data.max_response_length, 512."""
 
     max_picture_pixels: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    """Pixels to which a larger picture of a row is made smaller, about; absent: those of the
-    model's processor. verl: data.mm_processor_kwargs.max_pixels."""
+    """Pixels to which a larger picture or frame of a video is made smaller, about; absent: those of
+    the model's processor, and of a frame 768 tokens'. verl: data.mm_processor_kwargs.max_pixels."""
 
     min_picture_pixels: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    """Pixels to which a smaller picture of a row is made larger, about; absent: those of the
-    model's processor. verl: data.mm_processor_kwargs.min_pixels."""
+    """Pixels to which a smaller picture or frame of a video is made larger, about; absent: those of
+    the model's processor, and of a frame 128 tokens'. verl: data.mm_processor_kwargs.min_pixels."""
 
     max_train_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Use only the first rows; absent: all. verl: data.train_max_samples, -1."""

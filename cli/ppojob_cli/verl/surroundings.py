@@ -94,13 +94,16 @@ def pictures(verl: Verl, job: Draft) -> None:
         job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)
     if is_whole:
         return
-    job.leave_out("rows with videos or sound: not in this version", *set(given) - {keys[0]})
-    if keys[0] not in given:
-        return
-    if verl[keys[0]] == "images":
-        job.keep(keys[0])
-    else:
-        job.leave_out("pictures are in the column images", keys[0])
+    for key, column in zip(keys[:2], ("images", "videos"), strict=True):
+        if key not in given:
+            continue
+        if verl[key] == column:
+            job.keep(key)
+        else:
+            kind = "pictures" if column == "images" else column
+            job.leave_out(f"{kind} are in the column {column}", key)
+    if keys[2] in given:
+        job.leave_out("rows with sound: not in this version", keys[2])
 
 
 def overlong_prompts(verl: Verl, job: Draft) -> None:

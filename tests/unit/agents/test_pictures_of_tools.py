@@ -7,7 +7,7 @@ import pytest
 import torch
 from padded_reference import whole_logprobs
 from seeing_models import save_seeing_model
-from tiny_models import NAMES, PICTURE, SEEING_TEMPLATE, TEMPLATE, picture, save_tokenizer
+from tiny_models import NAMES, PICTURE, SEEING_TEMPLATE, TEMPLATE, VIDEO, picture, save_tokenizer
 from transformers import (
     AutoTokenizer,
     PreTrainedModel,
@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from turn_templates import TOOLS, ChatInProcess
+from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.driver import Driver
@@ -28,6 +29,7 @@ from ppojob_trainer.agents.turn_form import ChatForm, Turn
 from ppojob_trainer.data.pictures import opened, packed, unpacked
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.data.video_cells import read_videos
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
@@ -121,7 +123,9 @@ def prompts_of(form: Calling) -> list[PromptTokens]:
     return found
 
 
-def drawn_rows(folder: Path, form: Calling, tools: Showing) -> list[Episode]:
+def drawn_rows(
+    folder: Path, form: Calling, tools: Showing, prompts: Sequence[PromptTokens] = ()
+) -> list[Episode]:
     model = load_model(folder)
     give_tower(model, folder, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=512, max_sequences=8)
@@ -138,7 +142,7 @@ def drawn_rows(folder: Path, form: Calling, tools: Showing) -> list[Episode]:
             form,
             pictures=prompt.pictures,
         )
-        for prompt in prompts_of(form)
+        for prompt in prompts or prompts_of(form)
         for sample in range(SAMPLES)
     ]
     Driver(engine, tools, 4).run(episodes)
@@ -185,6 +189,32 @@ def test_engine_trainer_and_transformers_say_the_same(
     second = [seen for number, seen in tools.given if number == 0][1]
     assert [one.file for one in second] == files_of(episodes[0])[:3]
     assert [(one.width, one.height) for one in second][:2] == [(40, 16), (16, 8)]
+
+
+def test_tools_show_pictures_behind_a_video_which_they_are_not_given(tmp_path: Path) -> None:
+    whole = save_seeing_model(tmp_path, tie_word_embeddings=True)
+    form, tools = form_of(tmp_path), Showing()
+    (clips,) = read_videos({"video": frames_of(4, (24, 16)), "min_pixels": 1}, form.pictures)
+    shown = packed([picture("red"), *clips])
+    ids = form.pictures.expanded([5, TOKEN, 6, *marks_of(form.pictures, clips), 7], shown)
+    prompt = PromptTokens(0, ids, pictures=shown)
+    episodes = drawn_rows(tmp_path, form, tools, [prompt])
+    made = own_rows(0, [prompt], SAMPLES, [row.trajectory for row in episodes])
+    assert_trainer_says_the_same(tmp_path, made)
+    first = tools.given[0][1]
+    assert [one.file for one in first] == [picture("red")]
+    compared = 0
+    for row in episodes:
+        found, drawn = row.trajectory, torch.tensor(row.trajectory.mask)
+        if not {TOKEN, NAMES.index(VIDEO)}.isdisjoint(torch.tensor(found.tokens)[drawn].tolist()):
+            continue
+        given = torch.tensor(ids), packed(files_of(row)), torch.tensor(found.tokens)
+        with torch.no_grad():
+            said = whole_logprobs_of_videos(whole, tmp_path, *given)
+        told = torch.tensor(found.logprobs)
+        torch.testing.assert_close(told[drawn], said[drawn], rtol=0, atol=1e-5)
+        compared += 1
+    assert compared
 
 
 def test_a_row_is_what_transformers_processor_makes_of_the_whole(tmp_path: Path) -> None:

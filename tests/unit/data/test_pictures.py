@@ -199,7 +199,7 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path) -> Non
         with PromptDataset.open(short.train, short, chat, given="sft") as dataset:
             (cut,) = dataset[0].answers
         form = chat.pictures
-        (whole,) = chat.encode_chats([with_parts(talk)], open_turn=False)
+        (whole,) = chat.encode_chats([with_parts(talk, [RED] * 3)], open_turn=False)
         assert seeing.pictures == packed([RED])
         (answer,) = seeing.answers
         later = [one for part in answer for one in part.pictures]

@@ -19,6 +19,7 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
 from ppojob_trainer.data.pictures import LaterPicture, packed, unpacked
 from ppojob_trainer.data.template_renderer import BadChatTemplate
+from ppojob_trainer.data.videos import clip_of
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
@@ -166,7 +167,8 @@ class Episode:
         """The pictures of its context so far; None where tools cannot show it any."""
         if (form := self._form.pictures) is None:
             return None
-        return [SeenPicture(file, *form.sides(file)) for file in unpacked(self._pictures)]
+        files = [file for file in unpacked(self._pictures) if clip_of(file) is None]
+        return [SeenPicture(file, *form.sides(file)) for file in files]
 
     @property
     def _shown(self) -> tuple[int, list[LaterPicture]]:

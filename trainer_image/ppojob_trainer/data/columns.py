@@ -16,10 +16,8 @@ from dataclasses import replace
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import pictures
+from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
@@ -27,6 +25,8 @@ from ppojob_trainer.json_value import Json
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REWARD_COLUMN = "reward_model"
 EXTRA_COLUMN = "extra_info"
+SHOWN = (pictures.COLUMN, videos.COLUMN)
+"""Columns of what models see."""
 GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
 AGENT_COLUMN = "agent_name"
 INTERACTION = "interaction_kwargs"
@@ -68,14 +68,14 @@ def read_columns(
     if given is not None:
         names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
         names += [tools] if (tools := spec.tools_column(given)) else []
-        names += [pictures.COLUMN] if sees_pictures else []
+        names += SHOWN if sees_pictures else []
         return tuple(dict.fromkeys([*names, *ordering]))
     if spec.answer_key:
         return None
     names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
     names += ordering
     names += [AGENT_COLUMN] if has_agents else []
-    names += [pictures.COLUMN] if sees_pictures else []
+    names += SHOWN if sees_pictures else []
     return tuple(dict.fromkeys(names))
 
 
@@ -92,7 +92,7 @@ def read_row(
 ) -> tuple[PromptRow, float]:
     """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one.
 
-    Its pictures are read apart from it (`pictures_of`).
+    What it shows is read apart from it (`media`).
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
@@ -102,8 +102,8 @@ def read_row(
         if name not in row:
             raise _no_such_column(row, name)
     others = row.keys() - set(required) if spec.answer_key else set()
-    if sees_pictures and row.get(pictures.COLUMN) is not None:
-        others -= {pictures.COLUMN}
+    if sees_pictures:
+        others -= {name for name in SHOWN if row.get(name) is not None}
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed)
@@ -137,35 +137,6 @@ def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
         own, other = ("text", "messages") if isinstance(found, str) else ("messages", "text")
         why, allowed = f"{spec.prompt_key} is {other}", f"{other}, as the policy reads"
         raise BadCell(key, own, why, allowed)
-    return found
-
-
-def pictures_of(
-    cell: object,
-    prompt: Prompt,
-    spec: DataSpec,
-    form: PictureForm | None,
-    later: pictures.Messages = (),
-) -> list[bytes]:
-    """The pictures of a row, of which its messages have a mark each: the prompt's, and later ones.
-
-    Raises:
-        BadCell: the cell holds others, or none that can be read.
-    """
-    try:
-        wanted = Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
-        found = read_pictures(cell, form, wanted)
-    except BadPicture as bad:
-        raise BadCell(pictures.COLUMN, bad.got, bad.why, bad.allowed) from None
-    if not found:
-        return found
-    count = len(found)
-    if isinstance(prompt, str):
-        got, why = "text", f"the row has {count} pictures, which belong into messages"
-        raise BadCell(spec.prompt_key, got, why, "a list of messages")
-    if (marked := pictures.marks([*prompt, *later])) != count:
-        got, why = f"{marked} marks {pictures.MARK}", f"the row has {count} pictures"
-        raise BadCell(spec.prompt_key, got, why, "a mark for each picture")
     return found
 
 

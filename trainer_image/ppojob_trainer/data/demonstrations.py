@@ -181,7 +181,7 @@ class Demonstrations:
         for is_assistant, group in groupby(messages, lambda one: one["role"] == ASSISTANT):
             spoken = list(group)
             if not is_assistant:
-                between = with_parts(spoken) if left else spoken
+                between = with_parts(spoken, left) if left else spoken
                 continue
             if between:
                 self._check_turns(key, template, told.tools if calls else ())

@@ -10,7 +10,7 @@ from ppojob_api.problem import shown
 from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.pictures import opened
 
-_AS_IT_IS: Final = Wanted()
+AS_IT_IS: Final = Wanted()
 _LONGEST_SIDES: Final = 200
 _MOST_PIXELS: Final = Image.MAX_IMAGE_PIXELS or 2**26
 
@@ -24,7 +24,7 @@ class BadPicture(Exception):  # noqa: N818  the picture is bad
 
 
 def read_pictures(
-    cell: object, form: PictureForm | None = None, wanted: Wanted = _AS_IT_IS
+    cell: object, form: PictureForm | None = None, wanted: Wanted = AS_IT_IS
 ) -> list[bytes]:
     """The encoded pictures of a cell: a list of structs with bytes or a path, or of one of these.
 
@@ -35,13 +35,13 @@ def read_pictures(
         BadPicture: something is none, or cannot be read.
     """
     cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
-    found = [(_read(one), _wanted(one, wanted)) for one in cells]
+    found = [(read_file(one), wanted_of(one, wanted)) for one in cells]
     if form is None:
         return [file for file, _ in found]
-    return [file if own == _AS_IT_IS else form.fitted(file, own) for file, own in found]
+    return [file if own == AS_IT_IS else form.fitted(file, own) for file, own in found]
 
 
-def _wanted(cell: object, all_want: Wanted) -> Wanted:
+def wanted_of(cell: object, all_want: Wanted) -> Wanted:
     """What the struct of a picture says of its size, over what is said of all."""
     if not isinstance(cell, Mapping):
         return all_want
@@ -66,14 +66,19 @@ def _wanted(cell: object, all_want: Wanted) -> Wanted:
     return Wanted(all_want.least, all_want.most, (width, height))
 
 
-def _read(cell: object) -> bytes:
+def read_file(cell: object) -> bytes:
+    """The encoded picture of a cell.
+
+    Raises:
+        BadPicture: it is none, or cannot be read.
+    """
     content: object = cell
     if isinstance(cell, Mapping):
         content = cell.get("bytes") or cell.get("path")
     named = shown(content) if isinstance(content, str) else "bytes that are no picture"
     if isinstance(content, str):
         try:
-            content = Path(content).read_bytes()
+            content = Path(content.removeprefix("file://")).read_bytes()
         except OSError as error:
             why = error.strerror or "it cannot be read"
             raise BadPicture(named, why, "the path of a picture, or its bytes") from None

@@ -1,8 +1,7 @@
 """How models take pictures: how large they see one, and which tokens stand for it. Loads no torch.
 
 transformers' own classes say it too, but load torch, and the controller must not.
-Sources: transformers 5, `smart_resize` of `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and
-`models/glm4v/image_processing_pil_glm4v.py`; `get_optimal_tiled_canvas` of
+Sources: transformers 5, `get_optimal_tiled_canvas` of
 `models/got_ocr2/image_processing_pil_got_ocr2.py`; `get_resize_output_image_size` of
 `models/pixtral/image_processing_pil_pixtral.py`.
 """
@@ -20,8 +19,12 @@ from PIL import Image
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.pictures import encoded, opened, unpacked
+from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
+from ppojob_trainer.data.video_forms import VideoForm
+from ppojob_trainer.data.videos import clip_of
 
 _PROCESSOR: Final = "preprocessor_config.json"
+_OF_VIDEOS: Final = "video_preprocessor_config.json"
 _NEWER: Final = "processor_config.json"
 """Where transformers 5 saves a whole processor."""
 _QWEN: Final = "Qwen2"
@@ -82,6 +85,11 @@ class PictureForm(ABC):
         """What the model's processor tells that class beside its file."""
         return {}
 
+    @property
+    def video(self) -> VideoForm | None:
+        """How the model takes videos; None where it sees none."""
+        return None
+
     @abstractmethod
     def sides_of(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels of what the model sees of a picture of these sides."""
@@ -105,9 +113,10 @@ class PictureForm(ABC):
         return [list(range(len(ids)))]
 
     def sides(self, picture: bytes) -> tuple[int, int]:
-        """Width and height in pixels of what the model sees of a picture."""
-        with Image.open(io.BytesIO(picture)) as image:
-            return self.sides_of(*image.size)
+        """Width and height in pixels of what the model sees of a picture, or of a clip's frames."""
+        clip = clip_of(picture)
+        with Image.open(io.BytesIO(clip.frames[0] if clip else picture)) as image:
+            return image.size if clip else self.sides_of(*image.size)
 
     def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
         """A picture as large as its row wants it; the same file where it is.
@@ -119,12 +128,32 @@ class PictureForm(ABC):
         size = self.limited(wanted).sides_of(*(wanted.sides or image.size))
         return picture if size == image.size else encoded(image.resize(size))
 
+    def marks(self, pictures: bytes) -> list[tuple[int, list[int]]]:
+        """Of each token that a template writes for what is seen: it, and all in its place."""
+        found: list[tuple[int, list[int]]] = []
+        for file in unpacked(pictures):
+            clip = clip_of(file)
+            token, written = self._written(file)
+            if clip is None or clip.begins:
+                found.append((token, written))
+            else:
+                found[-1][1].extend(written)
+        return found
+
     def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
         """A prompt with all tokens of each picture in place of the one that stands for it."""
         if not pictures:
             return list(ids)
-        written = iter([self.written(*self.sides(one)) for one in unpacked(pictures)])
-        return [one for id_ in ids for one in (next(written) if id_ == self.token else [id_])]
+        marks = self.marks(pictures)
+        tokens, written = {token for token, _ in marks}, iter(marks)
+        return [one for id_ in ids for one in (next(written)[1] if id_ in tokens else [id_])]
+
+    def _written(self, file: bytes) -> tuple[int, list[int]]:
+        """The token of which there are features of a picture or a clip, and its tokens."""
+        if clip_of(file) is None:
+            return self.token, self.written(*self.sides(file))
+        assert self.video is not None, "a clip for a model that sees no videos"
+        return self.video.token, [self.video.token] * len(self.written(*self.sides(file)))
 
     def places(
         self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
@@ -139,9 +168,9 @@ class PictureForm(ABC):
         found: list[list[int]] = []
         end = 0
         for file, start in zip(files, starts, strict=True):
-            written = self.written(*self.sides(file))
-            seen = [place for place, one in enumerate(written) if one == self.token]
-            begin = (ids.index(self.token, end) if start is None else start) - seen[0]
+            token, written = self._written(file)
+            seen = [place for place, one in enumerate(written) if one == token]
+            begin = (ids.index(token, end) if start is None else start) - seen[0]
             found.append([begin + place for place in seen])
             end = begin + len(written)
         return found
@@ -156,15 +185,17 @@ class Grid(PictureForm):
         merge: such patches of a side of what becomes one token.
         least: pixels to which a smaller picture is enlarged, about.
         most: those that a larger one is reduced to.
+        of_videos: how the model takes videos; None where it sees none.
     """
 
     patch: int
     merge: int
     least: float
     most: float
+    of_videos: VideoForm | None = None
 
     @classmethod
-    def of(cls, known: str, config: Settings, processor: Settings, _: Path) -> Self | None:
+    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
         """Out of the files of a folder; None where they lack something."""
         token = config.get("image_token_id")
         if not isinstance(token, int):
@@ -181,23 +212,23 @@ class Grid(PictureForm):
             frames = processor.get("temporal_patch_size", _FRAMES)
             least, most = least / frames, most / frames
         sides = processor.get("patch_size", _PATCH), processor.get("merge_size", _MERGE)
-        return cls(token, known, *sides, least, most)
+        # In transformers' order.
+        videos = _object(folder / _NEWER).get("video_processor") or _object(folder / _OF_VIDEOS)
+        form = VideoForm.of(config, videos or processor, math.prod(sides))
+        return cls(token, known, *sides, least, most, form)
+
+    @property
+    def video(self) -> VideoForm | None:
+        """See `PictureForm`."""
+        return self.of_videos
 
     def sides_of(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""
         unit = self.patch * self.merge
-        if self.processor != _QWEN and min(height, width) < unit:
-            grow = max(unit / height, unit / width)
-            height, width = int(height * grow), int(width * grow)
-        down, across = (round(side / unit) for side in (height, width))
-        pixels = down * across * unit**2
-        if pixels > self.most:
-            shrink = math.sqrt(height * width / self.most)
-            down, across = (max(1, math.floor(s / shrink / unit)) for s in (height, width))
-        elif pixels < self.least:
-            grow = math.sqrt(self.least / (height * width))
-            down, across = (math.ceil(side * grow / unit) for side in (height, width))
-        return across * unit, down * unit
+        sides = width, height
+        if self.processor != _QWEN:
+            sides = no_shorter(*sides, unit)
+        return smart_resize(*sides, unit, self.least, self.most)
 
     def limited(self, wanted: Wanted) -> Self:
         """See `PictureForm`."""
@@ -214,20 +245,24 @@ class Grid(PictureForm):
     ) -> list[list[int]]:
         """Time, height and width of each token of a text, which go on from the highest one.
 
-        Of text all three count on; a picture has one time, and its rows and columns.
+        Of text all three count on; a picture has one time, and its rows and columns, and so has
+        each clip of a video, whose rows and columns are the same.
         """
         found: list[tuple[int, int, int]] = []
         unit = self.patch * self.merge
-        begin = 0
+        begin = after = 0
         places = self.places(ids, pictures, later)
         for (start, *_), file in zip(places, unpacked(pictures), strict=True):
-            text = range(begin, begin + start - len(found))
+            clip = clip_of(file)
             across, down = (side // unit for side in self.sides(file))
-            found += [(n,) * 3 for n in text]
-            begin = text.stop
-            found += [(begin, begin + y, begin + x) for y in range(down) for x in range(across)]
-            begin += max(down, across)
-        found += [(n,) * 3 for n in range(begin, begin + len(ids) - len(found))]
+            if clip is None or clip.begins:
+                text = range(after, after + start - len(found))
+                found += [(n,) * 3 for n in text]
+                begin = text.stop
+            time = begin + (clip.ahead if clip else 0)
+            found += [(time, begin + y, begin + x) for y in range(down) for x in range(across)]
+            after = max(begin + max(down, across), time + 1)
+        found += [(n,) * 3 for n in range(after, after + len(ids) - len(found))]
         return [list(row) for row in zip(*found, strict=True)]
 
 

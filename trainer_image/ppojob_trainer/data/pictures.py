@@ -1,24 +1,29 @@
 """Pictures of rows: their files, and marks of them in messages. Loads no torch.
 
-Encoded files are what travels: those of a prompt as one value (`packed`), and with their places
-those that tools show a row behind it (`LaterPicture`).
+Among them are the clips of videos, in the order of what a text shows (`data.videos`). Encoded
+files are what travels: those of a prompt as one value (`packed`), and with their places those that
+tools show a row behind it (`LaterPicture`).
 Source of the form of messages: verl 0.8, `utils/dataset/rl_dataset.py`, `_build_messages`.
 """
 
 import io
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 from PIL import Image
 
+from ppojob_trainer.data.videos import MARK as VIDEO
+from ppojob_trainer.data.videos import clip_of, parts_of
 from ppojob_trainer.json_value import Json
 
 COLUMN: Final = "images"
 MARK: Final = "<image>"
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Of all pictures of a row, where tools are given them."""
+_MARKS: Final = re.compile(f"{MARK}|{VIDEO}")
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 """Files that are opened: Pillow would start a program for some others."""
 _KEPT: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
@@ -92,9 +97,18 @@ def behind_pictures(text: str, count: int) -> Json:
     return parts + ([{"type": "text", "text": text}] if text else [])
 
 
-def with_parts(messages: Messages) -> list[dict[str, Json]]:
-    """Messages whose marks are parts of their content, as templates take pictures."""
-    return [{**message, "content": _parts(message["content"])} for message in messages]
+def with_parts(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Json]]:
+    """Messages with parts for the files that they show, as templates take them.
+
+    A mark of what is not among the files, of pictures or of videos, is text.
+    """
+    clips = [clip for clip in map(clip_of, files) if clip is not None]
+    parts: dict[str, Iterator[list[Json]]] = {}
+    if len(clips) < len(files):
+        parts[MARK] = iter([[{"type": "image"}]] * (len(files) - len(clips)))
+    if clips:
+        parts[VIDEO] = iter(parts_of(clips))
+    return [{**message, "content": _parts(message["content"], parts)} for message in messages]
 
 
 def pictures_in(messages: Messages) -> int:
@@ -104,17 +118,18 @@ def pictures_in(messages: Messages) -> int:
     return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
 
 
-def marks(messages: Messages) -> int:
-    """How many pictures messages speak of."""
-    return sum(str(message["content"]).count(MARK) for message in messages)
+def marks(messages: Messages) -> list[str]:
+    """The marks of pictures and videos in messages, in their order."""
+    return [mark for message in messages for mark in _MARKS.findall(str(message["content"]))]
 
 
-def _parts(content: Json) -> Json:
-    if not isinstance(content, str) or MARK not in content:
+def _parts(content: Json, parts: Mapping[str, Iterator[list[Json]]]) -> Json:
+    if not isinstance(content, str) or not any(mark in content for mark in parts):
         return content
-    first, *others = content.split(MARK)
-    parts: list[Json] = [{"type": "text", "text": first}] if first else []
-    for text in others:
-        parts.append({"type": "image"})
-        parts += [{"type": "text", "text": text}] if text else []
-    return parts
+    found: list[Json] = []
+    for text in re.split(f"({'|'.join(parts)})", content):
+        if text in parts:
+            found += next(parts[text])
+        elif text:
+            found.append({"type": "text", "text": text})
+    return found

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.pictures import LaterPicture, with_parts
+from ppojob_trainer.data.pictures import LaterPicture, unpacked, with_parts
 from ppojob_trainer.json_value import Json
 
 _PREFIX = "ppojob-prompts-"
@@ -49,7 +49,7 @@ class PromptRow:
         agent: who answers in it; empty where rows are no conversations.
         answers: what the policy learns to answer, of two the better one first; empty where it
             gives an answer of its own.
-        pictures: those of the prompt, as `pictures.packed` has them.
+        pictures: those of the prompt and clips of videos, as `pictures.packed` has them.
         teacher_prompt: what the reference reads in its place, as the file has it; None where it
             reads the prompt. It is not kept.
         teacher_token_ids: its tokens, cut as those of the prompt.
@@ -79,7 +79,7 @@ class PromptRow:
         """The prompt as a template takes it, with its pictures in their places."""
         if not self.pictures or isinstance(self.prompt, str):
             return self.prompt
-        return with_parts(self.prompt)
+        return with_parts(self.prompt, unpacked(self.pictures))
 
 
 class PromptStore(Closeable):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data import pictures
+from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
-from ppojob_trainer.data.columns import BadCell, pictures_of, read_row
+from ppojob_trainer.data.columns import SHOWN, BadCell, read_row
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
     Demonstrations,
@@ -19,6 +19,7 @@ from ppojob_trainer.data.demonstrations import (
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
+from ppojob_trainer.data.media import PICTURES, VIDEOS, shown_by
 from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair, read_split
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
@@ -257,26 +258,22 @@ class Scan:
     def _seeing(
         self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]
     ) -> tuple[PromptRow, Sequence[bytes]]:
-        """A row with the pictures that its prompt shows, and those behind it."""
-        if not self._asked["sees_pictures"]:
+        """A row with what its prompt shows, and the pictures behind it."""
+        form = self.chat.pictures
+        if form is None or not self._asked["sees_pictures"]:
             return row, ()
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
-        cell = cells.get(pictures.COLUMN)
-        if cell and self.given != "sft" and pictures.marks(later):
-            got, why = f"{pictures.MARK} behind an answer", f"not in this version with {self.given}"
-            allowed = "pictures in front of the first turn of the assistant"
-            raise BadCell(self.spec.prompt_key, got, why, allowed)
-        files = pictures_of(cell, row.prompt, self.spec, self.chat.pictures, later)
-        if not files:
+        files, behind = shown_by(cells, row.prompt, later, self.spec, form, self.given)
+        if not files and not behind:
             return row, ()
         if why := self.chat.blind(row.data_source):
-            raise BadCell(pictures.COLUMN, "pictures", why, "rows without this column")
-        size = sum(map(len, files))
+            shown = next(one for one in (PICTURES, VIDEOS) if cells.get(one.column))
+            raise BadCell(shown.column, shown.noun, why, "rows without this column")
+        size = sum(len(file) for file in [*files, *behind] if videos.clip_of(file) is None)
         if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
             why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
-        count = len(files) - pictures.marks(later)
-        return replace(row, pictures=pictures.packed(files[:count])), files[count:]
+        return replace(row, pictures=pictures.packed(files)), behind
 
     def _told(self, cells: Row, row: PromptRow) -> Told:
         """What the chat template sees of a row beside its messages."""
@@ -332,8 +329,14 @@ class Scan:
                 self.shown.update(hashlib.sha256(files).digest())
         if form is None or not held:
             return ids
-        if ids.count(form.token) != len(pictures.unpacked(held)):
-            told = f"it gives {ids.count(form.token)} tokens {form.token}, of a picture each"
+        wanted = [token for token, _ in form.marks(held)]
+        written = [one for one in ids if one in {*wanted}]
+        if written != wanted:
+            counts = (
+                f"{written.count(one)} tokens {one} for {wanted.count(one)}"
+                for one in dict.fromkeys(wanted)
+            )
+            told = f"it gives {' and '.join(counts)} pictures or clips of videos"
             raise BadChatTemplate(told, told)
         return form.expanded(ids, held)
 
@@ -349,10 +352,6 @@ class Scan:
         whole = row.prompt
         if not isinstance(whole, str):
             whole = [*whole, *(dict(said) for answer in candidate.answers for said in answer)]
-        unseen = set(candidate.columns)
-        if self._asked["sees_pictures"]:  # a mark in a row without pictures is text
-            has_some = row.pictures or candidate.later
-            unseen = unseen - {pictures.COLUMN} if has_some else unseen | {pictures.COLUMN}
         found = (
             (self.errors, self._other_kind(candidate)),
             (self.errors, unrewarded(row, self.rewards, self.spec)),
@@ -362,11 +361,22 @@ class Scan:
             (self.warnings, truthless(row, self.spec) if may_need_truth else None),
             (self.warnings, untaken_kwargs(row.extra_info, tools)),
             (self.warnings, with_control_token(whole, control, self.spec)),
-            (self.warnings, with_unseen_media(whole, unseen, self.spec)),
+            (self.warnings, with_unseen_media(whole, self._unseen(candidate), self.spec)),
         )
         for findings, bad in found:
             if bad is not None:
                 _add(findings, bad, candidate.path, candidate.place)
+
+    def _unseen(self, candidate: _Candidate) -> set[str]:
+        """Columns of media of which the row shows the model nothing."""
+        form = self.chat.pictures
+        if form is None or not self._asked["sees_pictures"]:
+            return set(candidate.columns)
+        files = [*pictures.unpacked(candidate.row.pictures), *candidate.later]
+        kinds = {videos.COLUMN if videos.clip_of(one) else pictures.COLUMN for one in files}
+        # A mark in a row without pictures is text.
+        marked = {pictures.COLUMN} if form.video is None else {*SHOWN}
+        return ({*candidate.columns} | marked) - kinds
 
     def _other_kind(self, candidate: _Candidate) -> DataProblem | None:
         """Say that a prompt is text where the first one is messages, or the other way round."""

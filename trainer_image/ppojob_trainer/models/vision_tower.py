@@ -19,6 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.data.pictures import opened, unpacked
+from ppojob_trainer.data.videos import clip_of
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.towers import TOWERS, tower_config
@@ -127,12 +128,24 @@ class VisionTower:
         if self._processor is None:
             kind = next(k for k in _PROCESSORS if k.__name__.startswith(self.form.processor))
             self._processor = kind.from_pretrained(self._folder)
-        made = self._processor(images=[opened(file)], return_tensors="pt", **self.form.told)
+        made = self._made(file)
         pixels = made.pop("pixel_values").to(self._device, self._dtype)
         sizes = {name.removeprefix("image_"): one.to(self._device) for name, one in made.items()}
         with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
             output = tower(pixels, **sizes)
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
+
+    def _made(self, file: bytes) -> Any:
+        """What a tower is given of a picture or a clip."""
+        if (clip := clip_of(file)) is None:
+            return self._processor(images=[opened(file)], return_tensors="pt", **self.form.told)
+        frames = [opened(one) for one in clip.frames]
+        made = self._processor(images=frames, do_resize=False, return_tensors="pt")
+        # A picture is as many equal frames: each gives those that are its own.
+        count, (first, *_) = len(frames), made.pop("image_grid_thw")
+        each = made.pop("pixel_values").unflatten(-1, (3, count, -1)).chunk(count)
+        pixels = torch.stack([one[:, :, n] for n, one in enumerate(each)], dim=2).flatten(1)
+        return {"pixel_values": pixels, "image_grid_thw": first[None]}
 
     def _loaded(self) -> nn.Module:
         if self._tower is not None:

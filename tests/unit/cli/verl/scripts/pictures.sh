@@ -7,7 +7,7 @@ python3 -m verl.trainer.main_ppo \
     algorithm.adv_estimator=grpo algorithm.use_kl_in_reward=False \
     data.train_files=$GEOMETRY/train.parquet data.val_files=$GEOMETRY/test.parquet \
     data.train_batch_size=512 data.max_prompt_length=1024 data.max_response_length=2048 \
-    data.filter_overlong_prompts=True data.image_key=images \
+    data.filter_overlong_prompts=True data.image_key=images data.video_key=videos \
     actor_rollout_ref.model.path=$HOME/models/Qwen2.5-VL-7B-Instruct \
     actor_rollout_ref.actor.freeze_vision_tower=True \
     actor_rollout_ref.actor.ppo_mini_batch_size=128 \

@@ -1,0 +1,269 @@
+"""Rows with videos: as tokens and positions, and what is wrong with them."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from prompt_files import PromptFiles, good_row
+from seeing_models import TIMED, VIDEOS, save_seeing_model
+from tiny_models import NAMES, PATCH, PICTURE, VIDEO, VIDEO_TEMPLATE, picture, save_tokenizer
+from transformers import (
+    Glm4vForConditionalGeneration,
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
+from video_reference import frames_of, own_function
+
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import opened, packed, unpacked
+from ppojob_trainer.data.video_cells import read_videos
+from ppojob_trainer.data.videos import clip_of
+
+pytestmark = pytest.mark.processes
+
+JOINED = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
+CLIP = NAMES.index(VIDEO)
+SMALL = frames_of(4, (24, 16))
+RED = picture("red")
+UNIT = 2 * PATCH
+
+
+def saved(folder: Path, kind: type[PreTrainedModel]) -> Path:
+    save_seeing_model(folder / "model", kind)
+    save_tokenizer(folder / "model", template=VIDEO_TEMPLATE)
+    return folder / "model"
+
+
+def form_of(folder: Path, kind: type[PreTrainedModel]) -> PictureForm:
+    form = PictureForm.read(saved(folder, kind))
+    assert form is not None
+    return form
+
+
+def cell(frames: list[bytes], **told: object) -> dict[str, object]:
+    return {"video": [{"bytes": one} for one in frames], "min_pixels": 1, **told}
+
+
+def test_a_mark_becomes_a_run_of_tokens(tmp_path: Path) -> None:
+    """Between pictures in any order; marks of what a row has none of are text."""
+    model = saved(tmp_path, Qwen2_5_VLForConditionalGeneration)
+    rows = [
+        good_row("a<image><video>b<video>", images=[{"bytes": RED}], videos=[cell(SMALL)] * 2),
+        good_row("<image>?<video>", images=None, videos=[cell(frames_of(5, (16, 16)))]),
+    ]
+    with ChatTokenizer(model) as chat:
+        files = PromptFiles(tmp_path, chat)
+        table = files.table("a.parquet", *rows)
+        with files.open(table) as dataset:
+            read = dataset.rows([0, 1])
+            first, second = (chat.decode(row.token_ids) for row in read)
+            clips = [clip_of(one) for one in unpacked(dataset[0].pictures)]
+            (warned,) = dataset.warnings
+        assert f"a~~~~{VIDEO * 12}b{VIDEO * 12}\n" in first
+        assert f"<image>?{VIDEO * 12}\n" in second
+        assert [None if clip is None else clip.number for clip in clips] == [None, 0, 1, 0, 1]
+        assert [opened(one).tobytes() for one in clips[1].frames] == [
+            opened(one).tobytes() for one in SMALL[:2]
+        ]
+        assert "<image>: the model sees the mark alone" in warned
+        length = max(len(row.token_ids) for row in read)
+        assert files.report(table, maxPromptTokens=length).train_rows == 2
+        assert files.report(table, maxPromptTokens=length - 1).train_rows == 1
+
+
+@pytest.mark.parametrize(("count", "fps"), [(4, 2.0), (5, 0.7), (2, 30.0)])
+def test_clips_are_told_their_time_as_the_processor_does(
+    tmp_path: Path, count: int, fps: float
+) -> None:
+    path = "qwen3_vl/processing_qwen3_vl.py"
+    reference = SimpleNamespace(
+        video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
+        video_token=VIDEO,
+        vision_start_token="",
+        vision_end_token="",
+    )
+    times = own_function(path, "_calculate_timestamps")
+    reference._calculate_timestamps = lambda *told: times(None, *told)
+    told = SimpleNamespace(fps=fps, frames_indices=list(range(count)))
+    grid = torch.tensor([[-(-count // 2), 4, 6]])
+    given = {"video_grid_thw": grid, "video_metadata": [told]}
+    expected = own_function(path, "replace_video_token")(reference, given, 0)
+    model = saved(tmp_path, Qwen3VLForConditionalGeneration)
+    with ChatTokenizer(model) as chat:
+        files = PromptFiles(tmp_path, chat)
+        row = good_row("Look:<video>!", videos=[cell(frames_of(count, (24, 16)), fps=fps)])
+        with files.open(files.table("a.parquet", row)) as dataset:
+            assert f"Look:{expected}!" in chat.decode(dataset[0].token_ids)
+
+
+SIZES = [(2, 16, 16), (5, 40, 20), (7, 9, 35), (8, 200, 150), (3, 64, 3), (2, 100, 99)]
+
+
+@pytest.mark.parametrize(("count", "width", "height"), SIZES)
+def test_frames_are_as_large_as_the_processor_has_them(
+    tmp_path: Path, count: int, width: int, height: int
+) -> None:
+    for kind in (Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration):
+        is_timed = kind in TIMED
+        form = form_of(tmp_path / kind.__name__, kind)
+        name = "qwen3_vl/video_processing_qwen3_vl.py"
+        limits = {"min_pixels": 4 * PATCH**2, "max_pixels": 128 * PATCH**2}
+        if not is_timed:
+            name = name.replace("3", "2")
+            limits["max_pixels"] = 64 * PATCH**2
+        counted = {"num_frames": count} if is_timed else {}
+        resize = own_function(name, "smart_resize")
+        down, across = resize(height=height, width=width, factor=UNIT, **limits, **counted)
+        assert form.video is not None
+        assert form.video.sides_of(count, width, height) == (across, down)
+
+
+def test_sizes_that_rows_want_and_bounds_of_all_frames(tmp_path: Path) -> None:
+    """By qwen-vl-utils' names and limits; and `cap_pixels_per_frame` of transformers."""
+    folder = saved(tmp_path / "plain", Qwen2VLForConditionalGeneration)
+    (folder / "video_preprocessor_config.json").write_text(
+        json.dumps({"size": {"shortest_edge": 1, "longest_edge": 10**9}})
+    )
+    form = PictureForm.read(folder)
+    frames = frames_of(4, (72, 40))
+    for told, sides in (
+        ({"min_pixels": None}, (128, 72)),  # 128 tokens a frame
+        ({"max_pixels": 4 * UNIT**2}, (16, 8)),
+        ({"resized_width": 40, "resized_height": 15}, (40, 16)),
+        ({}, (72, 40)),
+    ):
+        (clips,) = read_videos(cell(frames, **told), form)
+        assert form.sides(clips[0]) == sides, told
+    frames = frames_of(4, (64, 64))
+    for kind, most in ((Qwen2VLForConditionalGeneration, 10), (Qwen3VLForConditionalGeneration, 5)):
+        folder = saved(tmp_path / kind.__name__, kind)
+        settings = {"cap_pixels_per_frame": True, "max_video_tokens": 20 if most == 10 else 5}
+        size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 1000 * PATCH**2}
+        told = json.dumps({**settings, "size": size})
+        (folder / "video_preprocessor_config.json").write_text(told)
+        bound = PictureForm.read(folder)
+        (clips,) = read_videos(cell(frames), bound)
+        width, height = bound.sides(clips[0])
+        assert (most - 4) * UNIT**2 < width * height <= most * UNIT**2
+
+
+@pytest.mark.parametrize(
+    "kind", [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
+)
+@pytest.mark.parametrize("fps", [2.0, 0.5, 29.97])
+def test_positions_go_on_from_the_highest(
+    tmp_path: Path, kind: type[PreTrainedModel], fps: float
+) -> None:
+    """Within a video they are transformers'.
+
+    Behind one Qwen's own code, verl and vLLM go on from the highest; transformers 5 does not count
+    the times there.
+    """
+    path = "qwen2_5_vl/modeling_qwen2_5_vl.py"
+    within = own_function(path, "get_vision_position_ids")
+    form = form_of(tmp_path, kind)
+    (clips,) = read_videos(cell(frames_of(12, (24, 16)), fps=fps), form)
+    ids = form.expanded([5, 6, CLIP, 7, 8], packed(clips))
+    interval = 1.0
+    if kind is Qwen2_5_VLForConditionalGeneration:
+        interval = 2 * torch.tensor([2 / fps])[0]
+    seen = within(None, 2, torch.tensor([6, 4, 6]), 1, 2, interval)
+    behind = int(seen.max()) + 1 + torch.arange(2)
+    expected = torch.cat([torch.arange(2).expand(3, 2), seen, behind.expand(3, 2)], dim=1)
+    assert form.positions(ids, packed(clips)) == expected.tolist()
+
+
+def written_file(path: Path, count: int, fps: float) -> Path:
+    """A video whose n-th frame is as red as its number."""
+    code = cv2.VideoWriter.fourcc(*"mp4v")
+    writer = cv2.VideoWriter(str(path), code, fps, (32, 32))
+    for number in range(count):
+        blue_green_red = np.full((32, 32, 3), (0, 0, 12 * number), np.uint8)
+        writer.write(blue_green_red)
+    writer.release()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("told", "places"),
+    [
+        ({}, [0, 6, 13, 19]),
+        ({"fps": 4}, [0, 3, 5, 8, 11, 14, 16, 19]),
+        ({"fps": 4, "max_frames": 5}, [0, 6, 13, 19]),
+        ({"fps": 1, "min_frames": 2}, [0, 19]),
+        ({"nframes": 6}, [0, 4, 8, 11, 15, 19]),
+        ({"video_start": 0.5, "video_end": 1.5}, [5, 8, 12, 15]),
+        ({"video_start": 1.5, "video_end": 9.0, "fps": 5}, [15, 16, 18, 19]),
+    ],
+)
+@pytest.mark.parametrize("is_path", [True, False])
+def test_frames_of_a_file_are_those_of_qwen_vl_utils(
+    tmp_path: Path, told: dict[str, object], places: list[int], is_path: bool
+) -> None:
+    file = written_file(tmp_path / "a.mp4", 20, 10.0)
+    form = form_of(tmp_path, Qwen3VLForConditionalGeneration)
+    content = f"file://{file}" if is_path else file.read_bytes()
+    (packed_clips,) = read_videos({"video": content, **told}, form)
+    clips = [clip_of(one) for one in packed_clips]
+    frames = [opened(one) for clip in clips for one in clip.frames]
+    found = [np.asarray(one)[:, :, 0].mean() / 12 for one in frames]
+    assert np.abs(np.array(found) - places).max() < 0.5
+    pairs = zip(places[::2], places[1::2], strict=True)
+    assert [clip.text for clip in clips] == [
+        f"<{(first / 10 + last / 10) / 2:.1f} seconds>" for first, last in pairs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"videos": [cell(SMALL[:1])]}, "videos: got 1 frames: no video; "),
+        ({"videos": [cell([*SMALL, RED])]}, "videos: got 16 by 16 and 24 by 16: frames of a video"),
+        ({"videos": [cell([b"\x89PNG"] * 2)]}, "videos: got bytes that are no picture: "),
+        ({"videos": [cell(SMALL, fps=0)]}, "videos: got 0: fps says which frames"),
+        (
+            {"videos": [cell(SMALL, video_start=2.0)]},
+            "videos: got video_start: not in",
+        ),
+        ({"videos": [{"video": "nowhere.mp4"}]}, 'videos: got "nowhere.mp4": no such file; '),
+        (
+            {"videos": [{"video": b"no video"}]},
+            "videos: got bytes of a video: 0 frames",
+        ),
+        ({"videos": [7]}, "videos: got int: it is no video; "),
+        ({"videos": [cell(SMALL)] * 2}, "prompt: got 1 marks <video>: the row has 2 videos; "),
+        ({"videos": [cell(SMALL)], "prompt": "<video>"}, "prompt: got text: the row has 1 videos"),
+    ],
+)
+def test_what_is_no_row_with_videos_is_refused(
+    tmp_path: Path, changes: dict[str, object], told: str
+) -> None:
+    with ChatTokenizer(saved(tmp_path, Qwen2VLForConditionalGeneration)) as chat:
+        files = PromptFiles(tmp_path, chat)
+        (line,) = files.errors(files.table("a.parquet", {**good_row("<video>?"), **changes}))
+        assert line.startswith(f"a.parquet:0:{told}")
+
+
+def test_videos_are_shown_in_front_of_answers_by_models_that_have_them(tmp_path: Path) -> None:
+    asked, said = {"role": "user", "content": "<video>?"}, {"role": "assistant", "content": "a"}
+    row = {"prompt": [asked, said], "videos": [cell(SMALL)]}
+    later = {"prompt": [{**asked, "content": "?"}, said, asked, said], "videos": [cell(SMALL)]}
+    with ChatTokenizer(saved(tmp_path, Qwen2VLForConditionalGeneration)) as chat:
+        files = PromptFiles(tmp_path, chat)
+        assert files.errors(files.table("a.parquet", row), given="sft") == []
+        (line,) = files.errors(files.table("b.parquet", later), given="sft")
+        assert line.startswith("b.parquet:0:prompt: got <video> behind an answer: not in this")
+    with ChatTokenizer(saved(tmp_path / "glm", Glm4vForConditionalGeneration)) as chat:
+        assert Glm4vForConditionalGeneration not in VIDEOS
+        files = PromptFiles(tmp_path, chat)
+        seen = good_row("<video>", videos=[cell(SMALL)])
+        (line,) = files.errors(files.table("c.parquet", seen))
+        assert line.startswith("c.parquet:0:videos: got 1 videos: this model is shown none; ")
+        assert PICTURE not in line

@@ -1,0 +1,130 @@
+"""Videos in prompts: what trainer and engine compute is what transformers' whole model does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_phase import generate
+from padded_reference import as_in_files, gradients, relative_difference
+from seeing_models import save_seeing_model
+from tiny_models import NAMES, PICTURE, VIDEO, noise
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
+from video_reference import FPS, frames_of, marks_of, whole_logprobs_of_videos
+
+from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.pictures import packed
+from ppojob_trainer.data.video_cells import read_videos
+from ppojob_trainer.engine.attention import use_packed_attention
+from ppojob_trainer.engine.forward_engine import packed_pass
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.weight_files import own_name
+from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
+from ppojob_trainer.rollout.protocol import Request, SamplingParams
+from ppojob_trainer.rows.experience import Experience
+
+FAMILIES = [
+    Qwen2VLForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
+]
+TOKEN, CLIP = NAMES.index(PICTURE), NAMES.index(VIDEO)
+
+
+def form_of(folder: Path) -> PictureForm:
+    form = PictureForm.read(folder)
+    assert form is not None
+    return form
+
+
+def shown_by(form: PictureForm) -> list[tuple[list[int], bytes]]:
+    """Prompts of two videos, of a picture and a video of three frames, and of nothing."""
+    cells = [frames_of(4, (24, 16)), frames_of(4, (16, 32), 1), frames_of(3, (25, 33), 2)]
+    videos = read_videos([{"video": one, "fps": FPS, "min_pixels": 1} for one in cells], form)
+    drawn = noise(1, (40, 20))
+    first, second, third = videos
+    return [
+        ([5, *marks_of(form, first), 7, *marks_of(form, second), 9], packed([*first, *second])),
+        ([TOKEN, 6, *marks_of(form, third), 8], packed([drawn, *third])),
+        ([10, 11, 12], b""),
+    ]
+
+
+def make_rows(form: PictureForm) -> Experience:
+    """Two responses to each prompt."""
+    torch.manual_seed(3)
+    shown = shown_by(form)
+    lengths = torch.tensor([4, 6, 2, 5, 7, 3])
+    tokens = int(lengths.sum())
+    return Experience(
+        prompts=[torch.tensor(form.expanded(*one)) for one in shown],
+        row_groups=torch.arange(3).repeat_interleave(2),
+        response_tokens=torch.randint(3, 90, (tokens,)),
+        lengths=lengths,
+        mask=torch.ones(tokens, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(tokens),
+        pictures=[pictures for _, pictures in shown],
+    )
+
+
+@pytest.mark.parametrize(("share", "learns"), [(True, True), (False, False)])
+@pytest.mark.parametrize("model_class", FAMILIES)
+def test_the_packed_forward_is_that_of_the_whole_model(
+    tmp_path: Path, model_class: type[PreTrainedModel], share: bool, learns: bool
+) -> None:
+    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+    model, rows = load_model(tmp_path, with_tower=learns), make_rows(form_of(tmp_path))
+    use_packed_attention(model)
+    head = PolicyHead(LogprobSettings(chunk_tokens=5))
+    got = packed_pass(model, head, rows, share_prompts=share).outputs[0]
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    expected = torch.cat(
+        [
+            whole_logprobs_of_videos(
+                whole, tmp_path, rows.prompts[group], rows.pictures[group], response
+            )
+            for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
+        ]
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    factors = torch.randn(len(got))
+    ours = gradients(model, (factors * got).sum())
+    theirs = as_in_files(whole.model, gradients(whole.model, (factors * expected).sum()))
+    named = {own_name(f"model.{name.removeprefix('model.')}"): one for name, one in theirs.items()}
+    if not learns:
+        named = {name: one for name, one in named.items() if not name.startswith("visual.")}
+    assert relative_difference(ours, named) < 1e-5
+
+
+@pytest.mark.parametrize("model_class", FAMILIES[1:])
+def test_the_engine_draws_what_the_whole_model_would(
+    tmp_path: Path, model_class: type[PreTrainedModel]
+) -> None:
+    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+    form, model = form_of(tmp_path), load_model(tmp_path)
+    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=9, stop_token_ids=(TOKEN, CLIP))
+    requests = [
+        Request(str(n), tuple(form.expanded(ids, shown)), sampling, seed=n, pictures=shown)
+        for n, (ids, shown) in enumerate(shown_by(form))
+    ]
+    for request, row in zip(requests, generate(engine, requests), strict=True):
+        with torch.no_grad():
+            expected = whole_logprobs_of_videos(
+                whole,
+                tmp_path,
+                torch.tensor(request.prompt),
+                request.pictures,
+                torch.tensor(row.tokens),
+            )
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=0, atol=1e-5)

@@ -1,0 +1,79 @@
+"""What a row shows: the files of its pictures and of the clips of its videos, at its marks."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ppojob_api.v1alpha1.estimators import GivenType
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data import pictures, videos
+from ppojob_trainer.data.columns import BadCell
+from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
+from ppojob_trainer.data.picture_forms import PictureForm, Wanted
+from ppojob_trainer.data.prompt_store import Prompt
+from ppojob_trainer.data.video_cells import read_videos
+
+
+class Medium(NamedTuple):
+    """A kind of what rows show."""
+
+    column: str
+    mark: str
+    noun: str
+
+
+PICTURES: Final = Medium(pictures.COLUMN, pictures.MARK, "pictures")
+VIDEOS: Final = Medium(videos.COLUMN, videos.MARK, "videos")
+
+
+def shown_by(
+    cells: Row,
+    prompt: Prompt,
+    later: pictures.Messages,
+    spec: DataSpec,
+    form: PictureForm,
+    given: GivenType | None,
+) -> tuple[list[bytes], list[bytes]]:
+    """Files of what a prompt shows, and of what messages behind it show.
+
+    Raises:
+        BadCell: a row has other marks; or a cell has nothing that can be read.
+    """
+    marked = pictures.marks(later)
+    for one in (PICTURES, VIDEOS):
+        may_be_later = one is PICTURES and given == "sft"
+        if cells.get(one.column) and one.mark in marked and not may_be_later:
+            got, why = f"{one.mark} behind an answer", f"not in this version with {given}"
+            allowed = f"{one.noun} in front of the first turn of the assistant"
+            raise BadCell(spec.prompt_key, got, why, allowed)
+    found = _read(cells, spec, form)
+    marks = [] if isinstance(prompt, str) else [*pictures.marks(prompt), *marked]
+    for one, files in found.items():
+        why = f"the row has {len(files)} {one.noun}"
+        if isinstance(prompt, str):
+            why += ", which belong into messages"
+            raise BadCell(spec.prompt_key, "text", why, "a list of messages")
+        if (count := marks.count(one.mark)) != len(files):
+            allowed = f"a mark for each {one.noun.removesuffix('s')}"
+            raise BadCell(spec.prompt_key, f"{count} marks {one.mark}", why, allowed)
+    left = {one.mark: iter(files) for one, files in found.items()}
+    shown = [next(left[mark]) if mark in left else () for mark in marks]
+    first = len(marks) - len(marked)
+    of_prompt, behind = (
+        [file for files in part for file in files] for part in (shown[:first], shown[first:])
+    )
+    return of_prompt, behind
+
+
+def _read(cells: Row, spec: DataSpec, form: PictureForm) -> dict[Medium, Sequence[Sequence[bytes]]]:
+    """The files of each picture and video, of kinds that a row has."""
+    wanted = Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
+    one = PICTURES
+    try:
+        of_pictures = [[file] for file in read_pictures(cells.get(one.column), form, wanted)]
+        one = VIDEOS
+        of_videos = read_videos(cells.get(one.column), form, wanted)
+    except BadPicture as bad:
+        raise BadCell(one.column, bad.got, bad.why, bad.allowed) from None
+    found = {PICTURES: of_pictures, VIDEOS: of_videos}
+    return {one: files for one, files in found.items() if files}
