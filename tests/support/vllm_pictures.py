@@ -53,7 +53,7 @@ FAMILIES = {
     "internvl": InternVLForConditionalGeneration,
     "mistral": Mistral3ForConditionalGeneration,
 }
-SHARED = ("2", "3 mixture", "glm mixture")
+SHARED = ("2", "3 mixture", "glm mixture", "mistral")
 """Of these, one of each kind of tower and of layers, and of heads tied and not."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -75,7 +75,7 @@ def own_code(verl: Verl, job: Draft) -> None:
         job.leave_out("spec.data.curriculum orders rows, not code", f"data.sampler.{name}")
 
 
-_SEES: Final = re.compile(r"(?i)[-_]vl\b")
+_SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl")
 """What the names of models that see pictures have."""
 
 

@@ -122,7 +122,7 @@ def test_end_tokens_of_the_model_follow_the_tokenizers(make_folder: MakeFolder) 
     assert ChatTokenizer(folder).eos_token_ids == (1, 4)
 
 
-@pytest.mark.parametrize("place", ["text", "argument", "file", "list", "config"])
+@pytest.mark.parametrize("place", ["text", "argument", "file", "list", "config", "processor"])
 def test_where_the_template_comes_from(place: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     wanted, other = "{{ 'wanted' }}", "{{ 'other' }}"
     given: str | None = None
@@ -133,6 +133,9 @@ def test_where_the_template_comes_from(place: str, make_folder: MakeFolder, tmp_
     elif place == "list":
         named = [{"name": "tool_use", "template": other}, {"name": "default", "template": wanted}]
         folder = make_folder(None, chat_template=named)
+    elif place == "processor":
+        folder = make_folder(None)
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": wanted}))
     else:
         folder = make_folder(other)
         given = str(tmp_path / "given.jinja") if place == "argument" else None

@@ -1,6 +1,8 @@
 """Which tokens stand for a picture, beside transformers' processors of texts and pictures."""
 
+import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,27 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         save_seeing_model(tmp_path, kind)
         (tmp_path / "tokenizer.json").write_text('{"added_tokens": []}')
         assert PictureForm.read(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "changes"),
+    [
+        ("internvl", "preprocessor_config.json", {"size": TILE}),
+        ("internvl", "preprocessor_config.json", {"size": {"height": TILE, "width": 2 * TILE}}),
+        ("internvl", "preprocessor_config.json", {"max_patches": "4"}),
+        ("internvl", "processor_config.json", {"image_processor": "GotOcr2ImageProcessor"}),
+        ("internvl", "config.json", {"downsample_ratio": 0.3}),
+        ("internvl", "config.json", {"vision_config": {"patch_size": [PATCH]}}),
+        ("mistral", "preprocessor_config.json", {"size": {"height": 64, "width": 64}}),
+        ("mistral", "config.json", {"spatial_merge_size": 0}),
+    ],
+)
+def test_a_folder_with_other_settings_is_shown_none(
+    folders: dict[str, Path], tmp_path: Path, name: str, file: str, changes: dict[str, object]
+) -> None:
+    """Those that transformers refuses, or reads in another way than is known here."""
+    folder = shutil.copytree(folders[name], tmp_path / name)
+    path = folder / file
+    said = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**said, **changes}))
+    assert PictureForm.read(folder) is None

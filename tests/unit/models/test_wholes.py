@@ -8,6 +8,8 @@ import torch
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from seeing_models import save_seeing_model
+from tiny_models import picture
+from transformers import PreTrainedModel, Qwen2VLForConditionalGeneration
 from whole_models import WHOLES, save_whole
 
 from ppojob_api.v1alpha1.training import LoraSpec
@@ -21,6 +23,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of, is_adapter
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.vision_language import language_config
+from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_stream import stored_weights
 
 SEEING = ["internvl", "mistral3"]
@@ -123,6 +126,21 @@ def test_an_export_is_a_whole_again(tmp_path: Path, name: str, has_adapters: boo
         found = {at: weight for at, weight in again.named_parameters() if is_adapter(at)}
         assert found
         assert all((weight == 1.0).all() for weight in found.values())
+
+
+@pytest.mark.parametrize("kind", [*map(WHOLES.get, SEEING), Qwen2VLForConditionalGeneration])
+def test_a_tower_has_the_bits_of_its_file(tmp_path: Path, kind: type[PreTrainedModel]) -> None:
+    """Those of the hub say bfloat16 in each section, which an export in float32 keeps."""
+    save_seeing_model(tmp_path, kind)
+    path, said = tmp_path / "config.json", []
+    section = json.loads(path.read_text())["vision_config"]
+    for dtype in ("float32", "bfloat16"):
+        edit(path, {"vision_config": {**section, "dtype": dtype}})
+        for with_tower in (False, True):
+            tower = tower_of(load_model(tmp_path, with_tower=with_tower))
+            assert tower is not None
+            said += [one.detach() for one in tower.seen([picture("red")])]
+    assert all(torch.equal(one, said[0]) for one in said)
 
 
 @pytest.mark.parametrize("name", SEEING)

@@ -18,6 +18,7 @@ import msgspec
 from PIL import Image
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.data.picture_settings import GridSettings, LinesSettings, TilesSettings
 from ppojob_trainer.data.pictures import encoded, opened, unpacked
 from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
 from ppojob_trainer.data.video_forms import VideoForm
@@ -73,12 +74,17 @@ class PictureForm(ABC):
         config = _object(folder / "config.json")
         # In transformers' order.
         processor = _object(folder / _NEWER).get("image_processor") or _object(folder / _PROCESSOR)
-        name = str(processor.get("image_processor_type", _QWEN)) if processor else ""
+        is_one = isinstance(processor, dict) and processor
+        name = str(processor.get("image_processor_type", _QWEN)) if is_one else ""
         known = next((one for one in _KINDS if name.startswith(one)), None)
-        is_last = config.get("vision_feature_layer", -1) == -1
-        if known is None or not isinstance(config.get("vision_config"), dict) or not is_last:
+        if known is None or config.get("vision_feature_layer", -1) != -1:
             return None
-        return _KINDS[known](known, config, processor, folder)
+        of, settings = _KINDS[known]
+        try:
+            msgspec.convert({**config, "processor": processor}, settings)
+        except msgspec.ValidationError:
+            return None
+        return of(known, config, processor, folder)
 
     @property
     def told(self) -> Settings:
@@ -298,9 +304,11 @@ class Tiles(PictureForm):
         patch = config["vision_config"].get("patch_size", _PATCH)
         patches = patch if isinstance(patch, list) else [patch, patch]
         ratio = config.get("downsample_ratio", _RATIO)
-        down, across = (int(s // p * ratio) for s, p in zip(tile[::-1], patches, strict=True))
+        down, across = (s // p * ratio for s, p in zip(tile[::-1], patches, strict=True))
+        if down != across or down < 1 or not down.is_integer():
+            return None  # the tower joins features of a square
         limits = processor.get("min_patches") or 1, processor.get("max_patches") or _MOST_TILES
-        return cls(token, known, begin, end, tile, down * across, *limits)
+        return cls(token, known, begin, end, tile, int(down * across), *limits)
 
     @property
     def told(self) -> Settings:
@@ -400,10 +408,11 @@ class Lines(PictureForm):
         return [*(line * (height // self.unit))[:-1], self.end]
 
 
-_KINDS: Final[Mapping[str, Callable[[str, Settings, Settings, Path], PictureForm | None]]] = {
-    **dict.fromkeys(_LIMITS, Grid.of),
-    "GotOcr2": Tiles.of,
-    "Pixtral": Lines.of,
+_Read = Callable[[str, Settings, Settings, Path], PictureForm | None]
+_KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
+    **dict.fromkeys(_LIMITS, (Grid.of, GridSettings)),
+    "GotOcr2": (Tiles.of, TilesSettings),
+    "Pixtral": (Lines.of, LinesSettings),
 }
 """What the names of processors begin with that take pictures as is done here."""
 

@@ -129,7 +129,10 @@ def _add_missing_tokens(
 def _chat_template(
     config: dict[str, Json], folder: Path, given: str | None, setting: str
 ) -> tuple[str | None, str]:
-    """Source and place of the template: the given one, chat_template.jinja, or the config's."""
+    """Source and place of the template: the given one, chat_template.jinja, or the config's.
+
+    Else that of chat_template.json, where transformers 4 has put those of models that see pictures.
+    """
     if given is not None:
         return template_text(given, setting), setting if is_template(given) else given
     own = folder / "chat_template.jinja"
@@ -143,7 +146,9 @@ def _chat_template(
             for entry in named:
                 if isinstance(entry, dict) and entry.get("name") == "default":
                     return _text({"content": entry.get("template")}), str(path)
-    return None, str(path)
+    older = folder / "chat_template.json"
+    processors = _text(_read_object(older).get("chat_template"))
+    return processors, str(path if processors is None else older)
 
 
 def template_text(given: str, setting: str = "spec.model.chatTemplate") -> str:

@@ -67,7 +67,9 @@ class _Projected:
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        self.vision_tower = AutoModel.from_config(config.vision_config)
+        # Without a type transformers takes that of the section, and rounds what is loaded to it.
+        dtype = torch.get_default_dtype()
+        self.vision_tower = AutoModel.from_config(config.vision_config, dtype=dtype)
         self.multi_modal_projector = self.projector(config)
         self.post_init()  # type: ignore[attr-defined]
 

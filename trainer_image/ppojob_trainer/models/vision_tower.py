@@ -152,7 +152,7 @@ class VisionTower:
             return self._tower
         config = tower_config(AutoConfig.from_pretrained(self._folder, local_files_only=True))
         with torch.random.fork_rng(devices=[]):
-            tower = TOWERS[config.model_type]._from_config(config)
+            tower = TOWERS[config.model_type]._from_config(config, dtype=self._dtype)
         weights, state = read_weights(self._folder), {}
         for name in tower.state_dict():
             if (path := weights.files.get(f"{TOWER}{name}")) is None:

@@ -1,0 +1,76 @@
+"""What is read of how a model takes pictures, by the names of its files. Loads no torch.
+
+transformers reads no folder with other types, so it is shown no pictures.
+"""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+_Number = Annotated[int, Meta(ge=1)]
+_Sides = Annotated[list[_Number], Meta(min_length=2, max_length=2)]
+_May = _Number | UnsetType
+
+
+class _Limits(Struct):
+    shortest_edge: _May = UNSET
+    longest_edge: _May = UNSET
+
+
+class _TileSize(Struct):
+    height: _May = UNSET
+    width: _May = UNSET
+
+
+class _LongestEdge(Struct):
+    longest_edge: _Number
+
+
+class _GridProcessor(Struct):
+    size: _Limits | None = None
+    min_pixels: _Number | None = None
+    max_pixels: _Number | None = None
+    patch_size: _May = UNSET
+    merge_size: _May = UNSET
+    temporal_patch_size: _May = UNSET
+
+
+class _TilesProcessor(Struct):
+    size: _TileSize | None = None
+    min_patches: _Number | None = None
+    max_patches: _Number | None = None
+
+
+class _LinesProcessor(Struct):
+    size: _LongestEdge | None = None
+
+
+class _TilesTower(Struct):
+    patch_size: _Number | _Sides | UnsetType = UNSET
+
+
+class _LinesTower(Struct):
+    patch_size: _May = UNSET
+
+
+class GridSettings(Struct):
+    """A config.json, with the settings of its processor."""
+
+    vision_config: dict[str, Any]
+    processor: _GridProcessor
+
+
+class TilesSettings(Struct):
+    """See `GridSettings`."""
+
+    vision_config: _TilesTower
+    processor: _TilesProcessor
+    downsample_ratio: float | UnsetType = UNSET
+
+
+class LinesSettings(Struct):
+    """See `GridSettings`."""
+
+    vision_config: _LinesTower
+    processor: _LinesProcessor
+    spatial_merge_size: _May = UNSET
