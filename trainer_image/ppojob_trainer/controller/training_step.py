@@ -22,7 +22,7 @@ from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
-from ppojob_trainer.controller.one_round import Draw
+from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.rollout_stages import RolloutStages
@@ -227,18 +227,7 @@ class TrainingStep:
         batch, greedy = rows.batch, rows.greedy
         with timer("gen"):
             self.channels.place_rows(batch, step)
-        before: dict[str, float] = {}
-        with ExitStack() as stack:
-            finish_scoring: Callable[[], None] | None = None
-            with timer("reward"):
-                if greedy is not None:
-                    self.stages.score(greedy, step)
-                if not rows.is_kept:
-                    finish_scoring = stack.enter_context(self.stages.scoring_of(batch, step))
-            before |= self._forwards(batch, step, timer)
-            if finish_scoring is not None:
-                with timer("reward"):
-                    finish_scoring()
+        before = self._pass_and_score(rows, step, timer)
         dropped = dropped_rows(batch, greedy, step) if self.spec.drops_responses else []
         filtered = filtered_rows(batch, self.spec.algorithm.group_filter, dropped, step)
         left_out = [*dropped, *filtered]
@@ -272,6 +261,21 @@ class TrainingStep:
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped, filtered)
+
+    def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
+        """Pass over the rows, while reward functions score those that have no scores yet."""
+        with ExitStack() as stack:
+            finish_scoring: Callable[[], None] | None = None
+            with timer("reward"):
+                if rows.greedy is not None:
+                    self.stages.score(rows.greedy, step)
+                if not rows.is_kept:
+                    finish_scoring = stack.enter_context(self.stages.scoring_of(rows.batch, step))
+            measured = self._forwards(rows.batch, step, timer)
+            if finish_scoring is not None:
+                with timer("reward"):
+                    finish_scoring()
+        return measured
 
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
         """The coefficients, that of the entropy bonus as the entropy of this step wants it."""
