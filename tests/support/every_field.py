@@ -31,6 +31,7 @@ START: dict[str, Any] = {
             "kl": {"in": "reward", "controller": "adaptive"},
             "entropyControl": {"maxCoefficient": 1.0},
             "scoreClip": {"low": -1.0, "high": 1.0},
+            "groupFilter": {"keep": 2},
         },
         "optimizer": {"schedule": "cosine", "type": "muon"},
         "reference": {

@@ -61,6 +61,14 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.7,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 INTERLEAVED = {**SECTIONS, "mrope_interleaved": True, "mrope_section": [2, 3, 3]}
 PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
 HALF_ROTATED = {**SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
@@ -68,6 +76,7 @@ STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_di
 OPTIONS = {
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "gpt_oss": {"head_dim": 2 * HALF},
+    "mistral": {"rope_parameters": LLAMA3},
     "minimax_m2": {"head_dim": 2 * HALF, "rotary_dim": HALF},
     "deepseek_v2": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
     "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},

@@ -2,6 +2,7 @@
 
 from pydantic.alias_generators import to_camel
 
+from ppojob_api.rules.policy_loss import COMPARE_GROUPS as LOSSES_OF_GROUPS
 from ppojob_api.rules.rule import rules, words
 from ppojob_api.v1alpha1.algorithm import FULL_KL, GRADIENT_OF_K2
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN, PAIRS, SAMPLED_REVERSE_KL
@@ -166,8 +167,10 @@ ALGORITHM_RULES = rules(
     must: self.groupFilter.keep < self.samplesPerPrompt
 
     spec.algorithm | groupFilter.keep | OutOfRange
-        the estimator ${self.type} compares those that are kept with each other; at least 2
-    when: has(self.groupFilter) && self.type in $COMPARE_GROUPS
+        type, policyLoss.type or dynamicSampling compares those that are kept with each other;
+        at least 2
+    when: has(self.groupFilter) && (self.type in $COMPARE_GROUPS
+        || self.policyLoss.type in $LOSSES_OF_GROUPS || has(self.dynamicSampling))
     must: self.groupFilter.keep >= 2
 
     spec.algorithm.dynamicSampling | meanAbove | OutOfRange
@@ -580,6 +583,7 @@ ALGORITHM_RULES = rules(
     HAVE_CRITIC=words(_HAVE_CRITIC),
     OF_ADVANTAGES="policyLoss rolloutCorrection entropyCoefficient entropyControl"
     " highEntropyShare offPolicyThreshold maskTruncated",
+    LOSSES_OF_GROUPS=words(LOSSES_OF_GROUPS),
     OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling groupFilter resampling"
     " overlongPenalty scoreClip truncationPenalty"

@@ -106,8 +106,8 @@ class PpoSpec(Section):
     verl: algorithm.lam, 1."""
 
     whiten_rewards: bool = False
-    """Divide the rewards of tokens by their deviation over the tokens of the step, around their
-    mean. TRL: whiten_rewards, false."""
+    """Scale the rewards of tokens to a standard deviation of 1 over the trained tokens of the step;
+    their mean stays. TRL: whiten_rewards, false."""
 
 
 class ReinforcePlusPlusSpec(Section):

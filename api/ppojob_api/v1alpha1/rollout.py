@@ -184,7 +184,7 @@ class RewardModelSpec(Section):
     verl: reward_model.max_length."""
 
     mean: RewardWeight = 0.0
-    """What is taken off its score, ahead of the factor, so that scores lie around 0.
+    """What is subtracted from its score before weight multiplies it, so that scores lie around 0.
     OpenRLHF: mean in a reward model's config.json, with normalize_reward."""
 
     weight: RewardWeight = 1.0

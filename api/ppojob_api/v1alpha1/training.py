@@ -85,11 +85,11 @@ class RopeScalingSpec(Section):
     verl: override_config.rope_scaling.original_max_position_embeddings."""
 
     low_freq_factor: RopeFactor = 1.0
-    """Of llama3: what turns fewer times over those positions is stretched whole. Llama 3.1: 1.
-    verl: override_config.rope_scaling.low_freq_factor."""
+    """Of llama3: dimensions that turn fewer times than this over those positions are stretched by
+    the whole factor. Llama 3.1: 1. verl: override_config.rope_scaling.low_freq_factor."""
 
     high_freq_factor: RopeFactor = 4.0
-    """Of llama3: what turns more times over them stays as it is. Llama 3.1: 4.
+    """Of llama3: dimensions that turn more times than this stay as they are. Llama 3.1: 4.
     verl: override_config.rope_scaling.high_freq_factor."""
 
 
@@ -130,8 +130,9 @@ class ModelSpec(Section):
     """Train adapters beside frozen weights; absent: all weights are trained."""
 
     average_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Export an average of what is trained: behind each update it is so many times what it was, and
-    the rest the weights; absent: the last weights. OpenRLHF: ema_beta, 0.992, with enable_ema."""
+    """Export an average of what is trained: after each update the average a becomes
+    d a + (1 - d) w, where d is this number and w the weights; absent: the last weights.
+    OpenRLHF: ema_beta, 0.992, with enable_ema."""
 
     freeze_routers: bool = False
     """Leave the routers of a mixture of experts as they are. verl: freeze_moe_router, false."""

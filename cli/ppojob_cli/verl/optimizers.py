@@ -137,8 +137,7 @@ def moments_type(verl: Verl, job: Draft) -> None:
         keys = [f"{at}.optim.{name}" for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
         types = {str(verl[key]).removeprefix("torch.").lower() for key in keys}
         if types <= {"bf16", "bfloat16"}:
-            for key in keys:
-                job.set(f"{section}.momentsDtype", "bfloat16", key)
+            job.set(f"{section}.momentsDtype", "bfloat16", *keys)
         elif types <= {"fp32", "float32"}:
             job.keep(*keys)
         else:

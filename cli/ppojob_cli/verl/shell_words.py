@@ -42,7 +42,9 @@ _COMPUTE: Final[Mapping[str, Callable[[int, int], int]]] = {
     "||": lambda a, b: bool(a or b),
 }
 _IN_DEFAULT: Final = re.compile(r"(?<=[-=])\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)(?=[^\n]*\})")
-_WITHIN: Final = re.compile(r"('[^'\n]*')|(?<=[\w./:,+@%-])\$([A-Za-z_]\w*)")
+_WITHIN: Final = re.compile(
+    r"""('[^'\n]*'|"(?:[^"\\\n]|\\.)*")|(?<=[\w./:,+@%}"')\]-])\$([A-Za-z_]\w*)"""
+)
 _NAME: Final = re.compile(r"^!?(\w+|[@*#?$!-])(\[[^\]]*\])?")
 _HIDDEN: Final = re.compile("\ue004([0-9a-f]*)\ue005")
 _OTHER_HARDWARE: Final = "torch_npu"

@@ -101,6 +101,9 @@ def test_groups_are_replaced_whose_mean_is_out_of_bounds(
 def test_groups_are_replaced_of_which_a_response_was_cut_off() -> None:
     cut = [False, False, False, True, True, False]
     assert has_signal([0.0, 1.0] * 3, 2, cut=cut) == [True, False, False]
+    # One that is not trained on may be cut off.
+    cut = [False, False, True, False, True, False]
+    assert has_signal([0.0, 1.0, 2.0] * 2, 3, [2], cut=cut) == [True, False]
 
 
 def test_dynamic_sampling_hands_its_bounds_on() -> None:

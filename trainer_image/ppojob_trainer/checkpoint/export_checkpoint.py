@@ -1,6 +1,6 @@
 """A model of a checkpoint as a Hugging Face folder, without a job that runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,12 @@ from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_trainer import remote_files
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
-from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.files import (
+    AVERAGE_FILE,
+    MODEL_FILE,
+    FileEntry,
+    files_of_all_ranks,
+)
 from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.tokenizer_files import template_text
@@ -43,9 +48,8 @@ def export_checkpoint(
 ) -> int:
     """Put a model's weights together, however many ranks wrote them, and write them.
 
-    It is the policy, or the critic where that is a process reward model.
-
-    Where the job averages what it trains, that average is written, as at the end of a run.
+    It is the policy, or the critic where that is a process reward model. Where the job averages
+    what it trains, that average is written, as at the end of a run.
 
     The checkpoint's own configuration names the model that training began from: adapters are merged
     into its weights, and its config, tokenizer and template go along. Or the adapters alone are
@@ -68,12 +72,7 @@ def export_checkpoint(
     source = (_critic if critic else _policy)(settings, checkpoint)
     model = source.model
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
-    entries = files_of_all_ranks(found.files, source.role, MODEL_FILE, checkpoint.name)
-    parts = read_parts(checkpoint, entries, None, rank=0)
-    if model.average_decay is not None:
-        entries = files_of_all_ranks(found.files, source.role, AVERAGE_FILE, checkpoint.name)
-        parts |= read_parts(checkpoint, entries, None, rank=0)
-    tensors = {name: tensor for name, tensor in parts.items() if not is_log_partition(name)}
+    tensors = _tensors(checkpoint, found.files, source)
     adapters, is_scorer = dict[str, Adapter](), _is_scorer(settings)
     if model.lora is not None:
         adapters = adapters_in(tensors, model.lora)
@@ -105,6 +104,18 @@ def export_checkpoint(
         overrides=source.overrides,
     )
     return found.progress.step
+
+
+def _tensors(
+    checkpoint: Path, files: Sequence[FileEntry], source: _Source
+) -> dict[str, torch.Tensor]:
+    """The model's weights, or its adapters; averages of those that have one."""
+    parts = dict[str, torch.Tensor]()
+    names = [MODEL_FILE] if source.model.average_decay is None else [MODEL_FILE, AVERAGE_FILE]
+    for name in names:
+        entries = files_of_all_ranks(files, source.role, name, checkpoint.name)
+        parts |= read_parts(checkpoint, entries, None, rank=0)
+    return {name: tensor for name, tensor in parts.items() if not is_log_partition(name)}
 
 
 def _policy(settings: Mapping[str, Json], checkpoint: Path) -> _Source:

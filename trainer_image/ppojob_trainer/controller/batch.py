@@ -6,7 +6,7 @@ Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the 
 import hashlib
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -194,10 +194,10 @@ class Batch:
         """Names of those values, and whether they are text."""
         return value_kinds(self.values())
 
-    def numbers(self, name: str, step: int, where: str) -> list[float]:
+    def numbers(self, name: str, step: int, where: str, others: Sequence[str] = ()) -> list[float]:
         """(rows,) the score, or a number that scorers gave beside it.
 
-        `where` is the field that names it, for the message.
+        For the message, `where` is the field that names it, and `others` what it takes besides.
 
         Raises:
             RewardFailed: a row has no such number.
@@ -214,7 +214,7 @@ class Batch:
                 raise RewardFailed(
                     where,
                     f"got {shown(name)}: row {row} of step {step} has no such number; "
-                    f"{' or '.join([SCORE, *there])}",
+                    f"{' or '.join([*others, SCORE, *there])}",
                 )
             found.append(value)
         return found

@@ -152,18 +152,19 @@ def has_signal(
     """(prompts,) whether the responses of each prompt have different numbers, their mean in bounds.
 
     `numbers` are those of all rows, `samples` a prompt; `dropped` rows do not count. A mean lies
-    between the two `means`, on neither of them. No row of a prompt is `cut`, (rows,) where that
-    counts.
+    between the two `means`, on neither of them. No other row of a prompt is `cut`, (rows,) where
+    that counts.
     """
     left, (low, high) = set(range(len(numbers))) - set(dropped), means
-    firsts = range(0, len(numbers), samples)
     groups = [
-        [numbers[row] for row in range(first, first + samples) if row in left] for first in firsts
+        [row for row in range(first, first + samples) if row in left]
+        for first in range(0, len(numbers), samples)
     ]
-    is_whole = [not any(cut[first : first + samples]) for first in firsts]
     return [
-        whole and len(set(group)) > 1 and low < fmean(group) < high
-        for whole, group in zip(is_whole, groups, strict=True)
+        len({numbers[row] for row in group}) > 1
+        and low < fmean(numbers[row] for row in group) < high
+        and not (cut and any(cut[row] for row in group))
+        for group in groups
     ]
 
 

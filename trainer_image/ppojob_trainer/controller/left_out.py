@@ -9,6 +9,8 @@ from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rewards.records import DROPPED
 
 METRIC: Final = "spec.algorithm.groupFilter.metric"
+LENGTH: Final = "length"
+SCORE_PER_TOKEN: Final = "score_per_token"
 
 
 def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
@@ -59,9 +61,10 @@ def filtered_rows(
 
 def _ranks(batch: Batch, metric: str, step: int) -> list[float]:
     """(rows,) a number that is smaller of a row that is rather kept."""
-    if metric == "length":
+    if metric == LENGTH:
         return [float(length) for length in batch.lengths]
-    if metric == "score_per_token":
+    if metric == SCORE_PER_TOKEN:
         pairs = zip(batch.scores, batch.lengths, strict=True)
         return [-score / max(1, length) for score, length in pairs]
-    return [-number for number in batch.numbers(metric, step, METRIC)]
+    others = (LENGTH, SCORE_PER_TOKEN)
+    return [-number for number in batch.numbers(metric, step, METRIC, others)]

@@ -232,18 +232,7 @@ class TrainingStep:
         batch, greedy = rows.batch, rows.greedy
         with timer("gen"):
             self.channels.place_rows(batch, step)
-        before: dict[str, float] = {}
-        with ExitStack() as stack:
-            finish_scoring: Callable[[], None] | None = None
-            with timer("reward"):
-                if greedy is not None:
-                    self.stages.score(greedy, step)
-                if not rows.is_kept:
-                    finish_scoring = stack.enter_context(self.stages.scoring_of(batch, step))
-            before |= self._forwards(batch, step, timer)
-            if finish_scoring is not None:
-                with timer("reward"):
-                    finish_scoring()
+        before = self._pass_and_score(rows, step, timer)
         dropped = dropped_rows(batch, greedy, step) if self.spec.drops_responses else []
         filtered = filtered_rows(batch, self.spec.algorithm.group_filter, dropped, step)
         left_out = [*dropped, *filtered]
@@ -275,6 +264,21 @@ class TrainingStep:
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped, filtered)
+
+    def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
+        """Pass over the rows, while reward functions score those that have no scores yet."""
+        with ExitStack() as stack:
+            finish_scoring: Callable[[], None] | None = None
+            with timer("reward"):
+                if rows.greedy is not None:
+                    self.stages.score(rows.greedy, step)
+                if not rows.is_kept:
+                    finish_scoring = stack.enter_context(self.stages.scoring_of(rows.batch, step))
+            measured = self._forwards(rows.batch, step, timer)
+            if finish_scoring is not None:
+                with timer("reward"):
+                    finish_scoring()
+        return measured
 
     def _keep(self, rows: Rows, step: int, timer: StepTimer) -> None:
         """Have the rows written that are not yet on the disk."""

@@ -40,6 +40,7 @@ from ppojob_trainer.controller.training_step import (
     needs_old_logprobs,
 )
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks
@@ -70,39 +71,22 @@ def build_loop(
     """
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
-    store = CheckpointStore(
-        root,
-        job_uid=config.uid,
-        config=config.trajectory_json(),
-        files=_code_files(config),
-        bases=bases_of(spec),
-    )
-    journal = Journal(root / JOURNAL_NAME)
+    store, journal = _store(config, root), Journal(root / JOURNAL_NAME)
     began = journal.began()
     train, validation = open_prompts(config, began, stack)
     order = train.order(spec.prompts, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
     hosts = _hosts(config, roles)
     tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
-    several = spec.reference if len(spec.reference_paths) > 1 else None
-    channels = RoleChannels(roles, hosts["actorRollout"], config.uid, several)
+    channels = _channels(config, roles, hosts["actorRollout"])
     stages = _rollout_stages(spec, roles, hosts, channels, tape, began, reporter.drawn)
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
-    source: BatchSource | Demonstrations = (
-        _demonstrations(spec, roles, hosts)
-        if spec.algorithm.given is not None
-        else batch_source(spec, stages, total_steps, train, order)
-    )
+    source = _source(spec, stages, total_steps, train, order)
     training = _training_step(spec, stages, hosts, channels, source)
-
-    def tell_saved(step: int) -> None:
-        shown.saved(step)
-        reporter.training.checkpoint(step)
-
-    checkpoints = _checkpoints(config, roles, store, journal, records, tell_saved)
+    checkpoints = _checkpoints(config, roles, store, journal, records, shown, reporter)
     roles.meanwhile = checkpoints.look
     if isinstance(source, (StepsAhead, DynamicSampling)) and source.ahead is not None:
         checkpoints.write_ahead = source.ahead.save
@@ -135,10 +119,28 @@ def build_loop(
     )
 
 
-def _demonstrations(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup]) -> Demonstrations:
-    algorithm, actor = spec.algorithm, hosts["actorRollout"]
+def _store(config: RunConfig, root: Path) -> CheckpointStore:
+    return CheckpointStore(
+        root,
+        job_uid=config.uid,
+        config=config.trajectory_json(),
+        files=_code_files(config),
+        bases=bases_of(config.spec),
+    )
+
+
+def _source(
+    spec: PPOJobSpec,
+    stages: RolloutStages,
+    total_steps: int,
+    dataset: PromptDataset,
+    order: PromptOrder,
+) -> BatchSource | Demonstrations:
+    algorithm = spec.algorithm
+    if algorithm.given is None:
+        return batch_source(spec, stages, total_steps, dataset, order)
     size, answers = algorithm.prompts_per_step, algorithm.answers_per_row
-    return Demonstrations(roles, actor, size, answers, algorithm.has_mismatched)
+    return Demonstrations(stages.roles, stages.actor, size, answers, algorithm.has_mismatched)
 
 
 def _hosts(config: RunConfig, roles: Roles) -> dict[str, RoleGroup]:
@@ -148,6 +150,12 @@ def _hosts(config: RunConfig, roles: Roles) -> dict[str, RoleGroup]:
         for role in config.topology.roles
         if role.role != "controller"
     }
+
+
+def _channels(config: RunConfig, roles: Roles, actor: RoleGroup) -> RoleChannels:
+    spec = config.spec
+    several = spec.reference if len(spec.reference_paths) > 1 else None
+    return RoleChannels(roles, actor, config.uid, several)
 
 
 def _rollout_stages(
@@ -188,11 +196,17 @@ def _checkpoints(
     store: CheckpointStore,
     journal: Journal,
     records: Records,
-    tell_saved: Callable[[int], None],
+    shown: Prometheus,
+    reporter: Reporter,
 ) -> Checkpoints:
     spec = config.spec.checkpoint
     best = BestCheckpoint(spec.best, records.history) if spec.best is not None else None
     among = best.among if best is not None else lambda _: None
+
+    def tell_saved(step: int) -> None:
+        shown.saved(step)
+        reporter.training.checkpoint(step)
+
     return Checkpoints(
         roles=roles,
         store=store,

@@ -178,7 +178,7 @@ class Scan:
             )
             self.errors.add(DataProblem(self._where, got, why, allowed))
         elif self.good in {0, self.kept}:
-            why = f"{self.spec.label_key} says the same of all, and kto learns the difference"
+            why = "kto learns the difference of good and bad answers"
             self.warnings.add(DataProblem(self._where, got, why, "answers of both kinds"))
 
     @property

@@ -69,16 +69,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     mask, lengths = batch["mask"], batch.lengths
     rewards = _place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))
     scores = row_sum(rewards, mask, lengths)
-    kl: float | None = None
-    if spec.algorithm.kl.in_ == "reward":
-        estimator = spec.algorithm.kl.estimator
-        assert estimator is not None, "a resolved configuration says which estimator"
-        old, reference = batch["old_logprobs"], batch["ref_logprobs"]
-        kl_estimates = kl_estimate(old, reference, estimator, mask=mask)
-        rewards = apply_kl_penalty(rewards, kl_estimates, given.kl_coefficient)
-        is_counted = torch.ones(len(lengths), dtype=torch.bool)
-        is_counted[given.dropped] = False
-        kl = float(row_mean(kl_estimates, mask, lengths)[is_counted].mean())
+    rewards, kl = _charge_kl(spec, batch, rewards, given)
     corrected, told = _correct(spec, batch)
     kept = mask if corrected is None else corrected.mask
     masks = spec.algorithm.mask_truncated or given.masked
@@ -149,6 +140,21 @@ def _place_rewards(
     rewards = torch.zeros(mask.shape) if turn_rewards is None else turn_rewards.clone()
     rewards[row_ends(mask, lengths)] += torch.tensor(scores, dtype=torch.float32)[has_some]
     return rewards
+
+
+def _charge_kl(
+    spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given
+) -> tuple[Tensor, float | None]:
+    """Take the KL penalty off the rewards; returns the mean KL of the rows too, None without it."""
+    if spec.algorithm.kl.in_ != "reward":
+        return rewards, None
+    mask, estimator = batch["mask"], spec.algorithm.kl.estimator
+    assert estimator is not None, "a resolved configuration says which estimator"
+    estimates = kl_estimate(batch["old_logprobs"], batch["ref_logprobs"], estimator, mask=mask)
+    is_counted = torch.ones(len(batch.lengths), dtype=torch.bool)
+    is_counted[given.dropped] = False
+    kl = float(row_mean(estimates, mask, batch.lengths)[is_counted].mean())
+    return apply_kl_penalty(rewards, estimates, given.kl_coefficient), kl
 
 
 def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
