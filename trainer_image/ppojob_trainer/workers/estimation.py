@@ -71,14 +71,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     scores = row_sum(rewards, mask, lengths)
     kl: float | None = None
     if spec.algorithm.kl.in_ == "reward":
-        estimator = spec.algorithm.kl.estimator
-        assert estimator is not None, "a resolved configuration says which estimator"
-        old, reference = batch["old_logprobs"], batch["ref_logprobs"]
-        kl_estimates = kl_estimate(old, reference, estimator, mask=mask)
-        rewards = apply_kl_penalty(rewards, kl_estimates, given.kl_coefficient)
-        is_counted = torch.ones(len(lengths), dtype=torch.bool)
-        is_counted[given.dropped] = False
-        kl = float(row_mean(kl_estimates, mask, lengths)[is_counted].mean())
+        rewards, kl = _take_kl(spec, batch, rewards, given)
     corrected, told = _correct(spec, batch)
     kept = mask if corrected is None else corrected.mask
     masks = spec.algorithm.mask_truncated or given.masked
@@ -121,6 +114,20 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         values=_spread(batch["values"], kept),
         explained_variance=float(explained_variance(batch["values"], estimated.returns, kept)),
     )
+
+
+def _take_kl(
+    spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given
+) -> tuple[Tensor, float]:
+    """Take the KL to the reference off the rewards; and tell its mean over the rows that count."""
+    estimator = spec.algorithm.kl.estimator
+    assert estimator is not None, "a resolved configuration says which estimator"
+    mask, lengths = batch["mask"], batch.lengths
+    estimates = kl_estimate(batch["old_logprobs"], batch["ref_logprobs"], estimator, mask=mask)
+    is_counted = torch.ones(len(lengths), dtype=torch.bool)
+    is_counted[given.dropped] = False
+    kl = float(row_mean(estimates, mask, lengths)[is_counted].mean())
+    return apply_kl_penalty(rewards, estimates, given.kl_coefficient), kl
 
 
 def _leave_out(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
