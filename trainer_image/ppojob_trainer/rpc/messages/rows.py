@@ -65,12 +65,14 @@ class Reprompt(msgspec.Struct, frozen=True):
     Attributes:
         prompts: JSON of the prompts of this rank, messages or text.
         succeeded: its rows that others may be shown, counted among its own.
+        dropped: its rows without a score, which are not trained on, likewise.
         feedback: (rows,) what was said of each; empty for nothing.
         began: what chat templates tell as the time, as in prompts: unix seconds.
     """
 
     prompts: list[bytes]
     succeeded: list[int]
+    dropped: list[int]
     feedback: list[str]
     began: float
 
