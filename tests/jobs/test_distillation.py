@@ -340,7 +340,8 @@ def test_a_step_whose_responses_are_all_bad_teaches_nothing(
     assert [line["distillation/taught"] for line in run_folders.metrics(whole)] == [0.0] * 3
     settings["reprompt"] = {**REPROMPT, "feedbackKey": None, "feedbackTemplate": None}
     two = {"actorRollout": {"ranksPerReplica": 2}}
-    start(distillation(settings, **shown), tmp_path / "one").succeed()
+    one = start(distillation(settings, numExamine=1, **shown), tmp_path / "one").succeed()
+    assert "step 3, row 0: what its teacher reads" in one.logs()
     run_through(distillation(settings, roles=two, **shown), tmp_path / "two", KILLED_BEHIND_PROMPTS)
     run_folders.assert_close(tmp_path / "one", tmp_path / "two")
     assert run_folders.metrics(tmp_path / "one")[0]["distillation/taught"] > 0.5
@@ -353,5 +354,9 @@ def test_rows_that_are_drawn_ahead_are_taught_by_what_succeeded(
     rollout = {"engine": "huggingface", "dtype": "float32", "maxStaleness": 2}
     sections = {**shown, "rollout": rollout, "roles": {"rollout": {}}}
     job = distillation({"reprompt": REPROMPT}, **sections)
-    points = ("rpc.generate.answer.before@3=kill", "rpc.reprompt.answer.before@3=kill")
+    points = (
+        "rpc.generate.answer.before@3=kill",
+        "rpc.reprompt.answer.before@3=kill",
+        "controller.step.computed@2=kill",
+    )
     replay(job, run_twice(job, *points))

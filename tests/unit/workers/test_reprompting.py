@@ -95,7 +95,8 @@ def test_the_first_other_success_of_the_group_is_shown_and_what_was_said(made) -
         "q",
         "q",
     ]
-    assert answer == Reprompted([len(one) for one in rows.teacher_prompts], [0, 1, 2, 3])
+    tokens = [len(one) for one in rows.teacher_prompts]
+    assert answer == Reprompted(tokens, [0, 1, 2, 3], texts[0])
     assert rows.update_mask is not None
     assert rows.update_mask.tolist() == [row < 4 for row in rows.token_rows.tolist()]
 

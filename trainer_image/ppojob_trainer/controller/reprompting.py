@@ -15,6 +15,7 @@ from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.estimators import RepromptSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.role_channels import RoleChannels
+from ppojob_trainer.controller.samples import log_teacher_prompt
 from ppojob_trainer.rpc.messages.rows import Reprompt
 from ppojob_trainer.rpc.methods import REPROMPT
 from ppojob_trainer.rpc.wire import RequestId
@@ -31,12 +32,14 @@ class Reprompting:
     """Has the prompts of a step made, behind its scores.
 
     Attributes:
+        is_shown: whether one of the prompts is shown in the log.
         began: unix seconds at which the run began.
     """
 
     settings: RepromptSpec
     channels: RoleChannels
     began: float
+    is_shown: bool
 
     def prompts_of(self, batch: Batch, dropped: Collection[int], step: int) -> list[int]:
         """Have the owners make the prompts of all rows; answers the rows that have none.
@@ -50,12 +53,15 @@ class Reprompting:
         batch.teacher_prompt_tokens = [tokens for answer in answers for tokens in answer.tokens]
         self.channels.place_rows(batch, step, again=True)
         firsts = [first * batch.samples for first, _ in batch.shares]
-        taught = {
+        taught = [
             first + row
             for first, answer in zip(firsts, answers, strict=True)
             for row in answer.taught
-        }
-        return [row for row in range(batch.num_rows) if row not in taught]
+        ]
+        if taught and self.is_shown:
+            prompt = next(answer.first for answer in answers if answer.taught)
+            log_teacher_prompt(step, taught[0], prompt)
+        return sorted(set(range(batch.num_rows)).difference(taught))
 
     def _said_of(self, batch: Batch, step: int) -> list[str]:
         """(rows,) what a reward function said of each; empty for nothing."""

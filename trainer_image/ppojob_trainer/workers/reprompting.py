@@ -46,7 +46,9 @@ def reprompt(
         for row, group in enumerate(groups)
     ]
     rows.update_mask = rows.mask & is_taught.repeat_interleave(rows.lengths)
-    return Reprompted([len(prompt) for prompt in rows.teacher_prompts], sorted(found))
+    taught = sorted(found)
+    first = chat.decode(found[taught[0]], skip_special_tokens=False) if taught else ""
+    return Reprompted([len(prompt) for prompt in rows.teacher_prompts], taught, first)
 
 
 def _first_that_fits(

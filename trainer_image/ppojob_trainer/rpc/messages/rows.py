@@ -78,10 +78,16 @@ class Reprompt(msgspec.Struct, frozen=True):
 
 
 class Reprompted(msgspec.Struct, frozen=True):
-    """What was made: the tokens of each row's prompt, and which rows have one."""
+    """What was made.
+
+    Attributes:
+        tokens: (rows,) how many the prompt has that the teacher reads before each.
+        taught: the rows for which one was made; `first` is that of the first of them, as text.
+    """
 
     tokens: list[int]
     taught: list[int]
+    first: str = ""
 
 
 class OpenChannel(msgspec.Struct, frozen=True):
