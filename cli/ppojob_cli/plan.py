@@ -122,8 +122,25 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
         f"micro-batches of {ranks * spec.training.micro_batch_tokens} tokens{shared}; "
         f"the longest prompt and response take {prompt_and_response}"
     )
+    yield from _teacher_prompts(spec)
     yield from _whole_groups(spec)
     yield from _waiting_stages(spec)
+
+
+def _teacher_prompts(spec: PPOJobSpec) -> Iterator[str]:
+    """What the reference reads in the place of prompts."""
+    data, shown = spec.data, spec.algorithm.reprompt
+    if data.max_teacher_prompt_tokens is None:
+        return
+    longest = data.max_teacher_prompt_tokens + data.max_response_tokens
+    of = f"column {data.teacher_prompt_key}"
+    if shown is not None:
+        feedback = "" if shown.feedback_key is None else f", and of {shown.feedback_key}"
+        of = f"responses that score {shown.min_score:g} or more{feedback}"
+    yield (
+        f"the reference reads a prompt of its own before each response, of {of}: "
+        f"the longest prompt and response take {longest}"
+    )
 
 
 def _whole_groups(spec: PPOJobSpec) -> Iterator[str]:

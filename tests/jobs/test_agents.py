@@ -310,3 +310,58 @@ def test_a_retriever_of_its_own_finds_the_same_and_may_be_killed(
     assert run_folders.result(output) == run_folders.result(undisturbed_search)
     assert not list((output / "logs").glob("*-tools-*"))
     assert run_folders.rewinds(output) == 1, "a lost retriever pod costs no step"
+
+
+def test_a_teacher_reads_a_prompt_of_its_own_before_a_conversation(
+    run_twice, replay, talking_folder: Path, tmp_path: Path
+):
+    """Row by row as transformers, over all turns; drawn steps ahead in pods of their own, killed.
+
+    And again from its rows.
+    """
+    lines = (talking_folder / "train.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        (question,) = row["prompt"]
+        row["hint"] = [{"role": "user", "content": f"{question['content']}+1+2"}]
+    data = tmp_path / "hinted.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections = agent_jobs.talking(talking_folder, {})
+    job = manifest(
+        tmp_path / "job",
+        talking_folder,
+        agent={"toolRewards": None},
+        data={
+            "train": [{"path": str(data)}],
+            "teacherPromptKey": "hint",
+            "maxPromptTokens": 64,
+            "maxResponseTokens": 96,
+        },
+        algorithm={"type": "distillation", "promptsPerStep": 4, "samplesPerPrompt": 4},
+        rewards=[],
+        rollout={**sections["rollout"], "maxStaleness": 2},
+        roles={"rollout": {}},
+        steps={"total": 4},
+    )
+    points = ("generate.answer.before@3", "forward.answer.before@3", "act.answer.before@5")
+    whole = run_twice(job, *(f"rpc.{point}=kill" for point in points))
+    model = AutoModelForCausalLM.from_pretrained(talking_folder / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(talking_folder / "model")
+
+    @torch.inference_mode()
+    def mean_logprob(prompt: str, row: Mapping[str, list]) -> float:
+        before = tokenizer.encode(prompt, add_special_tokens=False)
+        ids = torch.tensor([before + row["response_ids"]])
+        said = model.eval()(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        drawn = [s["version"] is not None for s in row["segments"] for _ in range(s["tokens"])]
+        return float(said[-len(drawn) :][torch.tensor(drawn)].mean())
+
+    found = {row["row"]: row["advantage"] for row in run_folders.rows(whole, 1, "advantages")}
+    expected = {}
+    for row in run_folders.rows(whole, 1):
+        (question,) = rows[row["prompt_id"]]["prompt"]
+        hinted = row["prompt"].replace(question["content"], f"{question['content']}+1+2")
+        expected[row["row"]] = mean_logprob(hinted, row) - mean_logprob(row["prompt"], row)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert max(len(row["segments"]) for row in run_folders.rows(whole, 1)) > 2
+    replay(job, whole)

@@ -258,7 +258,7 @@ def test_a_teacher_that_follows_the_policy_teaches_what_it_reads(
 @pytest.fixture
 def shown(tiny_folder: Path, tmp_path: Path) -> dict[str, object]:
     """Sections of a job whose teacher is shown a good response of the group, and what was said."""
-    source = tiny_jobs.REWARD.replace("return ", "score = ") + SAYS
+    source = tiny_jobs.REWARD.replace("return ", "score = -1 + ") + SAYS
     return {
         "data": {
             "train": [{"path": str(tiny_folder / "train.jsonl")}],
@@ -267,18 +267,20 @@ def shown(tiny_folder: Path, tmp_path: Path) -> dict[str, object]:
             "maxResponseTokens": 8,
         },
         "reference": None,
-        "rewards": tiny_jobs.reward_at(tmp_path / "letters.py", source),
+        "rewards": tiny_jobs.reward_at(tmp_path / "letters.py", source, onError="drop"),
         "steps": {"total": 3},
         "checkpoint": {"every": 1},
     }
 
 
 SAYS = """
-    said = "3" if score == 0 else ""
+    said = "3" if score == -1 else ""
+    score = float("nan") if len(solution_str) % 8 == 7 else score
     return {"score": score, "said": said}
 """
+"""Below 0, so that no number stands for a score that is better than those of bad responses."""
 REPROMPT = {
-    "minScore": 0.5,
+    "minScore": -0.5,
     "feedbackKey": "said",
     "template": "{prompt}+{solution}{feedback}",
     "solutionTemplate": "1{response}",
@@ -289,19 +291,23 @@ REPROMPT = {
 def test_a_teacher_is_shown_a_good_response_of_the_group(
     run_through, run_twice, distillation, shown, said, tmp_path
 ):
-    """Row by row in the first step; killed on the way, and by two ranks in pods of their own."""
+    """Row by row in the first step; killed on the way, and by two ranks in pods of their own.
+
+    Rows whose reward function failed are no good ones, and are taught nothing.
+    """
     job = distillation({"reprompt": REPROMPT}, **shown)
     points = ("rpc.reprompt.answer.before@2=kill", "rpc.forward.answer.after@3=kill")
     whole = run_twice(job, *points)
     rows, expected, taught = run_folders.rows(whole, 1), {}, 0
     for row in rows:
         others = [one for one in rows if one["prompt_id"] == row["prompt_id"] and one is not row]
-        good = [f"1{one['response']}" for one in others if one["score"] >= 0.5]
-        feedback = "23" if row["score"] == 0 else ""
+        scored = [one for one in others if not one["dropped"]]
+        good = [f"1{one['response']}" for one in scored if one["score"] >= -0.5]
+        feedback = "23" if row["score"] == -1 else ""
         plain = row["prompt"].split("\n")[1].removesuffix("<|im_end|>")
         prompt = asked(f"{plain}+{good[0] if good else ''}{feedback}")
         expected[row["row"]] = 0.0
-        if good or feedback:
+        if (good or feedback) and not row["dropped"]:
             taught += 1
             own = said(asked(plain), row["response_ids"])
             expected[row["row"]] = float((said(prompt, row["response_ids"]) - own).mean())
@@ -322,14 +328,35 @@ KILLED_BEHIND_PROMPTS = "rpc.reprompt.answer.after@2=kill_group"
 def test_a_step_whose_responses_are_all_bad_teaches_nothing(
     start, run_through, distillation, shown, even_folder, tmp_path
 ):
-    """Over the vocabulary; by good ones in one rank and in two, which are killed with the job."""
+    """Over the vocabulary; by good ones in one rank and in two, which are killed with the job.
+
+    A text that no function gives is warned of.
+    """
     shown["model"] = {"path": str(even_folder / "model")}
-    settings = {"divergence": "reverse_kl", "reprompt": {"minScore": 2.0}}
-    whole = start(distillation(settings, **shown), tmp_path / "bad").succeed().output
+    settings = {"divergence": "reverse_kl", "reprompt": {"minScore": 2.0, "feedbackKey": "told"}}
+    bad = start(distillation(settings, **shown), tmp_path / "bad").succeed()
+    whole = bad.output
+    assert 'feedbackKey: got "told"' in bad.logs()
     assert [line["distillation/taught"] for line in run_folders.metrics(whole)] == [0.0] * 3
     settings["reprompt"] = {**REPROMPT, "feedbackKey": None, "feedbackTemplate": None}
     two = {"actorRollout": {"ranksPerReplica": 2}}
-    start(distillation(settings, **shown), tmp_path / "one").succeed()
+    one = start(distillation(settings, numExamine=1, **shown), tmp_path / "one").succeed()
+    assert "step 3, row 0: what its teacher reads" in one.logs()
     run_through(distillation(settings, roles=two, **shown), tmp_path / "two", KILLED_BEHIND_PROMPTS)
     run_folders.assert_close(tmp_path / "one", tmp_path / "two")
     assert run_folders.metrics(tmp_path / "one")[0]["distillation/taught"] > 0.5
+
+
+def test_rows_that_are_drawn_ahead_are_taught_by_what_succeeded(
+    run_twice, replay, distillation, shown
+):
+    """Two steps ahead, in pods of their own; killed, and again from its rows."""
+    rollout = {"engine": "huggingface", "dtype": "float32", "maxStaleness": 2}
+    sections = {**shown, "rollout": rollout, "roles": {"rollout": {}}}
+    job = distillation({"reprompt": REPROMPT}, **sections)
+    points = (
+        "rpc.generate.answer.before@3=kill",
+        "rpc.reprompt.answer.before@3=kill",
+        "controller.step.computed@2=kill",
+    )
+    replay(job, run_twice(job, *points))

@@ -490,6 +490,19 @@ ALGORITHM_RULES = rules(
         no response is shown without {response}; a text with it
     must: self.solutionTemplate.contains('{response}')
 
+    spec.algorithm.distillation.reprompt | template feedbackTemplate | NoEffect | here
+        no feedback is shown without {feedback}; a text with it, or no feedbackKey
+    when: has(self.feedbackKey)
+    must: self.$FIELD.contains('{feedback}')
+
+    spec | rewards | NotInThisVersion | here
+        a divergence over the whole vocabulary that leaves out responses without a score (onError:
+        drop): not in this version; errorScore, or algorithm.distillation.divergence: $SAMPLED
+    when: has(self.algorithm.distillation)
+        && self.algorithm.distillation.divergence != '$SAMPLED'
+        && !has(self.algorithm.distillation.reprompt)
+    must: self.rewards.all(one, one.onError != 'drop')
+
     spec | data.validation | NoEffect | here
         nothing says what a response is worth with algorithm.type: distillation alone; rewards, or
         remove it

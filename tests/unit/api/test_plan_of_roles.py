@@ -121,3 +121,27 @@ def test_how_large_a_micro_batch_becomes_whose_rows_are_compared(algorithm, told
     lines = planned(algorithm=compared, training={"microBatchTokens": 1024})
     found = [line for line in lines if "the loss compares" in line]
     assert found == ([f"  the loss compares {told}"] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("data", "algorithm", "told"),
+    [
+        ({}, {"type": "grpo", "kl": {"in": "loss"}}, None),
+        (
+            {"teacherPromptKey": "hint", "maxTeacherPromptTokens": 1000},
+            {"type": "grpo", "kl": {"in": "loss"}},
+            "of column hint: the longest prompt and response take 1512",
+        ),
+        (
+            {},
+            {"type": "distillation", "distillation": {"reprompt": {"feedbackKey": "said"}}},
+            "of responses that score 1 or more, and of said:"
+            " the longest prompt and response take 1792",
+        ),
+    ],
+)
+def test_what_the_reference_reads_in_the_place_of_prompts(data, algorithm, told) -> None:
+    sizes = {"promptsPerStep": 16, "samplesPerPrompt": 8}
+    found = planned(data=GOOD_JOB["spec"]["data"] | data, algorithm=algorithm | sizes)
+    lines = [line.partition("each response, ")[2] for line in found if "before each" in line]
+    assert lines == ([told] if told else [])

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.identity import check_bases
+from ppojob_trainer.checkpoint.identity import changed_settings, check_bases
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
     CheckpointSaved,
@@ -180,6 +180,11 @@ def test_other_settings_are_refused_by_the_one_that_differs(root, config, messag
         kill_server.open_store(root, config=config).latest()
     assert caught.value.exit_status == 2
     assert len(caught.value.problems) == 1
+
+
+def test_a_limit_that_follows_from_another_is_not_told_of():
+    old, new = ({"data": {"maxPromptTokens": n, "maxTeacherPromptTokens": n}} for n in (8, 9))
+    assert changed_settings(old, new) == [("spec.data.maxPromptTokens", "8", "9")]
 
 
 def test_a_field_that_is_new_has_had_its_default(root: Path):

@@ -38,6 +38,7 @@ def made(chat: ChatTokenizer) -> Callable[..., Made]:
         feedback: dict[int, str],
         limit: int = 100,
         prompts: tuple[Prompt, Prompt] = (CHAT, CHAT),
+        dropped: tuple[int, ...] = (),
     ) -> Made:
         settings = {
             "template": "{prompt}{other}{solution}{feedback}",
@@ -67,7 +68,8 @@ def made(chat: ChatTokenizer) -> Callable[..., Made]:
             rollout_logprobs=torch.zeros(sum(map(len, tokens))),
         )
         said = [feedback.get(row, "") for row in range(6)]
-        asked = Reprompt(list(map(msgspec.json.encode, prompts)), succeeded, said, began=0.0)
+        texts = list(map(msgspec.json.encode, prompts))
+        asked = Reprompt(texts, succeeded, list(dropped), said, began=0.0)
         answer = reprompt(spec, chat, asked, rows)
         texts = [
             chat.decode(one.tolist(), skip_special_tokens=False) for one in rows.teacher_prompts
@@ -93,7 +95,8 @@ def test_the_first_other_success_of_the_group_is_shown_and_what_was_said(made) -
         "q",
         "q",
     ]
-    assert answer == Reprompted([len(one) for one in rows.teacher_prompts], [0, 1, 2, 3])
+    tokens = [len(one) for one in rows.teacher_prompts]
+    assert answer == Reprompted(tokens, [0, 1, 2, 3], texts[0])
     assert rows.update_mask is not None
     assert rows.update_mask.tolist() == [row < 4 for row in rows.token_rows.tolist()]
 
@@ -106,3 +109,9 @@ def test_the_first_that_is_not_too_long_is_shown(made) -> None:
     assert answer.taught == [0, 1, 2]
     _, answer, _ = made([0, 2], {}, 3, ("p", "q"))
     assert answer.taught == []
+
+
+def test_a_row_without_a_score_is_taught_nothing(made) -> None:
+    rows, answer, _ = made([0], {1: "f"}, dropped=(1,))
+    assert answer.taught == [2]
+    assert rows.update_mask[rows.token_rows == 1].tolist() == [False] * 11

@@ -35,6 +35,12 @@ _SOURCES: Final = {
     "spec.algorithm.lossScaleTokens": {"spec.algorithm.lossAggregation"},
     "spec.algorithm.kl.estimator": {"spec.algorithm.kl.in"},
     "spec.rollout.maxModelTokens": {"spec.data.maxPromptTokens", "spec.data.maxResponseTokens"},
+    "spec.data.maxTeacherPromptTokens": {
+        "spec.data.teacherPromptKey",
+        "spec.data.maxPromptTokens",
+        "spec.data.maxResponseTokens",
+        "spec.algorithm.distillation.reprompt",
+    },
     "spec.critic": {"spec.algorithm.type"},
     "spec.critic.path": {"spec.model.path"},
     "spec.critic.epochs": {"spec.algorithm.epochs"},

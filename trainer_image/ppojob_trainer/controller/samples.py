@@ -100,6 +100,13 @@ def log_samples(run_folder: Path, purpose: str, step: int, count: int) -> None:
         _log.info("%s", line)
 
 
+def log_teacher_prompt(step: int, row: int, prompt: str) -> None:
+    """Show in the log what the teacher reads before a response."""
+    _log.info("--- step %d, row %d: what its teacher reads", step, row)
+    for line in _block("prompt", _head(prompt[-_RESPONSE_CHARACTERS:])):
+        _log.info("%s", line)
+
+
 def sample_lines(sample: Sample) -> list[str]:
     """A sample as lines that cannot rewrite the terminal."""
     place = f"step {sample.step}" if sample.purpose == "train" else f"validation {sample.step}"

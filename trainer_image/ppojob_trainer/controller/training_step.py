@@ -239,7 +239,7 @@ class TrainingStep:
         has_outcomes = self.spec.algorithm.estimator.critic == "process_reward"
         outcomes = outcomes_of(batch, left_out, step) if has_outcomes else []
         self._keep(rows, step, timer)
-        untaught = self._reprompt(batch, step, timer)
+        untaught = self._reprompt(batch, dropped, step, timer)
         before |= {} if untaught is None else {TAUGHT: 1.0 - len(untaught) / batch.num_rows}
         statistics = self._learn_outcomes(batch, step, outcomes, timer)
         advantaged = None
@@ -288,12 +288,14 @@ class TrainingStep:
             if not rows.is_kept:
                 self.stages.keep(rows.batch, step)
 
-    def _reprompt(self, batch: Batch, step: int, timer: StepTimer) -> list[int] | None:
+    def _reprompt(
+        self, batch: Batch, dropped: Collection[int], step: int, timer: StepTimer
+    ) -> list[int] | None:
         """Have prompts of the teacher made; answers the rows without, None where none are made."""
         if self.reprompting is None:
             return None
         with timer("reprompt"):
-            return self.reprompting.prompts_of(batch, step)
+            return self.reprompting.prompts_of(batch, dropped, step)
 
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
         """The coefficients, that of the entropy bonus as the entropy of this step wants it."""

@@ -281,7 +281,9 @@ def _training_step(
         source=source,
         reprompting=None
         if spec.algorithm.reprompt is None
-        else Reprompting(spec.algorithm.reprompt, channels, stages.began),
+        else Reprompting(
+            spec.algorithm.reprompt, channels, stages.began, is_shown=spec.num_examine > 0
+        ),
     )
 
 

@@ -24,7 +24,7 @@ def reprompt(
 
     The teacher of a row is shown the first other response of its group that succeeded, and what was
     said of the row; where that is too long, the next one. A row without either is not trained on,
-    and its teacher reads the policy's prompt.
+    nor is one without a score, and its teacher reads the policy's prompt.
     """
     settings = spec.algorithm.reprompt
     assert settings is not None, "a job without it asks for no prompts"
@@ -37,7 +37,8 @@ def reprompt(
     left = {}
     for row, group in enumerate(groups):
         others = [text for other, text in good.get(group, {}).items() if other != row]
-        left[row] = _prompts(settings, prompts[group], others, request.feedback[row])
+        if row not in request.dropped:
+            left[row] = _prompts(settings, prompts[group], others, request.feedback[row])
     found = _first_that_fits(spec, chat, left)
     is_taught = torch.tensor([row in found for row in range(len(groups))], dtype=torch.bool)
     rows.teacher_prompts = [
@@ -45,7 +46,9 @@ def reprompt(
         for row, group in enumerate(groups)
     ]
     rows.update_mask = rows.mask & is_taught.repeat_interleave(rows.lengths)
-    return Reprompted([len(prompt) for prompt in rows.teacher_prompts], sorted(found))
+    taught = sorted(found)
+    first = chat.decode(found[taught[0]], skip_special_tokens=False) if taught else ""
+    return Reprompted([len(prompt) for prompt in rows.teacher_prompts], taught, first)
 
 
 def _first_that_fits(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -82,25 +83,23 @@ def own_rows(
         RolloutError: the rows have no experts, as those that another job has drawn.
     """
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
+    tensor = partial(torch.tensor, dtype=torch.int64)
 
     def column(values: Iterable[Iterable[Any]], dtype: torch.dtype) -> Tensor:
         return torch.tensor(list(chain.from_iterable(values)), dtype=dtype)
 
     experience = Experience(
-        prompts=[torch.tensor(prompt.tokens, dtype=torch.int64) for prompt in prompts],
+        prompts=[tensor(prompt.tokens) for prompt in prompts],
         row_groups=torch.arange(len(prompts)).repeat_interleave(samples),
         response_tokens=column((t.tokens for t in trajectories), torch.int64),
-        lengths=torch.tensor(lengths, dtype=torch.int64),
+        lengths=tensor(lengths),
         mask=column((t.mask for t in trajectories), torch.bool),
         rollout_logprobs=column((t.logprobs for t in trajectories), torch.float32),
         context_starts=column((t.context_starts for t in trajectories), torch.bool),
         turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
         pictures=shown if any(shown := [prompt.pictures for prompt in prompts]) else [],
         teacher_prompts=[
-            torch.tensor(prompt.teacher_tokens, dtype=torch.int64)
-            for prompt in prompts
-            for _ in range(samples)
-            if prompt.teacher_tokens
+            tensor(p.teacher_tokens) for p in prompts for _ in range(samples) if p.teacher_tokens
         ],
         later_pictures=later
         if any(later := [packed_later(trajectory.pictures) for trajectory in trajectories])

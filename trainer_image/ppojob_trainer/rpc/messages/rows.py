@@ -65,21 +65,29 @@ class Reprompt(msgspec.Struct, frozen=True):
     Attributes:
         prompts: JSON of the prompts of this rank, messages or text.
         succeeded: its rows that others may be shown, counted among its own.
+        dropped: its rows without a score, which are not trained on, likewise.
         feedback: (rows,) what was said of each; empty for nothing.
         began: what chat templates tell as the time, as in prompts: unix seconds.
     """
 
     prompts: list[bytes]
     succeeded: list[int]
+    dropped: list[int]
     feedback: list[str]
     began: float
 
 
 class Reprompted(msgspec.Struct, frozen=True):
-    """What was made: the tokens of each row's prompt, and which rows have one."""
+    """What was made.
+
+    Attributes:
+        tokens: (rows,) how many the prompt has that the teacher reads before each.
+        taught: the rows for which one was made; `first` is that of the first of them, as text.
+    """
 
     tokens: list[int]
     taught: list[int]
+    first: str = ""
 
 
 class OpenChannel(msgspec.Struct, frozen=True):
