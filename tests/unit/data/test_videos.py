@@ -23,9 +23,11 @@ from video_reference import frames_of, own_function, size_of_frames
 
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.picture_cells import BadPicture
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_forms import Grid, PictureForm
 from ppojob_trainer.data.pictures import opened, packed, unpacked
 from ppojob_trainer.data.video_cells import read_videos
+from ppojob_trainer.data.video_files import decoded
+from ppojob_trainer.data.video_forms import Joined
 from ppojob_trainer.data.videos import clip_of
 
 pytestmark = pytest.mark.processes
@@ -35,6 +37,10 @@ CLIP = NAMES.index(VIDEO)
 SMALL = frames_of(4, (24, 16))
 RED = picture("red")
 UNIT = 2 * PATCH
+
+
+def as_it_is(size: tuple[int, int], count: int) -> tuple[int, int]:
+    return size
 
 
 def saved(folder: Path, kind: type[PreTrainedModel]) -> Path:
@@ -141,12 +147,10 @@ def test_frames_are_as_large_as_the_processor_has_them(
     ],
 )
 def test_frames_of_lists_are_as_large_as_qwen_vl_utils_has_them(
-    tmp_path: Path, count: int, width: int, height: int, told: dict[str, int]
+    count: int, width: int, height: int, told: dict[str, int]
 ) -> None:
-    folder = saved(tmp_path, Qwen2VLForConditionalGeneration)
-    limits = {"size": {"shortest_edge": 1, "longest_edge": 10**9}}
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(limits))
-    form = PictureForm.read(folder)
+    video = Joined(CLIP, UNIT, 2, 1, 10**9, None, None)
+    form = Grid(NAMES.index(PICTURE), "Qwen2", PATCH, 2, 1, 10**9, video)
     frames = [{"bytes": one} for one in frames_of(count, (width, height))]
     (clips,) = read_videos({"video": frames, **told}, form)
     assert form.sides(clips[0]) == size_of_frames(told, count, width, height, UNIT)
@@ -246,22 +250,20 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(
 def test_parts_that_a_file_does_not_have_are_refused(
     tmp_path: Path, told: dict[str, object], refused: str
 ) -> None:
-    form = form_of(tmp_path, Qwen3VLForConditionalGeneration)
     file = str(written_file(tmp_path / "a.mp4", 20, 10.0))
     with pytest.raises(BadPicture, match=refused):
-        read_videos({"video": file, **told}, form)
+        decoded(file, told, as_it_is)
 
 
 def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
     """Matroska tells the length of its sound, of which OpenCV makes a number of frames."""
-    form = form_of(tmp_path, Qwen3VLForConditionalGeneration)
     content = written_file(tmp_path / "a.mkv", 20, 10.0).read_bytes()
     length = b"\x44\x89\x88"
     assert content.count(length + struct.pack(">d", 2000.0)) == 1
     longer = content.replace(length + struct.pack(">d", 2000.0), length + struct.pack(">d", 2200.0))
-    assert read_videos({"video": longer}, form) == read_videos({"video": content}, form)
+    assert decoded(longer, {}, as_it_is) == decoded(content, {}, as_it_is)
     with pytest.raises(BadPicture, match=r"it breaks off: \d+ of 20 frames can be read"):
-        read_videos({"video": content[: len(content) // 2]}, form)
+        decoded(content[: len(content) // 2], {}, as_it_is)
 
 
 @pytest.mark.parametrize(
