@@ -1,6 +1,7 @@
-"""What transformers makes of videos, whose classes are not loaded without torchvision.
+"""What transformers and qwen-vl-utils make of videos, which are not loaded without torchvision.
 
-Its functions are taken out of its files, one by one.
+Functions of transformers are taken out of its files, one by one; those of qwen-vl-utils 0.0.14
+(`vision_process.py`) are repeated here, for sizes alone.
 """
 
 import ast
@@ -41,6 +42,42 @@ def own_function(path: str, name: str) -> Callable[..., Any]:
 
 
 _PATCHIFY = own_function("qwen2_vl/video_processing_qwen2_vl.py", "patchify")
+
+
+def _resized(
+    height: int, width: int, factor: int, least: float | None = None, most: float | None = None
+) -> tuple[int, int]:
+    """`smart_resize` of qwen-vl-utils."""
+    most = most if most is not None else 16384 * factor**2
+    least = least if least is not None else 4 * factor**2
+    h_bar = max(factor, round(height / factor) * factor)
+    w_bar = max(factor, round(width / factor) * factor)
+    if h_bar * w_bar > most:
+        beta = math.sqrt((height * width) / most)
+        h_bar = math.floor(height / beta / factor) * factor
+        w_bar = math.floor(width / beta / factor) * factor
+    elif h_bar * w_bar < least:
+        beta = math.sqrt(least / (height * width))
+        h_bar = math.ceil(height * beta / factor) * factor
+        w_bar = math.ceil(width * beta / factor) * factor
+    return h_bar, w_bar
+
+
+def size_of_frames(
+    ele: dict[str, Any], count: int, width: int, height: int, factor: int
+) -> tuple[int, int]:
+    """Width and height that `fetch_video` gives a list of frames, by way of `fetch_image`."""
+    is_told = "resized_height" in ele and "resized_width" in ele
+    told = (ele["resized_height"], ele["resized_width"], factor) if is_told else ()
+    limits = ele.get("min_pixels"), ele.get("max_pixels")
+    height, width = _resized(*told) if told else _resized(height, width, factor, *limits)
+    nframes = math.ceil(count / 2) * 2
+    least = ele.get("min_pixels", 128 * factor**2)
+    total = ele.get("total_pixels", 128000 * factor * factor * 0.9)
+    most = max(min(768 * factor**2, total / nframes * 2), int(least * 1.05))
+    most = min(ele.get("max_pixels", most), most)
+    height, width = _resized(*told) if told else _resized(height, width, factor, least, most)
+    return width, height
 
 
 def frames_of(count: int, size: tuple[int, int], seed: int = 0) -> list[bytes]:

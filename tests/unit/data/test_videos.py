@@ -1,6 +1,7 @@
 """Rows with videos: as tokens and positions, and what is wrong with them."""
 
 import json
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +19,15 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
-from video_reference import frames_of, own_function
+from video_reference import frames_of, own_function, size_of_frames
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_cells import BadPicture
+from ppojob_trainer.data.picture_forms import Grid, PictureForm
 from ppojob_trainer.data.pictures import opened, packed, unpacked
 from ppojob_trainer.data.video_cells import read_videos
+from ppojob_trainer.data.video_files import decoded
+from ppojob_trainer.data.video_forms import Joined
 from ppojob_trainer.data.videos import clip_of
 
 pytestmark = pytest.mark.processes
@@ -33,6 +37,10 @@ CLIP = NAMES.index(VIDEO)
 SMALL = frames_of(4, (24, 16))
 RED = picture("red")
 UNIT = 2 * PATCH
+
+
+def as_it_is(size: tuple[int, int], count: int) -> tuple[int, int]:
+    return size
 
 
 def saved(folder: Path, kind: type[PreTrainedModel]) -> Path:
@@ -78,7 +86,7 @@ def test_a_mark_becomes_a_run_of_tokens(tmp_path: Path) -> None:
         assert files.report(table, maxPromptTokens=length - 1).train_rows == 1
 
 
-@pytest.mark.parametrize(("count", "fps"), [(4, 2.0), (5, 0.7), (2, 30.0)])
+@pytest.mark.parametrize(("count", "fps"), [(4, 2.0), (3, 0.7), (1, 30.0)])
 def test_clips_are_told_their_time_as_the_processor_does(
     tmp_path: Path, count: int, fps: float
 ) -> None:
@@ -91,8 +99,9 @@ def test_clips_are_told_their_time_as_the_processor_does(
     )
     times = own_function(path, "_calculate_timestamps")
     reference._calculate_timestamps = lambda *told: times(None, *told)
-    told = SimpleNamespace(fps=fps, frames_indices=list(range(count)))
-    grid = torch.tensor([[-(-count // 2), 4, 6]])
+    whole = count + count % 2  # as qwen-vl-utils hands them over
+    told = SimpleNamespace(fps=fps, frames_indices=list(range(whole)))
+    grid = torch.tensor([[whole // 2, 4, 6]])
     given = {"video_grid_thw": grid, "video_metadata": [told]}
     expected = own_function(path, "replace_video_token")(reference, given, 0)
     model = saved(tmp_path, Qwen3VLForConditionalGeneration)
@@ -103,7 +112,7 @@ def test_clips_are_told_their_time_as_the_processor_does(
             assert f"Look:{expected}!" in chat.decode(dataset[0].token_ids)
 
 
-SIZES = [(2, 16, 16), (5, 40, 20), (7, 9, 35), (8, 200, 150), (3, 64, 3), (2, 100, 99)]
+SIZES = [(2, 16, 16), (6, 40, 20), (8, 9, 35), (8, 200, 150), (4, 64, 3), (2, 100, 99)]
 
 
 @pytest.mark.parametrize(("count", "width", "height"), SIZES)
@@ -125,22 +134,30 @@ def test_frames_are_as_large_as_the_processor_has_them(
         assert form.video.sides_of(count, width, height) == (across, down)
 
 
-def test_sizes_that_rows_want_and_bounds_of_all_frames(tmp_path: Path) -> None:
-    """By qwen-vl-utils' names and limits; and `cap_pixels_per_frame` of transformers."""
-    folder = saved(tmp_path / "plain", Qwen2VLForConditionalGeneration)
-    (folder / "video_preprocessor_config.json").write_text(
-        json.dumps({"size": {"shortest_edge": 1, "longest_edge": 10**9}})
-    )
-    form = PictureForm.read(folder)
-    frames = frames_of(4, (72, 40))
-    for told, sides in (
-        ({"min_pixels": None}, (128, 72)),  # 128 tokens a frame
-        ({"max_pixels": 4 * UNIT**2}, (16, 8)),
-        ({"resized_width": 40, "resized_height": 15}, (40, 16)),
-        ({}, (72, 40)),
-    ):
-        (clips,) = read_videos(cell(frames, **told), form)
-        assert form.sides(clips[0]) == sides, told
+@pytest.mark.parametrize(
+    ("count", "width", "height", "told"),
+    [
+        (4, 72, 40, {}),
+        (5, 99, 71, {}),
+        (4, 72, 40, {"min_pixels": 1, "max_pixels": 4 * UNIT**2}),
+        (4, 72, 40, {"resized_width": 40, "resized_height": 15}),
+        (1, 30, 30, {"resized_width": 3, "resized_height": 3}),
+        (3, 3, 300, {"min_pixels": 1}),
+        (3, 400, 300, {"total_pixels": 300 * UNIT**2}),
+    ],
+)
+def test_frames_of_lists_are_as_large_as_qwen_vl_utils_has_them(
+    count: int, width: int, height: int, told: dict[str, int]
+) -> None:
+    video = Joined(CLIP, UNIT, 2, 1, 10**9, None, None)
+    form = Grid(NAMES.index(PICTURE), "Qwen2", PATCH, 2, 1, 10**9, video)
+    frames = [{"bytes": one} for one in frames_of(count, (width, height))]
+    (clips,) = read_videos({"video": frames, **told}, form)
+    assert form.sides(clips[0]) == size_of_frames(told, count, width, height, UNIT)
+
+
+def test_processors_may_bound_all_frames(tmp_path: Path) -> None:
+    """By `cap_pixels_per_frame` of transformers."""
     frames = frames_of(4, (64, 64))
     for kind, most in ((Qwen2VLForConditionalGeneration, 10), (Qwen3VLForConditionalGeneration, 5)):
         folder = saved(tmp_path / kind.__name__, kind)
@@ -222,9 +239,39 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(
 
 
 @pytest.mark.parametrize(
+    ("told", "refused"),
+    [
+        ({"video_start": 1.5, "video_end": 1.0}, "0 frames are between video_start and video_end"),
+        ({"video_start": 0, "video_end": 0}, "video_end says which frames"),
+        ({"nframes": 4, "fps": 2.0}, "each says how many"),
+        ({"nframes": 40}, "40 frames are asked for, and it has 20"),
+    ],
+)
+def test_parts_that_a_file_does_not_have_are_refused(
+    tmp_path: Path, told: dict[str, object], refused: str
+) -> None:
+    file = str(written_file(tmp_path / "a.mp4", 20, 10.0))
+    with pytest.raises(BadPicture, match=refused):
+        decoded(file, told, as_it_is)
+
+
+def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
+    """Matroska tells the length of its sound, of which OpenCV makes a number of frames."""
+    content = written_file(tmp_path / "a.mkv", 20, 10.0).read_bytes()
+    length = b"\x44\x89\x88"
+    assert content.count(length + struct.pack(">d", 2000.0)) == 1
+    longer = content.replace(length + struct.pack(">d", 2000.0), length + struct.pack(">d", 2200.0))
+    assert decoded(longer, {}, as_it_is) == decoded(content, {}, as_it_is)
+    with pytest.raises(BadPicture, match=r"it breaks off: \d+ of 20 frames can be read"):
+        decoded(content[: len(content) // 2], {}, as_it_is)
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"videos": [cell(SMALL[:1])]}, "videos: got 1 frames: no video; "),
+        ({"videos": [cell([])]}, "videos: got 0 frames: no video; "),
+        ({"videos": [{"fps": 2.0}]}, "videos: got a struct without video: "),
+        ({"videos": [cell(SMALL, fps=1e-300)]}, "videos: got 1e-300: fps says which frames"),
         ({"videos": [cell([*SMALL, RED])]}, "videos: got 16 by 16 and 24 by 16: frames of a video"),
         ({"videos": [cell([b"\x89PNG"] * 2)]}, "videos: got bytes that are no picture: "),
         ({"videos": [cell(SMALL, fps=0)]}, "videos: got 0: fps says which frames"),

@@ -1,7 +1,8 @@
 """How large models of Qwen and GLM see pictures and frames of videos. Loads no torch.
 
 Sources: transformers 5, `smart_resize` of `models/qwen2_vl/image_processing_pil_qwen2_vl.py`,
-`models/glm4v/image_processing_pil_glm4v.py` and `models/qwen3_vl/video_processing_qwen3_vl.py`.
+`models/glm4v/image_processing_pil_glm4v.py` and `models/qwen3_vl/video_processing_qwen3_vl.py`;
+and with a shortest side that of qwen-vl-utils 0.0.14, `vision_process.py`.
 """
 
 import math
@@ -14,20 +15,20 @@ def smart_resize(
     least: float,
     most: float,
     *,
-    frames: tuple[int, int] = (1, 1),
+    frames: int = 1,
+    shortest: int = 0,
 ) -> tuple[int, int]:
     """Sides as multiples of a unit, for so many pixels about as are allowed.
 
-    Frames are those that share the pixels: as there are, and as the model counts them.
+    So many frames share the pixels. No side is rounded to fewer units than the shortest has.
     """
-    there, counted = frames
-    down, across = (round(side / unit) for side in (height, width))
-    pixels = counted * down * across * unit**2
+    down, across = (max(shortest, round(side / unit)) for side in (height, width))
+    pixels = frames * down * across * unit**2
     if pixels > most:
-        shrink = math.sqrt(there * height * width / most)
+        shrink = math.sqrt(frames * height * width / most)
         down, across = (max(1, math.floor(s / shrink / unit)) for s in (height, width))
     elif pixels < least:
-        grow = math.sqrt(least / (there * height * width))
+        grow = math.sqrt(least / (frames * height * width))
         down, across = (math.ceil(side * grow / unit) for side in (height, width))
     return across * unit, down * unit
 

@@ -1,11 +1,10 @@
 """Videos of rows out of cells, as clips of frames that are as large as models see them.
 
-Source of names and numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `fetch_video`, by which verl
-reads videos.
+Source of names and numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `fetch_video`,
+`fetch_image` and `smart_resize`, by which verl reads videos.
 """
 
 import io
-import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,14 +15,15 @@ from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.pictures import encoded, opened
 from ppojob_trainer.data.smart_resize import smart_resize
 from ppojob_trainer.data.video_files import FPS, MOST_FRAMES, Frames, Sized, decoded, number_of
-from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import packed_clip
 
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
 """Of a frame, where its row and the job say nothing else."""
 _ALL_TOKENS: Final = 128_000 * 0.9
 """Of a video, shared by its frames."""
-_UNREAD: Final = ("total_pixels", "raw_fps")
+_OF_PICTURE: Final = 4, 16_384
+"""Tokens of a picture: that is what a frame of a list is first, and one of these sides."""
+_UNREAD: Final = ("raw_fps",)
 """What qwen-vl-utils reads besides."""
 _OF_FILES: Final = ("video_start", "video_end")
 """What says nothing of frames that are there already."""
@@ -51,10 +51,16 @@ def _clips(cell: object, form: PictureForm, all_want: Wanted) -> list[bytes]:
     wanted, content = wanted_of(told, all_want), told.get("video")
     unread = _UNREAD + (_OF_FILES if isinstance(content, list) else ())
     if given := next((key for key in unread if told.get(key) is not None), None):
-        raise BadPicture(given, "not in this version", "frames of that part and size")
+        raise BadPicture(given, "not in this version", "frames of that part and pace")
+    total = number_of(told, "total_pixels", _ALL_TOKENS * video.unit**2)
 
     def sized(size: tuple[int, int], count: int) -> tuple[int, int]:
-        return video.sides_of(count, *_sides(size, count, video, wanted))
+        whole = video.whole(count)
+        if wanted.sides or isinstance(content, list):
+            size = _sides_of_picture(size, video.unit, wanted)
+        if not wanted.sides:
+            size = _sides(size, video.unit, wanted, total / whole * video.frames)
+        return video.sides_of(whole, *size)
 
     if isinstance(content, list):
         frames = _listed(content, told, sized)
@@ -63,23 +69,28 @@ def _clips(cell: object, form: PictureForm, all_want: Wanted) -> list[bytes]:
     return [packed_clip(one) for one in video.clips(frames.files, frames.seconds, frames.fps)]
 
 
-def _sides(size: tuple[int, int], count: int, video: VideoForm, wanted: Wanted) -> tuple[int, int]:
-    """Of frames before the model's processor sees them."""
+def _sides_of_picture(size: tuple[int, int], unit: int, wanted: Wanted) -> tuple[int, int]:
+    """Of a frame as the picture that it is by itself."""
+    least, most = (tokens * unit**2 for tokens in _OF_PICTURE)
     if wanted.sides:
-        return smart_resize(*wanted.sides, video.unit, 0, math.inf)
-    pixels = video.unit**2
-    least = wanted.least or _LEAST_TOKENS * pixels
-    each = min(_MOST_TOKENS * pixels, _ALL_TOKENS * pixels / count * video.frames)
-    most = max(each, int(least * 1.05))
+        return smart_resize(*wanted.sides, unit, least, most, shortest=1)
+    least, most = wanted.least or least, wanted.most or most
+    return smart_resize(*size, unit, min(least, most), most, shortest=1)
+
+
+def _sides(size: tuple[int, int], unit: int, wanted: Wanted, share: float) -> tuple[int, int]:
+    """Of frames of so many pixels at most, before the model's processor sees them."""
+    least = wanted.least or _LEAST_TOKENS * unit**2
+    most = max(min(_MOST_TOKENS * unit**2, share), int(least * 1.05))
     most = min(most, wanted.most or most)
-    return smart_resize(*size, video.unit, min(least, most), most)
+    return smart_resize(*size, unit, min(least, most), most, shortest=1)
 
 
 def _listed(content: list[object], told: Mapping[object, object], sized: Sized) -> Frames:
     """Frames that the cell has as pictures."""
     count = len(content)
-    if not 2 <= count <= MOST_FRAMES:
-        raise BadPicture(f"{count} frames", "no video", f"2 to {MOST_FRAMES} pictures")
+    if not 1 <= count <= MOST_FRAMES:
+        raise BadPicture(f"{count} frames", "no video", f"1 to {MOST_FRAMES} pictures")
     files = [read_file(one) for one in content]
     sizes = {Image.open(io.BytesIO(file)).size for file in files}
     if len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""Frames of video files, by the OpenCV that vLLM brings. Loads no torch.
+"""Frames of video files, by OpenCV. Loads no torch.
 
 Source of the numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `smart_nframes`,
 `calculate_video_frame_range` and `_read_video_torchvision`, by which verl reads videos.
@@ -21,6 +21,10 @@ from ppojob_trainer.data.pictures import encoded
 FPS: Final = 2.0
 MOST_FRAMES: Final = 768
 _LEAST_FRAMES, _FACTOR = 4, 2
+_LEAST, _MOST = 1e-6, 2**40
+_THERE: Final = 0.9
+"""Of the frames that a file tells as many are there at least: some tell them out of the length of
+its sound, which may go on longer."""
 _ALLOWED: Final = "a list of pictures, or a video file that OpenCV reads"
 
 Sized = Callable[[tuple[int, int], int], tuple[int, int]]
@@ -51,9 +55,9 @@ def number_of(told: Mapping[object, object], key: str, usual: float) -> float:
     said = told.get(key)
     if said is None:
         return usual
-    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 < said <= 10_000:
-        why = f"{key} says which frames of a video are seen"
-        raise BadPicture(shown(said), why, "a number above 0, up to 10000")
+    if isinstance(said, bool) or not isinstance(said, int | float) or not _LEAST <= said <= _MOST:
+        why = f"{key} says which frames of a video are seen, or how"
+        raise BadPicture(shown(said), why, f"a number from {_LEAST} to {_MOST}, or none")
     return float(said)
 
 
@@ -68,6 +72,8 @@ def decoded(content: object, told: Mapping[object, object], sized: Sized) -> Fra
             file.write(content)
             file.flush()
             return _read(Path(file.name), "bytes of a video", told, sized)
+    if content is None:
+        raise BadPicture("a struct without video", "it is what is shown", _ALLOWED)
     if not isinstance(content, str):
         raise BadPicture(type(content).__name__, "it is no video", _ALLOWED)
     path = content.removeprefix("file://")
@@ -76,7 +82,10 @@ def decoded(content: object, told: Mapping[object, object], sized: Sized) -> Fra
     return _read(Path(path), shown(content), told, sized)
 
 
-def _read(path: Path, named: str, told: Mapping[object, object], sized: Sized) -> Frames:
+def _read(
+    path: Path, named: str, told: Mapping[object, object], sized: Sized, there: int | None = None
+) -> Frames:
+    """Some frames of a file, of which so many are there; None for as many as it tells."""
     import cv2
 
     video = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
@@ -85,31 +94,44 @@ def _read(path: Path, named: str, told: Mapping[object, object], sized: Sized) -
         rate = video.get(cv2.CAP_PROP_FPS)
         if total < _FACTOR or not rate > 0:
             raise BadPicture(named, f"{max(total, 0)} frames can be read of it", _ALLOWED)
-        first, last = _part(total, rate, told)
-        total = last + 1 - first
-        count = _count(total, rate, told)
-        if not _FACTOR <= count <= total:
-            why = f"{count} frames are asked for, and it has {total}"
-            raise BadPicture(named, why, "nframes, fps or max_frames for 2 frames at least")
-        places = np.linspace(first, last, count).round().astype(int).tolist()
+        places = _places(there or total, rate, told, named)
+        count = len(places)
         files = [
             encoded(frame.resize(sized(frame.size, count))) for frame in _frames(video, places)
         ]
+        seen = int(video.get(cv2.CAP_PROP_POS_FRAMES))
     finally:
         video.release()
-    if len(files) < count:
-        why = f"it breaks off: {len(files)} of {count} frames can be read"
-        raise BadPicture(named, why, "a whole video")
-    return Frames(files, [place / rate for place in places], count / total * rate)
+    if len(files) == count:
+        shown_of = places[-1] + 1 - places[0]
+        return Frames(files, [place / rate for place in places], count / shown_of * rate)
+    if there is None and seen >= total * _THERE:
+        return _read(path, named, told, sized, seen)
+    why = f"it breaks off: {seen} of {total} frames can be read"
+    raise BadPicture(named, why, "a whole video")
+
+
+def _places(total: int, rate: float, told: Mapping[object, object], named: str) -> list[int]:
+    """Which frames are shown, of as many as there are."""
+    first, last = _part(total, rate, told)
+    if last - first < _FACTOR - 1:
+        why = f"{max(last + 1 - first, 0)} frames are between video_start and video_end"
+        raise BadPicture(named, why, f"a part of {_FACTOR} frames at least")
+    total = last + 1 - first
+    count = _count(total, rate, told)
+    if not _FACTOR <= count <= total:
+        why = f"{count} frames are asked for, and it has {total}"
+        raise BadPicture(named, why, "nframes, fps or max_frames for 2 frames, up to all")
+    places: list[int] = np.linspace(first, last, count).round().astype(int).tolist()
+    return places
 
 
 def _part(total: int, rate: float, told: Mapping[object, object]) -> tuple[int, int]:
     """The first and the last frame of the seconds that are shown."""
-    start, end = (
-        min(number_of(told, key, usual), total / rate) if told.get(key) else usual
-        for key, usual in (("video_start", 0.0), ("video_end", total / rate))
-    )
-    return math.ceil(start * rate), min(math.floor(end * rate), total - 1)
+    length = total / rate
+    start = 0.0 if told.get("video_start") == 0 else number_of(told, "video_start", 0.0)
+    end = number_of(told, "video_end", length)
+    return math.ceil(min(start, length) * rate), min(math.floor(min(end, length) * rate), total - 1)
 
 
 def _frames(video: Any, places: Sequence[int]) -> Iterator[Image.Image]:
@@ -129,6 +151,8 @@ def _frames(video: Any, places: Sequence[int]) -> Iterator[Image.Image]:
 def _count(total: int, rate: float, told: Mapping[object, object]) -> int:
     """How many frames are shown."""
     if told.get("nframes") is not None:
+        if told.get("fps") is not None:
+            raise BadPicture("nframes and fps", "each says how many frames are seen", "one of them")
         return round(number_of(told, "nframes", 0) / _FACTOR) * _FACTOR
     least = -(-number_of(told, "min_frames", _LEAST_FRAMES) // _FACTOR) * _FACTOR
     most = number_of(told, "max_frames", min(MOST_FRAMES, total)) // _FACTOR * _FACTOR

@@ -68,11 +68,15 @@ class VideoForm(ABC):
         paced = config["vision_config"].get("tokens_per_second", _PER_SECOND)
         return Joined(*sizes, paced if kind.tells == "seconds" else None)
 
+    def whole(self, count: int) -> int:
+        """How many frames the clips of so many have."""
+        return count + -count % self.frames
+
     def clips(self, frames: Sequence[bytes], seconds: Sequence[float], fps: float) -> list[Clip]:
-        """A video as clips; its last frame is shown again where the last clip lacks some."""
-        lacking = -len(frames) % self.frames
+        """A video as clips; its last frame goes on where the last clip lacks some."""
+        lacking = self.whole(len(frames)) - len(frames)
         shown = [*frames, *[frames[-1]] * lacking]
-        times = [*seconds, *[seconds[-1]] * lacking]
+        times = [*seconds, *(seconds[-1] + (n + 1) / fps for n in range(lacking))]
         found = []
         for number, first in enumerate(range(0, len(shown), self.frames)):
             own, last = shown[first : first + self.frames], first + self.frames - 1
@@ -82,7 +86,10 @@ class VideoForm(ABC):
 
     @abstractmethod
     def sides_of(self, count: int, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels of what the model sees of so many frames of these sides."""
+        """Width and height in pixels of what the model sees of frames of these sides.
+
+        So many are those of whole clips.
+        """
 
     @abstractmethod
     def _clip(self, frames: list[bytes], number: int, middle: float, fps: float) -> Clip: ...
@@ -125,9 +132,8 @@ class Timed(VideoForm):
         if self.bound is not None:
             each = min(self.bound * self.unit**2, most // count)
             most = max(each, int(self.least * 1.05)) * count
-        counted = round(count / self.frames) * self.frames
-        sides, frames = no_shorter(width, height, self.unit), (count, counted)
-        return smart_resize(*sides, self.unit, self.least, most, frames=frames)
+        sides = no_shorter(width, height, self.unit)
+        return smart_resize(*sides, self.unit, self.least, most, frames=count)
 
     def _clip(self, frames: list[bytes], number: int, middle: float, fps: float) -> Clip:
         del fps
