@@ -28,6 +28,8 @@ _OF_GENERATION = ("responses.",)
 """Of a job that only generates: test_generate_and_evaluate.py."""
 _OF_STEPS_AHEAD = ("rows.under_way.",)
 """Of a job with rows of later steps under way: test_one_step_off.py."""
+_OF_A_TEACHER = ("rpc.reprompt.",)
+"""Of a job that makes prompts for its teacher: test_distillation.py."""
 ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
 """Hit where a job that goes back throws away what it wrote behind its last checkpoint."""
 
@@ -50,6 +52,7 @@ def of_a_small_job() -> list[str]:
     left_out = (
         *(_ONLY_ON_DAMAGE + _ONLY_BETWEEN_ROLES),
         *(_OF_GIVEN_ANSWERS + _OF_AN_INDEX + _OF_STORES + _OF_GENERATION + _OF_STEPS_AHEAD),
+        *_OF_A_TEACHER,
     )
     return [point for point in all_points() if not point.startswith(left_out)]
 
