@@ -13,6 +13,7 @@ import msgspec
 
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, GROUND_TRUTH, INTERACTION
 from ppojob_trainer.data.problems import DataProblem
@@ -24,7 +25,11 @@ UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
 _INTERACTION_COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 _KWARGS = "tools_kwargs"
 _SELECTION = "tool_selection"
-MEDIA = {"<image>": "images", "<video>": "videos", "<audio>": "audios"}
+MEDIA = {
+    pictures.MARK: pictures.COLUMN,
+    videos.MARK: videos.COLUMN,
+    "<audio>": "audios",
+}
 """verl's marks in a prompt, and the columns of what belongs there."""
 _NO_TOOL = "the row's agent has no such tool"
 

@@ -285,8 +285,10 @@ class Scan:
     def _take(self, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
         told = [candidate.told for candidate in candidates]
         encoded = self.chat.encode_prompts([one.row.shown_prompt for one in candidates], told)
-        of_teacher = [one.row.teacher_prompt or "" for one in candidates]
-        taught_ids = self.chat.encode_prompts(of_teacher, told)
+        taught_ids: list[list[int] | BadChatTemplate] = [[]] * len(candidates)
+        if self.spec.teacher_prompt_key is not None:
+            of_teacher = [one.row.teacher_prompt or "" for one in candidates]
+            taught_ids = self.chat.encode_prompts(of_teacher, told)
         for candidate, ids, taught in zip(candidates, encoded, taught_ids, strict=True):
             self._check(candidate, control)
             if self.store is None:
