@@ -187,7 +187,7 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
     ],
 )
 def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
-    run_through, tmp_path: Path, kind: str, changes
+    run_twice, tmp_path: Path, kind: str, changes
 ):
     """Over two ranks, one of which computes rows that the other owns; and with others apart.
 
@@ -201,8 +201,8 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     write_rows(tmp_path / "train.parquet", 24)
     model = {"path": str(tmp_path / "model"), "freezeVisionTower": not learns}
     job = picture_job(tmp_path, model=model, roles={"actorRollout": ranks}, **changes)
-    (tmp_path / "calm").mkdir()
-    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
+    calm = run_twice(manifest, *POINTS, seconds=600)
     run_folders.assert_trained(calm, 3)
     steps = [record for record in run_folders.metrics(calm) if record["step"]]
     assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
@@ -216,10 +216,6 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
         kept = {name for name in kept if before[name].any()}
     assert kept == (set() if learns else tower)
     assert whole.dtype == torch.float32
-
-    killed = tmp_path / "killed"
-    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
-    assert run_folders.result(killed) == run_folders.result(calm)
 
     roles = {"actorRollout": ranks, "rollout": {"replicas": ranks["ranksPerReplica"]}}
     if not learns:
@@ -240,7 +236,7 @@ ENGINES = {
     ("kind", "engine"),
     [("seeing", "huggingface"), pytest.param("seeing_3", "vllm", marks=pytest.mark.vllm)],
 )
-def test_a_job_about_videos(run_through, tmp_path: Path, kind: str, engine: str) -> None:
+def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -> None:
     """Over ranks that share the tokens of a row, and with vLLM; the tower learns."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, kind)
     write_rows(tmp_path / "train.parquet", 24)
@@ -257,17 +253,14 @@ def test_a_job_about_videos(run_through, tmp_path: Path, kind: str, engine: str)
         **ENGINES[engine],
     )
     job["data"]["maxPromptTokens"] = 64
-    (tmp_path / "calm").mkdir()
-    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
+    calm = run_twice(manifest, *POINTS, seconds=600)
     run_folders.assert_trained(calm, 3)
     steps = [record for record in run_folders.metrics(calm) if record["step"]]
     assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
-    killed = tmp_path / "killed"
-    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
-    assert run_folders.result(killed) == run_folders.result(calm)
 
 
-def test_a_conversation_about_a_picture(run_through, tmp_path: Path) -> None:
+def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
     """Over ranks that share the tokens of a row, with a tower that learns."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
     write_rows(tmp_path / "train.parquet", 24, interaction_kwargs={"name": "ask", "query": "so"})
@@ -283,18 +276,15 @@ def test_a_conversation_about_a_picture(run_through, tmp_path: Path) -> None:
         model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
     )
     job["data"]["maxResponseTokens"] = 64
-    (tmp_path / "calm").mkdir()
-    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
+    calm = run_twice(manifest, *POINTS, seconds=600)
     run_folders.assert_trained(calm, 3)
     steps = [record for record in run_folders.metrics(calm) if record["step"]]
     assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
     assert max(record["num_turns/max"] for record in steps) > 3
-    killed = tmp_path / "killed"
-    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
-    assert run_folders.result(killed) == run_folders.result(calm)
 
 
-def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_through, tmp_path: Path) -> None:
+def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path) -> None:
     """Over ranks that share the tokens of a row, with a tower that learns, and a critic apart."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing_caller")
     write_rows(tmp_path / "train.parquet", 24)
@@ -317,17 +307,14 @@ def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_through, tmp_path: Pa
         model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
     )
     job["data"] |= {"maxPromptTokens": 32, "maxResponseTokens": 96}
-    (tmp_path / "calm").mkdir()
-    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
+    calm = run_twice(manifest, *POINTS, seconds=600)
     run_folders.assert_trained(calm, 3)
     steps = [record for record in run_folders.metrics(calm) if record["step"]]
     assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
     shown = [row["pictures"] or [] for row in run_folders.rows(calm, 1)]
     assert max(map(len, shown)) > 1
     assert len({one["file"] for files in shown for one in files}) > 4
-    killed = tmp_path / "killed"
-    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
-    assert run_folders.result(killed) == run_folders.result(calm)
 
 
 def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
@@ -361,7 +348,7 @@ def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
     assert found["other"] > 1e-3
 
 
-def test_rows_about_a_picture_go_on_with_newer_weights(run_through, tmp_path: Path) -> None:
+def test_rows_about_a_picture_go_on_with_newer_weights(run_twice, tmp_path: Path) -> None:
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
     write_rows(tmp_path / "train.parquet", 24)
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
@@ -370,16 +357,13 @@ def test_rows_about_a_picture_go_on_with_newer_weights(run_through, tmp_path: Pa
         rollout={**spec["rollout"], "maxStaleness": 2, "stopTokenIds": STOPS},
         roles={"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}},
     )
-    (tmp_path / "calm").mkdir()
-    calm = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "calm", tmp_path, **job))
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
+    calm = run_twice(manifest, *POINTS, seconds=600)
     first, *_ = (record for record in run_folders.metrics(calm) if record["step"])
     assert first["training/rollout_probs_diff_mean"] < 1e-6
     tables = [pq.read_table(step).to_pylist() for step in sorted((calm / "rollouts").iterdir())]
     versions = [{one["version"] for one in row["segments"]} for rows in tables for row in rows]
     assert max(map(len, versions)) > 1
-    killed = tmp_path / "killed"
-    run_through(tiny_jobs.write_manifest(tmp_path, tmp_path, **job), killed, *POINTS, seconds=600)
-    assert run_folders.result(killed) == run_folders.result(calm)
 
 
 @pytest.mark.vllm

@@ -1,7 +1,7 @@
 """The slow way: every row by itself, its prompt again each time, all logits at once."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ppojob_trainer.data.pictures import opened, unpacked
+from ppojob_trainer.engine.attention import use_packed_attention
+from ppojob_trainer.engine.forward_engine import packed_pass
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rows.experience import Experience
@@ -132,3 +136,36 @@ def relative_difference(got: dict[str, Tensor], expected: dict[str, Tensor]) -> 
     off = sum(float((got[name] - expected[name]).double().square().sum()) for name in expected)
     size = sum(float(expected[name].double().square().sum()) for name in expected)
     return (off / size) ** 0.5
+
+
+def as_the_whole(
+    model: PreTrainedModel,
+    whole: PreTrainedModel,
+    rows: Experience,
+    logprobs: Callable[[Tensor, bytes, Tensor], Tensor],
+    share: bool,
+    learns: bool,
+) -> Tensor:
+    """The packed pass over rows, whose values and gradients have to be those of a whole model.
+
+    `logprobs` are that model's, of a prompt, what it shows and a response.
+    """
+    use_packed_attention(model)
+    head = PolicyHead(LogprobSettings(chunk_tokens=5))
+    got = packed_pass(model, head, rows, share_prompts=share).outputs[0]
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    expected = torch.cat(
+        [
+            logprobs(rows.prompts[group], rows.pictures[group], response)
+            for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
+        ]
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    factors = torch.randn(len(got))
+    ours = gradients(model, (factors * got).sum())
+    theirs = as_in_files(whole.model, gradients(whole.model, (factors * expected).sum()))
+    named = {own_name(f"model.{name.removeprefix('model.')}"): one for name, one in theirs.items()}
+    if not learns:
+        named = {name: one for name, one in named.items() if not name.startswith("visual.")}
+    assert relative_difference(ours, named) < 1e-5
+    return got

@@ -1,11 +1,12 @@
 """Videos in prompts: what trainer and engine compute is what transformers' whole model does."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from engine_phase import generate
-from padded_reference import as_in_files, gradients, relative_difference
+from padded_reference import as_the_whole
 from seeing_models import save_seeing_model
 from tiny_models import NAMES, PICTURE, VIDEO, noise
 from transformers import (
@@ -20,13 +21,8 @@ from video_reference import FPS, frames_of, marks_of, whole_logprobs_of_videos
 from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.data.pictures import packed
 from ppojob_trainer.data.video_cells import read_videos
-from ppojob_trainer.engine.attention import use_packed_attention
-from ppojob_trainer.engine.forward_engine import packed_pass
-from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import give_tower
-from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rows.experience import Experience
@@ -83,26 +79,8 @@ def test_the_packed_forward_is_that_of_the_whole_model(
 ) -> None:
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     model, rows = load_model(tmp_path, with_tower=learns), make_rows(form_of(tmp_path))
-    use_packed_attention(model)
-    head = PolicyHead(LogprobSettings(chunk_tokens=5))
-    got = packed_pass(model, head, rows, share_prompts=share).outputs[0]
-    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
-    expected = torch.cat(
-        [
-            whole_logprobs_of_videos(
-                whole, tmp_path, rows.prompts[group], rows.pictures[group], response
-            )
-            for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
-        ]
-    )
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
-    factors = torch.randn(len(got))
-    ours = gradients(model, (factors * got).sum())
-    theirs = as_in_files(whole.model, gradients(whole.model, (factors * expected).sum()))
-    named = {own_name(f"model.{name.removeprefix('model.')}"): one for name, one in theirs.items()}
-    if not learns:
-        named = {name: one for name, one in named.items() if not name.startswith("visual.")}
-    assert relative_difference(ours, named) < 1e-5
+    logprobs = partial(whole_logprobs_of_videos, whole, tmp_path)
+    as_the_whole(model, whole, rows, logprobs, share, learns)
 
 
 @pytest.mark.parametrize("model_class", FAMILIES[1:])
