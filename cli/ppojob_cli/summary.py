@@ -1,6 +1,7 @@
 """How a run ended, for programs and for people."""
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -19,6 +20,7 @@ from ppojob_api.run_layout import (
     PROFILE_FOLDER,
     RESPONSES_FILE,
     SUMMARY_FILE,
+    SWANLAB_FOLDER,
     TENSORBOARD_FOLDER,
     TRACKIO_FOLDER,
     WANDB_FOLDER,
@@ -144,23 +146,31 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
         if last is not None and first is not None and not name.endswith("/std"):
             told = f"{number(first)} -> {number(last)}" if summary.steps else number(last)
             lines.append(f"  validation  {short_name(name)}: {told}")
+    return [printable(line) for line in (*lines, *_what_lies_there(folder))]
+
+
+def _what_lies_there(folder: Path) -> Iterator[str]:
+    """Where the model is, and how what else a run has left is looked at."""
     if (folder / EXPORT_FOLDER / "config.json").is_file():
-        lines.append(f"  model       {folder / EXPORT_FOLDER}")
+        yield f"  model       {folder / EXPORT_FOLDER}"
     if (folder / PROFILE_FOLDER).is_dir():
-        lines.append(f"  traces      {folder / PROFILE_FOLDER}")
+        yield f"  traces      {folder / PROFILE_FOLDER}"
     if (folder / TENSORBOARD_FOLDER).is_dir():
         logs = shlex.quote(str(folder / TENSORBOARD_FOLDER))
-        lines.append(f"  curves      tensorboard --logdir {logs}")
-    for offline in sorted(folder.glob(f"{WANDB_FOLDER}/offline-run-*")):
-        lines.append(f"  wandb       wandb sync {shlex.quote(str(offline))}")
+        yield f"  curves      tensorboard --logdir {logs}"
+    for tracker, pattern in (
+        ("wandb", f"{WANDB_FOLDER}/offline-run-*"),
+        ("swanlab", f"{SWANLAB_FOLDER}/offline-*"),
+    ):
+        for offline in sorted(folder.glob(pattern)):
+            yield f"  {tracker:<11} {tracker} sync {shlex.quote(str(offline))}"
     store = folder.absolute() / MLFLOW_FOLDER / MLFLOW_FILE
     if store.is_file():
         uri = shlex.quote(f"sqlite:///{store}")
-        lines.append(f"  mlflow      mlflow ui --backend-store-uri {uri}")
+        yield f"  mlflow      mlflow ui --backend-store-uri {uri}"
     if (folder / TRACKIO_FOLDER).is_dir():
         place = shlex.quote(str(folder.absolute() / TRACKIO_FOLDER))
-        lines.append(f"  trackio     TRACKIO_DIR={place} trackio show")
-    return [printable(line) for line in lines]
+        yield f"  trackio     TRACKIO_DIR={place} trackio show"
 
 
 def _answered(folder: Path) -> str:

@@ -60,7 +60,7 @@ def of_wandb(output: Path) -> Points:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file: LevelDB's log, behind seven bytes of wandb's own."""
+    """The records of a .wandb or .swanlab file: LevelDB's log, behind seven bytes of their own."""
     place, body = 7, b""
     while place + HEADER.size <= len(data):
         left = BLOCK_BYTES - place % BLOCK_BYTES
@@ -91,6 +91,15 @@ def of_mlflow(output: Path) -> Points:
     ]
 
 
+def of_swanlab(output: Path) -> Points:
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+
+    (path,) = output.glob("swanlab/offline-*/run-*.swanlab")
+    read = [Record.FromString(body) for body in records(path.read_bytes())]
+    points = [record.scalar for record in read if record.WhichOneof("record_type") == "scalar"]
+    return [(point.step, point.key, point.value.number) for point in points]
+
+
 def of_trackio(output: Path) -> Points:
     with sqlite3.connect(output / "trackio" / "ppojob.db") as store:
         rows = store.execute("select step, metrics from metrics").fetchall()
@@ -100,5 +109,5 @@ def of_trackio(output: Path) -> Points:
 
 if __name__ == "__main__":
     tracker, folder = sys.argv[1:]
-    read = {"wandb": of_wandb, "mlflow": of_mlflow, "trackio": of_trackio}[tracker]
+    read = globals()[f"of_{tracker}"]
     sys.stdout.write(json.dumps(read(Path(folder))))

@@ -37,7 +37,7 @@ from ppojob_api.v1alpha1.training import (
     TrainingSpec,
 )
 
-Logger = Literal["console", "tensorboard", "wandb", "mlflow", "trackio"]
+Logger = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 
 
 class Metadata(Section):

@@ -469,6 +469,7 @@ def project(verl: Verl, job: Draft) -> None:
     trackers = {
         "wandb": "WANDB_PROJECT",
         "mlflow": "MLFLOW_EXPERIMENT_NAME",
+        "swanlab": "SWANLAB_PROJ_NAME",
         "trackio": "TRACKIO_PROJECT",
     }
     used = [] if written is None else [trackers[one] for one in written.value if one in trackers]

@@ -17,13 +17,14 @@ from ppojob_trainer.trackers.messages import TrackedRun, flat
 from ppojob_trainer.trackers.mlflow_run import metric_name
 from ppojob_trainer.trackers.sink import TrackerSink
 
+OWN = ("WANDB_", "MLFLOW_", "SWANLAB_", "TRACKIO_")
 CONFIG = {"algorithm": {"type": "grpo", "kl": None}, "rewards": [{"weight": 1.0}], "seed": 0}
 
 
 @pytest.fixture(autouse=True)
 def _no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key or a server, as on a machine where nobody has logged in."""
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))]:
+    for name in [name for name in os.environ if name.startswith(OWN)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -73,6 +74,7 @@ def by_hand(tracker: str, folder: Path) -> None:
     told = {
         "wandb": "wandb sync ",
         "mlflow": "mlflow ui --backend-store-uri sqlite:///",
+        "swanlab": f"swanlab sync {folder}/swanlab/offline-42",
         "trackio": f"TRACKIO_DIR={folder}/trackio trackio show --project ppojob",
     }[tracker]
     assert told in done.stdout

@@ -23,6 +23,7 @@ from ppojob_trainer.trackers.messages import Answer, Finish, Open, Phase, Reques
 
 if TYPE_CHECKING:
     from ppojob_trainer.trackers.mlflow_run import MlflowRun
+    from ppojob_trainer.trackers.swanlab_run import SwanlabRun
     from ppojob_trainer.trackers.trackio_run import TrackioRun
     from ppojob_trainer.trackers.wandb_run import WandbRun
 
@@ -70,7 +71,7 @@ class _Summary(msgspec.Struct):
     phase: Phase
 
 
-def open_run(run: TrackedRun) -> "WandbRun | MlflowRun | TrackioRun":
+def open_run(run: TrackedRun) -> "WandbRun | MlflowRun | SwanlabRun | TrackioRun":
     """Import the tracker's library, and begin the run in it or go on with it.
 
     A run has `last_step`, that the tracker holds (-1 for none), `told`, where people find it,
@@ -80,6 +81,10 @@ def open_run(run: TrackedRun) -> "WandbRun | MlflowRun | TrackioRun":
         from ppojob_trainer.trackers.wandb_run import WandbRun
 
         return WandbRun(run)
+    if run.tracker == "swanlab":
+        from ppojob_trainer.trackers.swanlab_run import SwanlabRun
+
+        return SwanlabRun(run)
     if run.tracker == "trackio":
         from ppojob_trainer.trackers.trackio_run import TrackioRun
 

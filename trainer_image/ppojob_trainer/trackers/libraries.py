@@ -8,6 +8,7 @@ LIBRARIES: Final = {
     "wandb": ("wandb",),
     # Without a server it keeps its runs in a file of SQLite, by SQLAlchemy.
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "swanlab": ("swanlab",),
     "trackio": ("trackio",),
 }
 """The modules that must be installed, by the word of `spec.loggers`."""
@@ -15,6 +16,7 @@ LIBRARIES: Final = {
 _PREFIXES: Final = {
     "wandb": ("WANDB_",),
     "mlflow": ("MLFLOW_", "DATABRICKS_"),
+    "swanlab": ("SWANLAB_",),
     "trackio": ("TRACKIO_", "HF_"),
 }
 """Of the environment variables that are a tracker's own, keys among them."""
