@@ -31,7 +31,7 @@ _POINTERS = ("latest", "best")
     help="Folder that is made.",
 )
 @click.option("--adapters", is_flag=True, help="The LoRA adapters alone, in PEFT's form.")
-@click.option("--critic", is_flag=True, help="The process reward model of a job of type prime.")
+@click.option("--critic", is_flag=True, help="The critic that the job has trained.")
 def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: bool) -> None:
     """Write the policy of a checkpoint, or its critic, as a Hugging Face folder.
 

@@ -1,5 +1,6 @@
 """Jobs that train adapters: killed they end as they would have, and the weights below stay."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import run_folders
 import tiny_jobs
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForTokenClassification
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -128,3 +130,17 @@ def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
         "down_proj",
         "score",
     }
+    begins_with_the_critic_of(killed, alone, job, tmp_path / "critic")
+
+
+def begins_with_the_critic_of(run: Path, alone, job: dict, model: Path) -> None:
+    """Another job's first values are those of the run's export; else they would be 0."""
+    export = [Path(sys.executable).with_name("ppojob"), "export", run, "--critic"]
+    subprocess.run([*export, "--output", model], check=True)
+    _, told = AutoModelForTokenClassification.from_pretrained(model, output_loading_info=True)
+    assert not told["missing_keys"] | told["unexpected_keys"]
+    subprocess.run([*export, "--adapters", "--output", model / "adapter"], check=True)
+    config = json.loads((model / "adapter" / "adapter_config.json").read_text())
+    assert (config["task_type"], config["modules_to_save"]) == ("TOKEN_CLS", ["score"])
+    later = alone(**{**job, "critic": {"path": str(model)}, "steps": {"total": 1}})
+    assert run_folders.metrics(later)[-1]["critic/values/mean"] != 0.0

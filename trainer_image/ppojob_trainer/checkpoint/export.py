@@ -33,7 +33,8 @@ from ppojob_trainer.models.adapter_files import (
 )
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import TOWER, file_name, has_tower
-from ppojob_trainer.models.kinds import SCORE_WEIGHT
+from ppojob_trainer.models.families import CLASSIFIERS, TEXTS, TOKENS
+from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import A, Adapter, B
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import Join
@@ -45,6 +46,8 @@ CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
 MAX_FILE_BYTES: Final = 5 << 30
 _NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
 _NO_CHANGES: Final[Mapping[str, Json]] = {}
+
+_PEFT_TASKS: Final = {TEXTS: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
 
 _TOKENIZER_FILES: Final = (
     "tokenizer*",
@@ -75,7 +78,7 @@ def export_model(
     chat_template: str | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
-    is_scorer: bool = False,
+    kind: ModelKind = POLICY,
     overrides: Mapping[str, Json] = _NO_CHANGES,
     told: Callable[[Join], Join] = lambda join: join,
 ) -> None:
@@ -93,8 +96,7 @@ def export_model(
         chat_template: the job's own template (Jinja text), in place of the tokenizer's.
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
         adapters: by the names of the weights that they change.
-        is_scorer: it has become a reward model: a classifier of texts with one label, whose head
-            goes along with adapters.
+        kind: what it has become; the head of a classifier goes along with adapters.
         overrides: what the job changes of the configuration.
         told: how all ranks get what those that hold a tensor put together.
 
@@ -114,7 +116,7 @@ def export_model(
     plain = told(join)
     changed = {in_files(name): adapter for name, adapter in adapters.items()}
     merge = _but(frozen, told(_merging(changed)))
-    head = {SCORE_WEIGHT: named[SCORE_WEIGHT]} if is_scorer else {}
+    head = {name: tensor for name, tensor in named.items() if name in (SCORE_WEIGHT, SCORE_BIAS)}
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
             give_parts({name: named[name] for name in names}, dtype=dtype, join=merge)
@@ -125,7 +127,7 @@ def export_model(
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
         durable.write_file(
-            aside / "config.json", _config(model_folder, dtype, is_scorer, overrides), FILE_POINT
+            aside / "config.json", _config(model_folder, dtype, kind, overrides), FILE_POINT
         )
         _copy(model_folder, aside, _MODEL_FILES)
         _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
@@ -133,11 +135,15 @@ def export_model(
             durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
         _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
-            _write_adapters(aside / ADAPTER_FOLDER, adapters, model_folder, head, plain)
+            _write_adapters(aside / ADAPTER_FOLDER, adapters, model_folder, kind, head, plain)
 
 
 def export_adapters(
-    target: Path, adapters: Mapping[str, Adapter], base: str, head: Mapping[str, Tensor]
+    target: Path,
+    adapters: Mapping[str, Adapter],
+    base: str,
+    kind: ModelKind,
+    head: Mapping[str, Tensor],
 ) -> None:
     """Write a folder of adapters alone, as `export_model` writes that beside merged weights.
 
@@ -147,7 +153,7 @@ def export_adapters(
         ConfigError: ``base`` has no readable config.json, which says what PEFT calls the layers.
     """
     with _replacing(target) as aside:
-        _write_adapters(aside, adapters, Path(base), head, join)
+        _write_adapters(aside, adapters, Path(base), kind, head, join)
 
 
 @contextmanager
@@ -209,7 +215,7 @@ def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
 
 
 def _config(
-    model_folder: Path, dtype: torch.dtype, is_scorer: bool, overrides: Mapping[str, Json]
+    model_folder: Path, dtype: torch.dtype, kind: ModelKind, overrides: Mapping[str, Json]
 ) -> bytes:
     found = _read_config(model_folder)
     name = str(dtype).removeprefix("torch.")
@@ -220,10 +226,10 @@ def _config(
         config["torch_dtype"] = name
     if config.get("num_nextn_predict_layers"):
         config["num_nextn_predict_layers"] = 0  # nobody has trained those
-    if is_scorer:
+    if kind.made_as in CLASSIFIERS:
         names = config.get("architectures") or ["Model"]
         family = str(names[0]).partition("For")[0]
-        config["architectures"] = [f"{family}ForSequenceClassification"]
+        config["architectures"] = [f"{family}{kind.made_as}"]
         config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     return _json(config)
 
@@ -289,6 +295,7 @@ def _write_adapters(
     folder: Path,
     adapters: Mapping[str, Adapter],
     base: Path,
+    kind: ModelKind,
     head: Mapping[str, Tensor],
     join: Join,
 ) -> None:
@@ -312,11 +319,11 @@ def _write_adapters(
         "init_lora_weights": True,
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         "lora_dropout": lora.dropout,
-        "modules_to_save": [name.removesuffix(".weight") for name in head] or None,
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in head}) or None,
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": targets,
-        "task_type": "SEQ_CLS" if head else "CAUSAL_LM",
+        "task_type": _PEFT_TASKS.get(kind.made_as, "CAUSAL_LM"),
         "use_rslora": lora.rank_stabilized,
     }
     text = json.dumps(config, indent=2, ensure_ascii=False)

@@ -26,7 +26,7 @@ from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.fingerprint import base_of
-from ppojob_trainer.models.kinds import POLICY, SCORER
+from ppojob_trainer.models.kinds import CRITIC, POLICY, PROCESS_REWARD, SCORER, ModelKind
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import Adapter, adapters_in, is_adapter
@@ -38,7 +38,7 @@ class _Source:
     """What is written."""
 
     role: str  # whose files of the checkpoint
-    where: str  # field of the folder that training began from
+    kind: ModelKind
     model: ModelSpec  # that folder, its adapters, and the tokenizer of the policy
     overrides: Mapping[str, Json]
 
@@ -48,7 +48,7 @@ def export_checkpoint(
 ) -> int:
     """Put a model's weights together, however many ranks wrote them, and write them.
 
-    It is the policy, or the critic where that is a process reward model. Where the job averages
+    It is the policy, or the critic: a value model is a classifier of tokens. Where the job averages
     what it trains, that average is written, as at the end of a run.
 
     The checkpoint's own configuration names the model that training began from: adapters are merged
@@ -73,7 +73,7 @@ def export_checkpoint(
     model = source.model
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     tensors = _tensors(checkpoint, found.files, source)
-    adapters, is_scorer = dict[str, Adapter](), _is_scorer(settings)
+    adapters = dict[str, Adapter]()
     if model.lora is not None:
         adapters = adapters_in(tensors, model.lora)
     beside = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
@@ -81,16 +81,15 @@ def export_checkpoint(
         if not adapters:
             raise ConfigError(
                 f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
-                f"{source.where.removesuffix('path')}lora, or the model without --adapters"
+                f"{source.kind.where.removesuffix('path')}lora, or the model without --adapters"
             )
-        export_adapters(target, adapters, model.path, beside)
+        export_adapters(target, adapters, model.path, source.kind, beside)
         return found.progress.step
     if adapters:
         base = base_of(model.path)
-        bases = {} if base is None else {source.where: base}
+        bases = {} if base is None else {source.kind.where: base}
         identity.check_bases(settings, bases, checkpoint)
-        kind = SCORER if is_scorer else POLICY
-        whole = load_model(model.path, dtype, kind=kind, overrides=source.overrides)
+        whole = load_model(model.path, dtype, kind=source.kind, overrides=source.overrides)
         tensors = dict(hf_named_tensors(whole)) | beside
     export_model(
         target,
@@ -100,7 +99,7 @@ def export_checkpoint(
         tokenizer_folder=_tokenizer_folder(model),
         chat_template=template_text(model.chat_template) if model.chat_template else None,
         adapters=adapters,
-        is_scorer=is_scorer,
+        kind=source.kind,
         overrides=source.overrides,
     )
     return found.progress.step
@@ -120,24 +119,27 @@ def _tensors(
 
 def _policy(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
     model = _located(_model(settings, checkpoint), checkpoint)
-    return _Source("actorRollout", "spec.model.path", model, config_changes(model.path, model))
+    kind = SCORER if _algorithm(settings) == "reward_model" else POLICY
+    return _Source("actorRollout", kind, model, config_changes(model.path, model))
 
 
 def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
     spec = settings.get("spec")
     assert isinstance(spec, dict), "an identity has been read"
-    algorithm, policy = spec.get("algorithm"), _policy(settings, checkpoint).model
-    kind = algorithm.get("type") if isinstance(algorithm, dict) else None
-    if kind not in [name for name, one in ESTIMATORS.items() if one.critic == "process_reward"]:
+    policy = _policy(settings, checkpoint).model
+    critics = {str(name): one.critic for name, one in ESTIMATORS.items() if one.critic}
+    trained = critics.get(_algorithm(settings))
+    if trained is None:
         raise ConfigError(
-            f"--critic: got {checkpoint}: its job has trained no process reward model; that of a "
-            "job of type: prime, or the policy without --critic"
+            f"--critic: got {checkpoint}: its job has trained no critic; that of a job of type: "
+            f"{' or '.join(critics)}, or the policy without --critic"
         )
     critic = CriticSpec.model_validate(spec.get("critic"))
     changes = {"path": critic.path, "lora": critic.lora, "average_decay": None}
     own = policy.model_copy(update=changes)
     own = _located(own, checkpoint)
-    return _Source("critic", "spec.critic.path", own, config_changes(own.path, policy))
+    kind = CRITIC if trained == "value" else PROCESS_REWARD
+    return _Source("critic", kind, own, config_changes(own.path, policy))
 
 
 def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
@@ -157,11 +159,11 @@ def _located(model: ModelSpec, checkpoint: Path) -> ModelSpec:
     return model.model_copy(update=fetched)
 
 
-def _is_scorer(settings: Mapping[str, Json]) -> bool:
-    """Whether a reward model was trained."""
+def _algorithm(settings: Mapping[str, Json]) -> str:
+    """Its type; nothing where a damaged configuration has none."""
     spec = settings.get("spec")
     algorithm = spec.get("algorithm") if isinstance(spec, dict) else None
-    return isinstance(algorithm, dict) and algorithm.get("type") == "reward_model"
+    return str(algorithm.get("type")) if isinstance(algorithm, dict) else ""
 
 
 def _tokenizer_folder(model: ModelSpec) -> Path | None:

@@ -21,6 +21,7 @@ from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.kinds import POLICY, SCORER
 from ppojob_trainer.models.lora import replaced
 from ppojob_trainer.models.mixtures import is_sent_float32
 from ppojob_trainer.models.state_dict import (
@@ -288,7 +289,7 @@ class ActorRolloutWorker:
             tokenizer_folder=Path(model.tokenizer_path or model.path),
             chat_template=template,
             adapters=replaced(every_adapter(trained), others, on_device),
-            is_scorer=self.generation.spec.algorithm.type == "reward_model",
+            kind=SCORER if self.generation.spec.algorithm.type == "reward_model" else POLICY,
             overrides=config_changes(model.path, model),
             told=told,
         )
