@@ -72,17 +72,22 @@ def open_prompts(
     train = opened(data.train, data, data.max_train_rows, spec.compared_sources)
     if spec.steps.generate_only:
         return train, train
-    field, drawn = spec.algorithm.draw
-    if len(train) < drawn:
-        raise ConfigError(
-            f"spec.algorithm.{field}: got {drawn}: the training data has {len(train)} "
-            "usable rows; at most that many, or more data"
-        )
-    if problems := check_length(config.job(), len(train)):
-        raise ConfigError(map(str, problems))
-    for problem in length_warnings(config.job(), len(train)):
-        _log.warning("%s", problem)
+    _check_size(config, len(train))
     validation = None
     if data.validation:
         validation = opened(data.validation, data.of_validation, data.max_validation_rows)
     return train, validation
+
+
+def _check_size(config: RunConfig, rows: int) -> None:
+    """Refuse usable rows that are too few for a step, or make steps that the job cannot have."""
+    field, drawn = config.spec.algorithm.draw
+    if rows < drawn:
+        raise ConfigError(
+            f"spec.algorithm.{field}: got {drawn}: the training data has {rows} usable rows; at "
+            "most that many, or more data"
+        )
+    if problems := check_length(config.job(), rows):
+        raise ConfigError(map(str, problems))
+    for problem in length_warnings(config.job(), rows):
+        _log.warning("%s", problem)

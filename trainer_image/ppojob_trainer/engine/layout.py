@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import torch
 from torch import Tensor
@@ -174,6 +174,31 @@ class _Packer:
             self.spans.append(span)
         return span
 
+    def add_row(
+        self, prompt: _Text, response: _Response, form: PictureForm | None, shared: Span | None
+    ) -> tuple[tuple[Span, ...], Tensor]:
+        """Append a response behind its prompt, which is appended too if none is `shared`.
+
+        Answers what is read, and where the states lie that predict its trained tokens.
+        """
+        (first_read, places), *others = response.contexts(form)
+        read = prompt.followed_by(first_read)
+        spans: tuple[Span, ...]
+        if shared is not None:
+            own = self.add(read, prefix=shared)
+            spans, first = (shared, own), own.start
+            last = shared.start + shared.length - 1
+        else:
+            whole = self.add(prompt, read)
+            last = whole.start + len(prompt.ids) - 1
+            spans, first = (whole,), last + 1
+        found = [torch.where(places == 0, last, first + places - 1)]
+        for text, places_of_context in others:
+            whole = self.add(text)
+            spans = (*spans, whole)
+            found.append(whole.start + places_of_context - 1)
+        return spans, torch.cat(found)
+
     def packed(
         self, predictors: Tensor, targets: Tensor, readings: Sequence[tuple[Span, ...]]
     ) -> PackedRows:
@@ -214,55 +239,46 @@ def pack_rows(
     how the model takes pictures; None where it sees none.
     """
     packer = _Packer()
-    lengths = experience.lengths.tolist()
-    responses = torch.split(experience.response_tokens, lengths)
-    tokens_of_prompts = sum(prompt.numel() for prompt in experience.prompts)
-    of_prompts = _numbered(experience.prompt_lengths.tolist())
-    of_responses = _numbered(lengths, first=tokens_of_prompts)
-    trained, starts = (
-        [column.nonzero()[:, 0] for column in torch.split(whole, lengths)]
-        for whole in (experience.mask, experience.context_starts)
-    )
-    shown = experience.pictures or [b""] * experience.num_groups
-    prompts = [
-        _Text.of(ids, sources, form, pictures)
-        for ids, sources, pictures in zip(experience.prompts, of_prompts, shown, strict=True)
-    ]
+    prompts, responses = _prompts(experience, form), _responses(experience)
     shared: dict[int, Span] = {}
     predictors: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * experience.num_rows
     readings: list[tuple[Span, ...]] = [()] * experience.num_rows
     groups = experience.row_groups.tolist()
     first_rows = {group: row for row, group in reversed(list(enumerate(groups)))}
     for row in sorted(range(len(groups)), key=lambda row: (first_rows[groups[row]], row)):
-        prompt = prompts[groups[row]]
-        held = experience.later_pictures[row : row + 1]
-        later = tuple(one for pictures in held for one in unpacked_later(pictures))
-        response = _Response(responses[row], of_responses[row], trained[row], starts[row], later)
-        (first_read, places), *others = response.contexts(form)
-        read = prompt.followed_by(first_read)
-        if share_prompts:
-            if groups[row] not in shared:
-                shared[groups[row]] = packer.add(prompt)
-            before = shared[groups[row]]
-            own = packer.add(read, prefix=before)
-            readings[row], first = (before, own), own.start
-            last = before.start + before.length - 1
-        else:
-            whole = packer.add(prompt, read)
-            last = whole.start + len(prompt.ids) - 1
-            readings[row], first = (whole,), last + 1
-        found = [torch.where(places == 0, last, first + places - 1)]
-        for text, places_of_context in others:
-            whole = packer.add(text)
-            readings[row] = (*readings[row], whole)
-            found.append(whole.start + places_of_context - 1)
-        if not len(trained[row]):
-            readings[row] = ()
-        predictors[row] = torch.cat(found)
+        group, response = groups[row], responses[row]
+        if share_prompts and group not in shared:
+            shared[group] = packer.add(prompts[group])
+        read, predictors[row] = packer.add_row(prompts[group], response, form, shared.get(group))
+        readings[row] = read if len(response.trained) else ()
     filler = torch.zeros(-packer.end % multiple, dtype=torch.int64)
     packer.add(_Text.of(filler, filler - 1, form))
     targets = experience.response_tokens[experience.mask]
     return packer.packed(torch.cat(predictors), targets, readings)
+
+
+def _prompts(experience: Experience, form: PictureForm | None) -> list[_Text]:
+    """By groups."""
+    numbers = _numbered(experience.prompt_lengths.tolist())
+    shown = experience.pictures or [b""] * experience.num_groups
+    return [
+        _Text.of(ids, sources, form, pictures)
+        for ids, sources, pictures in zip(experience.prompts, numbers, shown, strict=True)
+    ]
+
+
+def _responses(experience: Experience) -> list[_Response]:
+    lengths = experience.lengths.tolist()
+    tokens_of_prompts = sum(prompt.numel() for prompt in experience.prompts)
+    trained, starts = (
+        [column.nonzero()[:, 0] for column in torch.split(whole, lengths)]
+        for whole in (experience.mask, experience.context_starts)
+    )
+    texts = torch.split(experience.response_tokens, lengths)
+    numbers = _numbered(lengths, first=tokens_of_prompts)
+    held = experience.later_pictures or [b""] * len(lengths)
+    shown = [tuple(unpacked_later(pictures)) for pictures in held]
+    return list(starmap(_Response, zip(texts, numbers, trained, starts, shown, strict=True)))
 
 
 def _numbered(lengths: list[int], first: int = 0) -> tuple[Tensor, ...]:

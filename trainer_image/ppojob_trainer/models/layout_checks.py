@@ -168,10 +168,19 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
     """Models that an engine has not, and what it does not compute of them."""
-    tensor, sizes = spec.rollout.parallelism.tensor, sizes_of(spec.model.path)
+    sizes = sizes_of(spec.model.path)
     if sizes is None or spec.algorithm.given:
         return
-    if spec.rollout.engine == "vllm" and not FAMILIES[sizes.model_type].is_in_vllm:
+    if spec.rollout.engine == "vllm":
+        yield from _check_vllm(spec, sizes)
+        if (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0:
+            yield from _check_vllm_on_processors(spec, sizes)
+    if spec.rollout.parallelism.tensor > 1:
+        yield from _check_engine_ranks(spec, sizes)
+
+
+def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
+    if not FAMILIES[sizes.model_type].is_in_vllm:
         yield Problem(
             "spec.rollout.engine",
             shown(spec.rollout.engine),
@@ -180,7 +189,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             "huggingface",
             ReasonCode.CONFLICT,
         )
-    if spec.rollout.engine == "vllm" and sizes.latents and sizes.latents.cached != VLLM_LATENT:
+    if sizes.latents and sizes.latents.cached != VLLM_LATENT:
         yield Problem(
             "spec.rollout.engine",
             shown(spec.rollout.engine),
@@ -191,7 +200,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
     own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
     own_kind = "of layers that differ" if sizes.apart else own_kind
     has_own_kind = sizes.experts or sizes.states or sizes.apart
-    if spec.rollout.engine == "vllm" and has_own_kind and spec.adapters_of_engines is not None:
+    if has_own_kind and spec.adapters_of_engines is not None:
         yield Problem(
             "spec.rollout.adapters",
             shown(spec.rollout.adapters),
@@ -199,8 +208,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             "merged, or engine: huggingface",
             ReasonCode.NOT_IN_THIS_VERSION,
         )
-    is_half = spec.rollout.engine == "vllm" and spec.rollout.dtype == "float16"
-    if is_half and sizes.model_type in NO_FLOAT16_IN_VLLM:
+    if spec.rollout.dtype == "float16" and sizes.model_type in NO_FLOAT16_IN_VLLM:
         yield Problem(
             "spec.rollout.dtype",
             shown(spec.rollout.dtype),
@@ -208,10 +216,11 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             "bfloat16 or float32",
             ReasonCode.CONFLICT,
         )
-    is_on_cpu = (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0
+
+
+def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     kind = sizes.states and sizes.states.kind
-    is_ungated = sizes.mixture is not None and len(sizes.mixture.matrices) == 2
-    if spec.rollout.engine == "vllm" and is_ungated and is_on_cpu:
+    if sizes.mixture is not None and len(sizes.mixture.matrices) == 2:
         yield Problem(
             "spec.rollout.engine",
             shown(spec.rollout.engine),
@@ -219,7 +228,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             "huggingface",
             ReasonCode.CONFLICT,
         )
-    if spec.rollout.engine == "vllm" and kind and is_on_cpu:
+    if kind:
         types = ("bfloat16", "float32") if kind.is_mamba else ("bfloat16",)
         if spec.rollout.dtype not in types:
             yield Problem(
@@ -230,8 +239,6 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
                 f"{' or '.join(types)}, or engine: huggingface",
                 ReasonCode.CONFLICT,
             )
-    if tensor > 1:
-        yield from _check_engine_ranks(spec, sizes)
 
 
 def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:

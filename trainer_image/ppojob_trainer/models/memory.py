@@ -6,7 +6,7 @@ memory of libraries come on top. So what is refused here could never have run.
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.roles import TrainingParallelism
 from ppojob_api.v1alpha1.rollout import JudgeSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import (
@@ -92,6 +93,10 @@ class Held:
     saved: int = 0
 
 
+_Part = Callable[..., Held]
+"""What a rank has of a model of a type of numbers and a size, by what is offloaded and trained."""
+
+
 def held_by_rank(
     config: RunConfig, role: RoleName, parameters: Mapping[str, int]
 ) -> dict[str, int]:
@@ -167,25 +172,8 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return engine
-    # Copies of a model are whole, so what counts is over how many ranks each of them is cut. Stages
-    # of a pipeline have about equally many layers, and no fewer weights than this on the largest.
-    shards = pods.parallelism.data_shard
-    assert shards is not None, "a resolved configuration says how many shards"
-    layout = pods.parallelism
-    ranks = shards * layout.sequence * layout.tensor * layout.pipeline
-    actor, critic, lora = spec.roles.actor_rollout, spec.critic, spec.model.lora
-
-    def part(
-        dtype: str, count: int, offload: Collection[str], moments: float | None = None
-    ) -> Held:
-        size = _WEIGHT_BYTES[dtype] * count // ranks
-        held = _model(size, offload if leaves else (), moments)
-        cut = shards * layout.sequence
-        if spec.training.reshard_after_forward or cut == 1:
-            return held
-        # All layers, put together; of experts that ranks share a share, and they are most of it.
-        return replace(held, at_work=held.at_work + cut * size // layout.expert)
-
+    part = _cut_over(pods.parallelism, spec, leaves=leaves)
+    actor, lora = spec.roles.actor_rollout, spec.model.lora
     found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:
         whole, moments = _kept(spec)
@@ -201,23 +189,54 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         found["reference"] = _one_at_work(
             [part(spec.model.dtype, count, reference.offload) for count in counts]
         )
-    if "critic" in living and critic is not None and spec.roles.critic is not None:
-        path, offload = critic.path or "", spec.roles.critic.offload
-        count, moments = parameters.get(path, 0), critic.optimizer.moments
-        whole = moments if critic.lora is None else None
-        found["critic"] = part(spec.model.dtype, count, offload, whole)
-        compares = spec.algorithm.estimator.critic == "process_reward"
-        if compares and (critic.lora is None or len(spec.critic_paths) > 1):
-            other = parameters.get(spec.critic_paths[-1], 0)
-            found["critic's reference"] = part(spec.model.dtype, other, offload)
-        found["critic's adapters"] = part(
-            *_adapters(count_adapters(critic.lora, path), offload), moments
-        )
+    if "critic" in living:
+        found |= _critics(spec, parameters, part)
     model, judge = spec.reward_model, spec.roles.reward_model
     if "rewardModel" in living and model is not None and judge is not None:
         count = parameters.get(model.path, 0)
         found["reward model"] = part(model.dtype, count, judge.offload)
     return {name: held for name, held in found.items() if held.whole}
+
+
+def _cut_over(layout: TrainingParallelism, spec: PPOJobSpec, *, leaves: bool) -> _Part:
+    """What a rank has of a model that the ranks of a layout share.
+
+    Copies of a model are whole, so what counts is over how many ranks each of them is cut. Stages
+    of a pipeline have about equally many layers, and no fewer weights than this on the largest.
+    """
+    shards = layout.data_shard
+    assert shards is not None, "a resolved configuration says how many shards"
+    ranks = shards * layout.sequence * layout.tensor * layout.pipeline
+
+    def part(
+        dtype: str, count: int, offload: Collection[str], moments: float | None = None
+    ) -> Held:
+        size = _WEIGHT_BYTES[dtype] * count // ranks
+        held = _model(size, offload if leaves else (), moments)
+        cut = shards * layout.sequence
+        if spec.training.reshard_after_forward or cut == 1:
+            return held
+        # All layers, put together; of experts that ranks share a share, and they are most of it.
+        return replace(held, at_work=held.at_work + cut * size // layout.expert)
+
+    return part
+
+
+def _critics(spec: PPOJobSpec, parameters: Mapping[str, int], part: _Part) -> dict[str, Held]:
+    critic, role = spec.critic, spec.roles.critic
+    if critic is None or role is None:
+        return {}
+    path, offload = critic.path or "", role.offload
+    count, moments = parameters.get(path, 0), critic.optimizer.moments
+    whole = moments if critic.lora is None else None
+    found = {"critic": part(spec.model.dtype, count, offload, whole)}
+    compares = spec.algorithm.estimator.critic == "process_reward"
+    if compares and (critic.lora is None or len(spec.critic_paths) > 1):
+        other = parameters.get(spec.critic_paths[-1], 0)
+        found["critic's reference"] = part(spec.model.dtype, other, offload)
+    adapters = _adapters(count_adapters(critic.lora, path), offload)
+    found["critic's adapters"] = part(*adapters, moments)
+    return found
 
 
 def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[str, Held]:
