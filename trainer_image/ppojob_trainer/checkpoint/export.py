@@ -142,8 +142,8 @@ def export_adapters(
     target: Path,
     adapters: Mapping[str, Adapter],
     base: str,
-    kind: ModelKind,
     head: Mapping[str, Tensor],
+    kind: ModelKind = POLICY,
 ) -> None:
     """Write a folder of adapters alone, as `export_model` writes that beside merged weights.
 

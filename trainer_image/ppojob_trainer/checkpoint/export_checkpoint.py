@@ -83,7 +83,7 @@ def export_checkpoint(
                 f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
                 f"{source.kind.where.removesuffix('path')}lora, or the model without --adapters"
             )
-        export_adapters(target, adapters, model.path, source.kind, beside)
+        export_adapters(target, adapters, model.path, beside, source.kind)
         return found.progress.step
     if adapters:
         base = base_of(model.path)
