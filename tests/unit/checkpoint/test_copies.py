@@ -15,8 +15,9 @@ from ppojob_api import validation
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_trainer import failpoints
-from ppojob_trainer.checkpoint.copies import Copies, _Place, restore
+from ppojob_trainer.checkpoint.copies import FIELD, Copies, restore
 from ppojob_trainer.checkpoint.journal import Journal, last_saved
+from ppojob_trainer.checkpoint.places import Place
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault, JobFailed
 from ppojob_trainer.processor import has_native_bfloat16
@@ -129,7 +130,7 @@ def test_a_damaged_copy_is_not_used(tmp_path: Path, name: str, content: bytes | 
 
 
 def test_a_right_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
-    place = _Place(job_of(tmp_path))
+    place = Place(str(tmp_path / "bucket" / "sum"), FIELD, print)
 
     def put() -> None:
         raise PermissionError("Access Denied")

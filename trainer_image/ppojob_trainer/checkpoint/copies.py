@@ -10,17 +10,15 @@ fsspec writes them as it reads what lies behind URLs; a path is written as well.
 torch: the controller imports it.
 """
 
-import contextlib
-import hashlib
 import json
 import logging
 import posixpath
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,7 +26,6 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import (
     CHECKPOINTS_FOLDER,
-    EXPORT_FOLDER,
     FETCHED_FILE,
     JOURNAL_FILE,
     METRICS_FILE,
@@ -39,7 +36,8 @@ from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
-from ppojob_trainer.checkpoint.store import CheckpointStore, folder_name, step_of, steps_in
+from ppojob_trainer.checkpoint.places import Place
+from ppojob_trainer.checkpoint.store import CheckpointStore, folder_name, steps_in
 from ppojob_trainer.errors import (
     CannotResume,
     ConfigError,
@@ -47,126 +45,24 @@ from ppojob_trainer.errors import (
     Interrupted,
     JobFailed,
 )
-from ppojob_trainer.json_value import Json
 from ppojob_trainer.processor import has_native_bfloat16
-from ppojob_trainer.remote_files import Tell, again, refusing
+from ppojob_trainer.remote_files import Tell
 
 _log = logging.getLogger(__name__)
 COPY_FILE: Final = failpoints.declare("copied.file")
 COPY_MANIFEST: Final = failpoints.declare("copied.manifest")
 COPY_PRUNED: Final = failpoints.declare("copied.pruned")
-COPY_EXPORT: Final = failpoints.declare("copied.export")
 RESTORE_FILE: Final = durable.point("restored.file", *durable.FILE_ACTS)
 RESTORE_POINT: Final = durable.point("restored", "fsync", *durable.RENAME_ACTS)
 
 FIELD: Final = "spec.checkpoint.copyTo"
 _RUN_FOLDER: Final = "run"
-_CONFIG_FILE: Final = "config.json"
 _POLL_SECONDS: Final = 0.2
 
 
-class _Place:
-    """A job's copies in their store; every method asks it again while it fails."""
-
-    def __init__(self, config: RunConfig, tell: Tell = _log.warning) -> None:
-        assert config.spec.checkpoint.copy_to is not None
-        self.url = posixpath.join(config.spec.checkpoint.copy_to, config.name)
-        self._tell = tell
-        self._system, self._root = self._again(self._open)
-
-    def _again(self, act: Callable[[], Any]) -> Any:
-        def attempt() -> Any:
-            with refusing(FIELD, self.url, "read and write"):
-                return act()
-
-        return again(attempt, self.url, "reached", self._tell)
-
-    def _open(self) -> Any:
-        import fsspec  # late: every controller loads this module, and few copy
-
-        own = {} if "://" in self.url else {"auto_mkdir": True}
-        return fsspec.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **own)
-
-    def _checkpoint(self, step: int, *path: str) -> str:
-        return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
-
-    def steps(self) -> list[int]:
-        """Steps of all copies, complete or not, ascending."""
-
-        def listed() -> list[str]:
-            try:
-                return list(self._system.ls(f"{self._root}/{CHECKPOINTS_FOLDER}", detail=False))
-            except FileNotFoundError:
-                return []
-
-        names = map(posixpath.basename, (name.rstrip("/") for name in self._again(listed)))
-        return sorted(step for name in names if (step := step_of(name)) is not None)
-
-    def is_complete(self, step: int) -> bool:
-        """Whether a copy has its manifest, which comes last and goes first."""
-        path = self._checkpoint(step, MANIFEST_NAME)
-        return bool(self._again(lambda: self._system.exists(path)))
-
-    def read(self, step: int, *path: str) -> bytes:
-        """Read a small file of a copy."""
-        remote = self._checkpoint(step, *path)
-        found: bytes = self._again(_there(step, *path)(lambda: self._system.cat_file(remote)))
-        return found
-
-    def get(self, step: int, path: str, target: Path) -> None:
-        """Fetch a file of a copy."""
-        remote = self._checkpoint(step, path)
-        self._again(_there(step, path)(lambda: self._system.get_file(remote, str(target))))
-
-    def put(self, step: int, path: str, source: Path | bytes) -> None:
-        """Write a file of a copy."""
-        self._put(self._checkpoint(step, path), source)
-
-    def _put(self, remote: str, source: Path | bytes) -> None:
-        def act() -> None:
-            if isinstance(source, bytes):
-                self._system.pipe_file(remote, source)
-                return
-            self._system.put_file(str(source), remote)
-            size, there = source.stat().st_size, self._system.info(remote)["size"]
-            if there != size:
-                raise OSError(f"{source.name}: {there} of {size} bytes came")
-
-        self._again(act)
-
-    def remove(self, step: int) -> None:
-        """Remove a copy, its manifest first: what is left of a removal is no copy."""
-        if self.is_complete(step):
-            self._remove(self._checkpoint(step, MANIFEST_NAME))
-        self._remove(self._checkpoint(step))
-
-    def _remove(self, path: str) -> None:
-        def act() -> None:
-            if self._system.exists(path):
-                self._system.rm(path, recursive=True)
-
-        self._again(act)
-
-    def put_export(self, folder: Path) -> None:
-        """Replace the copy of the export; without config.json it is no model."""
-        target = f"{self._root}/{EXPORT_FOLDER}"
-        self._remove(f"{target}/{_CONFIG_FILE}")
-        self._remove(target)
-        names = [
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-        ]
-        for name in sorted(names, key=lambda name: (name == _CONFIG_FILE, name)):
-            failpoints.hit(COPY_EXPORT)
-            self._put(f"{target}/{name}", folder / name)
-
-
-@contextlib.contextmanager
-def _there(step: int, *path: str) -> Iterator[None]:
-    """Tell of a copy that lacks a file, which no patience mends."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise DamagedCheckpoint(posixpath.join(folder_name(step), *path), "it is gone") from None
+def _place(config: RunConfig, tell: Tell = _log.warning) -> Place:
+    assert config.spec.checkpoint.copy_to is not None
+    return Place(posixpath.join(config.spec.checkpoint.copy_to, config.name), FIELD, tell)
 
 
 class Copies:
@@ -184,7 +80,7 @@ class Copies:
         self.trouble: str | None = None
         self.under_way: int | None = None
         self._config, self._store, self._best = config, store, best
-        self._place: _Place | None = None
+        self._place: Place | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -233,10 +129,10 @@ class Copies:
     def _copy_all(self, export: Path | None = None) -> None:
         if self._place is None:
             _refuse_run_folder(self._config, self._store.root.parent)
-            place = _Place(self._config)
-            for step in _complete(place):
+            place = _place(self._config)
+            for step in place.complete():
                 try:
-                    _refuse_others(place, step, _manifest_of(place, step), self._config)
+                    _refuse_others(place, step, place.manifest(step), self._config)
                     break
                 except DamagedCheckpoint as problem:
                     _log.warning("%s: %s: this copy is removed", place.url, problem)
@@ -249,14 +145,14 @@ class Copies:
         if export is not None:
             self._place.put_export(export)
 
-    def _next(self, place: _Place) -> int | None:
+    def _next(self, place: Place) -> int | None:
         """The newest checkpoint that has no copy, or the best."""
-        steps, complete = self._store.steps(), set(_complete(place))
+        steps, complete = self._store.steps(), set(place.complete())
         best = self._best({*steps, *complete})
         wanted = [*steps[-1:], *([best] if best in steps else [])]
         return next((one for one in wanted if one is not None and one not in complete), None)
 
-    def _copy(self, place: _Place, step: int) -> None:
+    def _copy(self, place: Place, step: int) -> None:
         found = self._store.read(step)
         for entry in found.manifest.files:
             failpoints.hit(COPY_FILE)
@@ -276,8 +172,8 @@ class Copies:
         failpoints.hit(COPY_MANIFEST)
         place.put(step, MANIFEST_NAME, (found.folder / MANIFEST_NAME).read_bytes())
 
-    def _prune(self, place: _Place) -> None:
-        complete = list(_complete(place))
+    def _prune(self, place: Place) -> None:
+        complete = list(place.complete())
         keep = {*complete[: self._config.spec.checkpoint.keep_last], self._best(complete)}
         for step in place.steps():
             if step not in keep:
@@ -300,15 +196,15 @@ def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None
     _refuse_run_folder(config, run_folder)
     if config.spec.checkpoint.copy_to is None or (root.is_dir() and steps_in(root)):
         return
-    place = _Place(config, tell)
-    for step in _complete(place):
+    place = _place(config, tell)
+    for step in place.complete():
         if config.spec.checkpoint.resume == "never":
             raise CannotResume(
                 f'spec.checkpoint.resume: got "never": {place.url} has a copy of step {step}; '
                 "auto to go on from there, or another copyTo"
             )
         try:
-            found = _manifest_of(place, step)
+            found = place.manifest(step)
             _refuse_others(place, step, found, config)
             folder = _fetched(place, step, found, root, config.uid)
             _bring_run_back(place, step, found, run_folder)
@@ -332,22 +228,9 @@ def _refuse_run_folder(config: RunConfig, run_folder: Path) -> None:
         raise ConfigError(str(Problem(FIELD, shown(target), why, allowed, ReasonCode.CONFLICT)))
 
 
-def _complete(place: _Place) -> Iterator[int]:
-    """Steps of complete copies, the newest first."""
-    return (step for step in reversed(place.steps()) if place.is_complete(step))
-
-
-def _manifest_of(place: _Place, step: int) -> Manifest:
-    return manifest.decode(place.read(step, MANIFEST_NAME), f"{folder_name(step)}/{MANIFEST_NAME}")
-
-
-def _refuse_others(place: _Place, step: int, found: Manifest, config: RunConfig) -> None:
+def _refuse_others(place: Place, step: int, found: Manifest, config: RunConfig) -> None:
     """Refuse the copies of a run with other settings by CannotResume, a line for each."""
-    path = next((file.path for file in found.files if file.sha256 == found.config_sha256), "")
-    data = place.read(step, path)
-    if hashlib.sha256(data).hexdigest() != found.config_sha256:
-        raise DamagedCheckpoint(f"{folder_name(step)}/{path}", "it was changed")
-    theirs: dict[str, Json] = json.loads(data)
+    theirs = place.settings(step, found)
     here = config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
     differences = changed_settings(theirs["spec"], json.loads(here)["spec"])
     if differences:
@@ -358,15 +241,12 @@ def _refuse_others(place: _Place, step: int, found: Manifest, config: RunConfig)
         )
 
 
-def _fetched(place: _Place, step: int, found: Manifest, root: Path, uid: str) -> Path:
+def _fetched(place: Place, step: int, found: Manifest, root: Path, uid: str) -> Path:
     """Fetch a copy aside, every byte of it checked; its manifest names this job."""
     folder = root / f".{folder_name(step)}.partial"
     durable.make_folder(folder, parents=True, exist_ok=True)
     for entry in found.files:
-        target = folder / entry.path
-        durable.make_folder(target.parent, parents=True, exist_ok=True)
-        place.get(step, entry.path, target)
-        check_content(folder, entry)
+        place.get(step, entry, folder)
     ours = manifest.encode(msgspec.structs.replace(found, job_uid=uid))
     durable.write_file(folder / MANIFEST_NAME, ours, RESTORE_FILE)
     for path in (*folder.rglob("*"), folder):
@@ -374,7 +254,7 @@ def _fetched(place: _Place, step: int, found: Manifest, root: Path, uid: str) ->
     return folder
 
 
-def _bring_run_back(place: _Place, step: int, found: Manifest, run_folder: Path) -> None:
+def _bring_run_back(place: Place, step: int, found: Manifest, run_folder: Path) -> None:
     """What a run goes on from besides a checkpoint, where it is gone as well."""
     journal = run_folder / CHECKPOINTS_FOLDER / JOURNAL_FILE
     for target in (run_folder / METRICS_FILE, run_folder / FETCHED_FILE, journal):

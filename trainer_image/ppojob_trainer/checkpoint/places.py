@@ -1,0 +1,162 @@
+"""Checkpoints of a run in a store: a bucket behind a URL, or a path.
+
+fsspec reads and writes them as it reads what lies behind URLs. This file loads no torch.
+"""
+
+import contextlib
+import hashlib
+import json
+import posixpath
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
+from ppojob_trainer import durable, failpoints
+from ppojob_trainer.checkpoint import manifest
+from ppojob_trainer.checkpoint.files import FileEntry, check_content
+from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
+from ppojob_trainer.errors import DamagedCheckpoint
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.remote_files import Tell, again, refusing
+
+COPY_EXPORT: Final = failpoints.declare("copied.export")
+
+
+class Place:
+    """The checkpoints of one run, by the URL or path of what holds their folder.
+
+    Every method asks a store again while it fails; `field` is who names it.
+    """
+
+    def __init__(self, url: str, field: str, tell: Tell) -> None:
+        self.url, self._field, self._tell = url, field, tell
+        self._system, self._root = self._again(self._open)
+
+    def _again(self, act: Callable[[], Any]) -> Any:
+        def attempt() -> Any:
+            with refusing(self._field, self.url, "read and write"):
+                return act()
+
+        return again(attempt, self.url, "reached", self._tell)
+
+    def _open(self) -> Any:
+        import fsspec  # late: every controller loads this module, and few copy
+
+        own = {} if "://" in self.url else {"auto_mkdir": True}
+        return fsspec.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **own)
+
+    def _checkpoint(self, step: int, *path: str) -> str:
+        return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
+
+    def steps(self) -> list[int]:
+        """Steps of all copies, complete or not, ascending."""
+
+        def listed() -> list[str]:
+            try:
+                return list(self._system.ls(f"{self._root}/{CHECKPOINTS_FOLDER}", detail=False))
+            except FileNotFoundError:
+                return []
+
+        names = map(posixpath.basename, (name.rstrip("/") for name in self._again(listed)))
+        return sorted(step for name in names if (step := step_of(name)) is not None)
+
+    def is_complete(self, step: int) -> bool:
+        """Whether a copy has its manifest, which comes last and goes first."""
+        path = self._checkpoint(step, MANIFEST_NAME)
+        return bool(self._again(lambda: self._system.exists(path)))
+
+    def complete(self) -> Iterator[int]:
+        """Steps of complete copies, the newest first."""
+        return (step for step in reversed(self.steps()) if self.is_complete(step))
+
+    def manifest(self, step: int) -> Manifest:
+        """Read what a copy says of itself."""
+        name = f"{folder_name(step)}/{MANIFEST_NAME}"
+        return manifest.decode(self.read(step, MANIFEST_NAME), name)
+
+    def settings(self, step: int, found: Manifest) -> dict[str, Json]:
+        """Read what a copy was made with; DamagedCheckpoint if it was changed."""
+        path = next((file.path for file in found.files if file.sha256 == found.config_sha256), "")
+        data = self.read(step, path)
+        if hashlib.sha256(data).hexdigest() != found.config_sha256:
+            raise DamagedCheckpoint(f"{folder_name(step)}/{path}", "it was changed")
+        settings: dict[str, Json] = json.loads(data)
+        return settings
+
+    def read(self, step: int, *path: str) -> bytes:
+        """Read a small file of a copy."""
+        remote = self._checkpoint(step, *path)
+        found: bytes = self._again(_there(step, *path)(lambda: self._system.cat_file(remote)))
+        return found
+
+    def get(self, step: int, entry: FileEntry, folder: Path) -> None:
+        """Fetch a file of a copy, every byte of it checked."""
+        remote, target = self._checkpoint(step, entry.path), folder / entry.path
+        durable.make_folder(target.parent, parents=True, exist_ok=True)
+        self._again(_there(step, entry.path)(lambda: self._system.get_file(remote, str(target))))
+        check_content(folder, entry)
+
+    def read_beside(self, name: str) -> bytes:
+        """Read a small file beside the folder of checkpoints; empty where there is none."""
+
+        def act() -> bytes:
+            try:
+                found: bytes = self._system.cat_file(posixpath.join(self._root, name))
+            except FileNotFoundError:
+                return b""
+            return found
+
+        content: bytes = self._again(act)
+        return content
+
+    def put(self, step: int, path: str, source: Path | bytes) -> None:
+        """Write a file of a copy."""
+        self._put(self._checkpoint(step, path), source)
+
+    def _put(self, remote: str, source: Path | bytes) -> None:
+        def act() -> None:
+            if isinstance(source, bytes):
+                self._system.pipe_file(remote, source)
+                return
+            self._system.put_file(str(source), remote)
+            size, there = source.stat().st_size, self._system.info(remote)["size"]
+            if there != size:
+                raise OSError(f"{source.name}: {there} of {size} bytes came")
+
+        self._again(act)
+
+    def remove(self, step: int) -> None:
+        """Remove a copy, its manifest first: what is left of a removal is no copy."""
+        if self.is_complete(step):
+            self._remove(self._checkpoint(step, MANIFEST_NAME))
+        self._remove(self._checkpoint(step))
+
+    def _remove(self, path: str) -> None:
+        def act() -> None:
+            if self._system.exists(path):
+                self._system.rm(path, recursive=True)
+
+        self._again(act)
+
+    def put_export(self, folder: Path) -> None:
+        """Replace the copy of the export; without config.json it is no model."""
+        target = f"{self._root}/{EXPORT_FOLDER}"
+        self._remove(f"{target}/{CONFIG_NAME}")
+        self._remove(target)
+        names = [
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        ]
+        for name in sorted(names, key=lambda name: (name == CONFIG_NAME, name)):
+            failpoints.hit(COPY_EXPORT)
+            self._put(f"{target}/{name}", folder / name)
+
+
+@contextlib.contextmanager
+def _there(step: int, *path: str) -> Iterator[None]:
+    """Tell of a copy that lacks a file, which no patience mends."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DamagedCheckpoint(posixpath.join(folder_name(step), *path), "it is gone") from None
