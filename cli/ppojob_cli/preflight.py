@@ -25,6 +25,7 @@ from ppojob_cli.output_checks import (
     volatile_warning,
 )
 from ppojob_trainer.agents.named import row_agents
+from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
@@ -89,7 +90,7 @@ def check_run(config: RunConfig, output: Path) -> Preflight:
     """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
     found = check_inputs(config)
     found.add([*machine_problems(config), *check_output(config, output, found.parameters)])
-    refusals = check_checkpoints(config, output)
+    refusals = [*check_checkpoints(config, output), *branches.problems(config, output)]
     found.add(refusals, [] if refusals else unsaved_steps_warning(output))
     found.add([], [*threads_warning(config), *volatile_warning(output)])
     return found

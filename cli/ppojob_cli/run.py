@@ -22,6 +22,7 @@ from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.summary import Ending, finished_summary, keep_model
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
+from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.copies import restore
 from ppojob_trainer.checkpoint.store import LATEST_NAME
 from ppojob_trainer.errors import ConfigError, PPOJobError
@@ -122,6 +123,7 @@ def run_job(
             view.already_done(summary)
             return contract.EXIT_DONE
         with usable(folder):
+            branches.begin(config, folder, _tell)
             write_job(folder, config)
             keep_model(folder, config)
         return _run_pods(config, folder, view, interrupts)

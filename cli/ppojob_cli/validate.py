@@ -101,10 +101,14 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
     if offline or elsewhere:
         missing = [] if offline else _missing(judged)
         return missing, [*map(str, validation.warnings(judged)), *map(str, elsewhere)]
-    from ppojob_cli.preflight import check_inputs  # a second to load, and not in every installation
+    # A second to load, and not in every installation.
+    from ppojob_cli.preflight import check_inputs
+    from ppojob_trainer.checkpoint import branches
 
+    config = resolve(judged)
     try:
-        found = check_inputs(resolve(judged))
+        found = check_inputs(config)
+        found.add(branches.problems(config))
     except PPOJobError as problem:
         return str(problem).splitlines(), []
     return found.errors, found.warnings

@@ -103,6 +103,11 @@ class KlSpec(Section):
     """Bring the reference up to the policy from time to time; absent: it stays as the job began."""
 
     @property
+    def first_coefficient(self) -> float | None:
+        """That of the first step; None where the KL decides nothing."""
+        return None if self.in_ == "none" else self.coefficient
+
+    @property
     def is_full(self) -> bool:
         """Whether the KL in the loss is that over the whole vocabulary."""
         in_loss = self.loss_term.estimator if self.loss_term is not None else self.estimator

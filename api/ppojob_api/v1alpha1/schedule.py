@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.section import Items, Name, ObjectName, Quantity, Seconds, Section
+from ppojob_api.v1alpha1.section import Items, Name, ObjectName, Path, Quantity, Seconds, Section
 
 _Step = Annotated[int, Field(ge=1, le=1_000_000_000)]
 # Neither a password (user:word@host) nor a key (?, #): the target stands in logs and in plans.
@@ -92,6 +92,18 @@ class BestCheckpointSpec(Section):
     """Whether more is better; of equal values the first is kept."""
 
 
+class BranchSpec(Section):
+    """A checkpoint of another run, which this one goes on from by settings of its own."""
+
+    run: Path
+    """Run folder of a job, or what its copyTo has of it: a path, or an s3://, gs:// or hdfs:// URL.
+    verl: trainer.resume_from_path."""
+
+    step: _Step | None = None
+    """Of its checkpoints that behind this step; absent: the newest. Steps are counted on from it.
+    """
+
+
 class CheckpointSpec(Section):
     """Checkpoints of everything that a resumed run needs."""
 
@@ -116,6 +128,10 @@ class CheckpointSpec(Section):
     """Copy checkpoints and export there too, in a folder of the job's name, beside the training: an
     s3://, gs:// or hdfs:// URL, or an absolute path. A run whose folder is lost goes on from there.
     verl: trainer.default_hdfs_dir."""
+
+    branch: BranchSpec | None = None
+    """Begin with a checkpoint of another run: its weights, moments and place in the data, and the
+    settings of this job from there on. A run folder that holds a checkpoint goes on from that."""
 
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the last good checkpoint; never, of `ppojob run` alone: refuse a run folder

@@ -36,7 +36,7 @@ from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
-from ppojob_trainer.checkpoint.places import Place
+from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
 from ppojob_trainer.checkpoint.store import CheckpointStore, folder_name, steps_in
 from ppojob_trainer.errors import (
     CannotResume,
@@ -56,7 +56,6 @@ RESTORE_FILE: Final = durable.point("restored.file", *durable.FILE_ACTS)
 RESTORE_POINT: Final = durable.point("restored", "fsync", *durable.RENAME_ACTS)
 
 FIELD: Final = "spec.checkpoint.copyTo"
-_RUN_FOLDER: Final = "run"
 _POLL_SECONDS: Final = 0.2
 
 
@@ -161,12 +160,12 @@ class Copies:
         folder = self._store.root.parent
         lines = durable.read_lines(folder / METRICS_FILE)[: found.manifest.progress.metrics_lines]
         began = durable.read_lines(self._store.root / JOURNAL_FILE)[:1]
-        place.put(step, f"{_RUN_FOLDER}/{METRICS_FILE}", _text(lines))
-        place.put(step, f"{_RUN_FOLDER}/{JOURNAL_FILE}", _text(began))
+        place.put(step, f"{RUN_FOLDER}/{METRICS_FILE}", _text(lines))
+        place.put(step, f"{RUN_FOLDER}/{JOURNAL_FILE}", _text(began))
         fetched = folder / FETCHED_FILE
         place.put(
             step,
-            f"{_RUN_FOLDER}/{FETCHED_FILE}",
+            f"{RUN_FOLDER}/{FETCHED_FILE}",
             fetched.read_bytes() if fetched.exists() else b"{}",
         )
         failpoints.hit(COPY_MANIFEST)
@@ -259,7 +258,7 @@ def _bring_run_back(place: Place, step: int, found: Manifest, run_folder: Path) 
     journal = run_folder / CHECKPOINTS_FOLDER / JOURNAL_FILE
     for target in (run_folder / METRICS_FILE, run_folder / FETCHED_FILE, journal):
         if not target.exists():
-            data = place.read(step, _RUN_FOLDER, target.name)
+            data = place.read(step, RUN_FOLDER, target.name)
             durable.write_file(target, data, RESTORE_FILE)
     size_bytes = sum(entry.size_bytes for entry in found.files)
     Journal(journal).append(CheckpointSaved(time=time.time(), step=step, size_bytes=size_bytes))

@@ -21,6 +21,8 @@ from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.remote_files import Tell, again, refusing
 
+RUN_FOLDER: Final = "run"
+"""In a copy of a checkpoint, what else a run goes on from."""
 COPY_EXPORT: Final = failpoints.declare("copied.export")
 
 

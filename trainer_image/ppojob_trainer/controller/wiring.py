@@ -388,12 +388,11 @@ def _sinks(
 
 
 def _fresh(spec: PPOJobSpec, data_digest: str, training: TrainingStep) -> Progress:
-    kl = spec.algorithm.kl
     return Progress(
         step=0,
         policy_version=0,
         data=DataCursor(epoch=0, cursor=0, sha256=data_digest),
-        kl_coefficient=None if kl.in_ == "none" else kl.coefficient,
+        kl_coefficient=spec.algorithm.kl.first_coefficient,
         metrics_lines=0,
         tokens=0,
         seconds=0.0,

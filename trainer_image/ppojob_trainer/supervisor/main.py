@@ -15,6 +15,7 @@ from ppojob_api import contract
 from ppojob_api.remote_files import is_url
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer import remote_files, stop_signal
+from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.copies import restore
 from ppojob_trainer.errors import Interrupted
 from ppojob_trainer.models.fingerprint import fingerprint
@@ -108,7 +109,8 @@ def supervise() -> int:
 def fetch(environment: PodEnvironment) -> Future[RunConfig]:
     """Fetch the files behind the job's URLs into the volume of the run, for all of its pods.
 
-    A run that is gone from there is brought back first from its copies.
+    A run that is gone from there is brought back first from its copies, and one that branches from
+    another gets its checkpoint.
 
     The controller's pod of a cluster does it, before its controller starts and asks for ranks: so
     one pod needs credentials, and all read the same. `ppojob run` has done it for its own pods.
@@ -121,6 +123,7 @@ def fetch(environment: PodEnvironment) -> Future[RunConfig]:
     def act() -> None:
         try:
             restore(environment.config, environment.run_folder)
+            branches.begin(environment.config, environment.run_folder)
             files.set_result(remote_files.locate(environment.config, environment.run_folder))
         except BaseException as problem:
             files.set_exception(problem)

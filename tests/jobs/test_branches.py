@@ -1,0 +1,52 @@
+"""Jobs that begin with a checkpoint of another run, and go on by settings of their own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JOB = {
+    **tiny_jobs.PPO,
+    "steps": {"total": 4, "validateEvery": 2},
+    "recovery": {"restartsWithoutProgress": 100},
+}
+
+
+@pytest.fixture
+def parent(alone: Callable[..., Path]) -> Path:
+    return alone(**JOB, checkpoint={"every": 1, "keepLast": 4})
+
+
+def branch_of(run: Path, step: int) -> dict[str, object]:
+    return {"every": 1, "branch": {"run": str(run), "step": step}}
+
+
+def test_with_the_same_settings_it_is_the_run_itself(
+    parent: Path, start, tiny_job, output: Path
+) -> None:
+    run = start(tiny_job(**JOB, checkpoint=branch_of(parent, 2)), output).succeed()
+    assert f"{parent}: the run begins with the checkpoint of step 2" in "\n".join(run.lines)
+    expected, found = run_folders.result(parent), run_folders.result(output)
+    assert found == {name: value for name, value in expected.items() if name in found}
+    assert len(found["metrics"]) == 5
+
+
+def test_other_settings_hold_from_there_whatever_is_killed(
+    parent: Path, run_twice, tiny_job
+) -> None:
+    ppo = tiny_jobs.PPO["algorithm"] | {
+        "samplesPerPrompt": 4,
+        "kl": {"in": "reward", "coefficient": 0.5},
+    }
+    changed = {**JOB, "algorithm": ppo, "optimizer": {"learningRate": 3e-4}}
+    job = tiny_job(**changed, checkpoint=branch_of(parent, 2))
+    points = ("rpc.update.answer.before@3=kill", "controller.step.recorded@1=kill")
+    calm = run_twice(job, *points)
+    before, after = run_folders.metrics(parent), run_folders.metrics(calm)
+    assert after[:3] == before[:3]
+    assert (after[3]["actor/lr"], after[3]["actor/reward_kl_penalty_coeff"]) == (3e-4, 0.5)
+    assert len(run_folders.rows(calm, 3)) == 16

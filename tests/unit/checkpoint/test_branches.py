@@ -1,0 +1,98 @@
+"""What a run takes of another one's checkpoint, and what it refuses."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_runs import content, fail_at, job_of, store_of, train
+
+from ppojob_api.run_config import RunConfig
+from ppojob_trainer import failpoints
+from ppojob_trainer.checkpoint import branches
+from ppojob_trainer.errors import InjectedFault
+
+POINTS = [point for point in failpoints.all_points() if point.startswith("branched")]
+ALGORITHM = {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2}
+FLOWRL = {
+    **ALGORITHM,
+    "policyLoss": {"type": "flowrl"},
+    "lossAggregation": "sequence_mean_token_mean",
+}
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm({})
+
+
+def branch(tmp_path: Path, run: str = "runs/sum", step: int | None = None, **spec) -> RunConfig:
+    place = {"run": str(tmp_path / run)} | ({} if step is None else {"step": step})
+    return job_of(tmp_path, checkpoint={"branch": place}, **spec)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("source", ["runs/sum", "bucket/sum"])
+def test_a_branch_that_was_broken_off_begins_as_another(
+    source: str, point: str, tmp_path: Path
+) -> None:
+    train(tmp_path / "runs" / "sum", job_of(tmp_path), 1, 2)
+    config = branch(tmp_path, source, optimizer={"learningRate": 1e-3})
+    calm, broken = tmp_path / "calm", tmp_path / "broken"
+    branches.begin(config, calm)
+    fail_at(point)
+    with pytest.raises(InjectedFault):
+        branches.begin(config, broken)
+    failpoints.arm({})
+    branches.begin(config, broken)
+    assert content(broken) | {"began": b""} == content(calm) | {"began": b""}
+    found = store_of(broken, config).recover().checkpoint
+    assert found is not None
+    assert found.step == 2
+    assert len((broken / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_it_begins_once(tmp_path: Path) -> None:
+    train(tmp_path / "runs" / "sum", job_of(tmp_path), 1, 2)
+    told: list[str] = []
+    config = branch(tmp_path, step=1, optimizer={"learningRate": 1e-3})
+    for _ in range(2):
+        branches.begin(config, tmp_path / "run", told.append)
+    assert store_of(tmp_path / "run", config).steps() == (1,)
+    assert told == [
+        "spec.optimizer.learningRate: 1e-06 -> 0.001",
+        f"{tmp_path}/runs/sum: the run begins with the checkpoint of step 1",
+    ]
+    assert branches.problems(branch(tmp_path, "gone"), tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    ("where", "spec"),
+    [
+        ("spec.model.path", {"model": {"path": "other"}}),
+        ("spec.data.seed", {"data": {"train": [{"path": "a.jsonl"}], "seed": 7}}),
+        ("spec.optimizer.type", {"optimizer": {"type": "sgd"}}),
+        ("spec.algorithm.type", {"algorithm": {**ALGORITHM, "type": "ppo"}}),
+        ("spec.algorithm.policyLoss.type", {"algorithm": FLOWRL}),
+        ("spec.rollout.maxStaleness", {"rollout": {"maxStaleness": 1}}),
+    ],
+)
+def test_what_shapes_a_checkpoint_is_the_same(where: str, spec, tmp_path: Path) -> None:
+    train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)
+    told = branches.problems(branch(tmp_path, **spec))
+    assert [line for line in told if line.startswith(f"{where}: got ")], told
+    assert not branches.problems(branch(tmp_path, algorithm={**ALGORITHM, "type": "rloo"}))
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "sum"
+    train(run, job_of(tmp_path), 1, 2)
+    (line,) = branches.problems(branch(tmp_path, step=7))
+    assert line == "spec.checkpoint.branch.step: got 7: there is no such checkpoint; 1, 2"
+    (line,) = branches.problems(branch(tmp_path, "runs"))
+    assert "it holds no checkpoint" in line
+    manifest = run / "checkpoints" / "step-000002" / "manifest.json"
+    manifest.write_text(json.dumps({}))
+    (line,) = branches.problems(branch(tmp_path))
+    assert "step-000002/manifest.json" in line

@@ -1,0 +1,199 @@
+"""A run that begins with a checkpoint of another one, and goes on by its own settings (ADR 90).
+
+Weights, moments, counters and the place in the data are taken over. What shapes them has to be the
+same; all else may differ, and is told. This file loads no torch: the controller's pod imports it.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOURNAL_FILE, METRICS_FILE
+from ppojob_api.v1alpha1.estimators import ESTIMATORS
+from ppojob_api.v1alpha1.schedule import BranchSpec
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
+from ppojob_trainer.checkpoint.identity import changed_settings
+from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
+from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress, encode
+from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
+from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, steps_in
+from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.processor import has_native_bfloat16
+from ppojob_trainer.remote_files import Tell
+
+_log = logging.getLogger(__name__)
+BRANCH_FILE: Final = durable.point("branched.file", *durable.FILE_ACTS)
+BRANCH_POINT: Final = durable.point("branched", "fsync", *durable.RENAME_ACTS)
+
+FIELD: Final = "spec.checkpoint.branch"
+_SHAPES_STATE: Final = (
+    "spec.model",
+    "spec.data",
+    "spec.optimizer.type",
+    "spec.optimizer.momentsDtype",
+    "spec.training.autocast",
+    "spec.algorithm.kl.referenceRefresh",
+    "spec.critic.path",
+    "spec.critic.referencePath",
+    "spec.critic.lora",
+    "spec.critic.optimizer.type",
+    "spec.critic.optimizer.momentsDtype",
+    "spec.rollout.maxStaleness",
+)
+"""Settings that say which files a checkpoint has, and what its numbers mean."""
+_SHAPES_ROWS_AHEAD: Final = (
+    "spec.algorithm.promptsPerStep",
+    "spec.algorithm.samplesPerPrompt",
+    "spec.algorithm.dynamicSampling",
+    "spec.agent",
+)
+"""The same where rows of later steps are in a checkpoint."""
+
+
+def problems(config: RunConfig, run_folder: Path | None = None) -> list[str]:
+    """Why a run cannot begin as it asks; nothing where it has begun, or asks for nothing."""
+    branch = config.spec.checkpoint.branch
+    if branch is None or (run_folder is not None and _has_begun(run_folder)):
+        return []
+    place = Place(branch.run, f"{FIELD}.run", _log.warning)
+    try:
+        step, found = _chosen(place, branch)
+        return [str(problem) for problem in _unfit(place, step, found, config)]
+    except ConfigError as problem:
+        return list(problem.problems)
+    except DamagedCheckpoint as problem:
+        return [f"{FIELD}: got {branch.run}: {problem}; another checkpoint"]
+
+
+def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
+    """Bring the checkpoint that a run begins with into its folder, unless it has one.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it is of a run of another shape.
+        DamagedCheckpoint: a file of it is gone, or not what its manifest says.
+        JobFailed: the store did not answer, however often it was asked.
+        StorageError: the disk refused.
+    """
+    branch, root = config.spec.checkpoint.branch, run_folder / CHECKPOINTS_FOLDER
+    if branch is None or _has_begun(run_folder):
+        return
+    place = Place(branch.run, f"{FIELD}.run", tell)
+    step, found = _chosen(place, branch)
+    if unfit := list(_unfit(place, step, found, config)):
+        raise ConfigError(map(str, unfit))
+    theirs = place.settings(step, found)
+    ours: dict[str, Json] = json.loads(_trajectory(config))
+    changes = changed_settings(theirs["spec"], ours["spec"])
+    for where, old, new in changes:
+        tell(f"{where}: {old} -> {new}")
+    progress = _progress(found.progress, config, [where for where, _, _ in changes])
+    folder = root / f".{folder_name(step)}.partial"
+    durable.make_folder(folder, parents=True, exist_ok=True)
+    files = [entry for entry in found.files if entry.path != CONFIG_NAME]
+    for entry in files:
+        place.get(step, entry, folder)
+    own = msgspec.structs.replace(found, job_uid=config.uid, progress=progress, files=tuple(files))
+    _complete(folder, own, theirs | ours)
+    lines = _lines(place, step)[: found.progress.metrics_lines]
+    durable.write_file(run_folder / METRICS_FILE, b"".join(lines), BRANCH_FILE)
+    journal = Journal(root / JOURNAL_FILE)
+    journal.began()
+    size_bytes = sum(entry.size_bytes for entry in files)
+    journal.append(CheckpointSaved(time=time.time(), step=step, size_bytes=size_bytes))
+    durable.rename(folder, root / folder_name(step), BRANCH_POINT)
+    tell(f"{place.url}: the run begins with the checkpoint of step {step}")
+
+
+def _has_begun(run_folder: Path) -> bool:
+    root = run_folder / CHECKPOINTS_FOLDER
+    return root.is_dir() and bool(steps_in(root))
+
+
+def _chosen(place: Place, branch: BranchSpec) -> tuple[int, Manifest]:
+    steps = list(place.complete())
+    if not steps:
+        allowed = "the run folder of a job, or what spec.checkpoint.copyTo has of one"
+        raise ConfigError(_wrong("run", shown(branch.run), "it holds no checkpoint", allowed))
+    step = steps[0] if branch.step is None else branch.step
+    if step not in steps:
+        there = ", ".join(map(str, sorted(steps)))
+        raise ConfigError(_wrong("step", str(step), "there is no such checkpoint", there))
+    return step, place.manifest(step)
+
+
+def _wrong(name: str, got: str, why: str, allowed: str) -> str:
+    return str(Problem(f"{FIELD}.{name}", got, why, allowed, ReasonCode.UNREADABLE))
+
+
+def _trajectory(config: RunConfig) -> bytes:
+    return config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
+
+
+def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Iterator[Problem]:
+    """Settings that would make other files of a checkpoint, or another sense of its numbers."""
+    theirs, ours = place.settings(step, found)["spec"], json.loads(_trajectory(config))["spec"]
+    assert isinstance(theirs, dict)
+    kinds = _kinds(theirs), _kinds(ours)
+    shapes = (*_SHAPES_STATE, *(_SHAPES_ROWS_AHEAD if config.spec.rollout.max_staleness else ()))
+    for where, old, new in changed_settings(theirs, ours):
+        is_shape = any(f"{where}.".startswith(f"{one}.") for one in shapes)
+        is_kind = where in kinds[0] and kinds[0][where] != kinds[1][where]
+        if is_shape or is_kind:
+            why = f"the checkpoint of {shown(place.url)} was made with {old}"
+            allowed = "the old value, or begin with an export of that run (spec.model.path)"
+            yield Problem(where, new, why, allowed, ReasonCode.CONFLICT)
+
+
+def _kinds(spec: dict[str, Json]) -> dict[str, object]:
+    """What models and state a job has, by the fields that decide it."""
+    algorithm = spec["algorithm"]
+    assert isinstance(algorithm, dict)
+    kind, loss = str(algorithm["type"]), algorithm.get("policyLoss")
+    estimator = {str(name): one for name, one in ESTIMATORS.items()}.get(kind)
+    # A type that is no estimator trains on given answers, each its own way.
+    state = kind if estimator is None or kind == "spo" else estimator.critic
+    learns_log_z = isinstance(loss, dict) and loss.get("type") == "flowrl"
+    return {
+        "spec.algorithm.type": state,
+        "spec.algorithm.policyLoss.type": learns_log_z,
+    }
+
+
+def _complete(folder: Path, own: Manifest, settings: dict[str, Json]) -> None:
+    """Write what makes the files of a checkpoint one of this job."""
+    document = json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()
+    durable.write_file(folder / CONFIG_NAME, document, BRANCH_FILE)
+    size_bytes, sha256 = sha256_of(folder / CONFIG_NAME)
+    config = FileEntry(
+        path=CONFIG_NAME, size_bytes=size_bytes, sha256=sha256, role="controller", rank=0
+    )
+    files = tuple(sorted((config, *own.files), key=lambda entry: entry.path))
+    manifest = msgspec.structs.replace(own, config_sha256=sha256, files=files)
+    durable.write_file(folder / MANIFEST_NAME, encode(manifest), BRANCH_FILE)
+    for path in (*folder.rglob("*"), folder):
+        durable.fsync_file(path, BRANCH_POINT)
+
+
+def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -> Progress:
+    """A state whose coefficients are those of this job, where it changes how they are found."""
+    if any(where.startswith("spec.algorithm.kl.") for where in changed):
+        first = config.spec.algorithm.kl.first_coefficient
+        progress = msgspec.structs.replace(progress, kl_coefficient=first)
+    if any(where.startswith("spec.algorithm.entropyCo") for where in changed):
+        progress = msgspec.structs.replace(progress, entropy_coefficient=None)
+    return progress
+
+
+def _lines(place: Place, step: int) -> list[bytes]:
+    """The metrics up to a step: a run folder has all of them, and each copy its own."""
+    whole = place.read_beside(METRICS_FILE) or place.read(step, RUN_FOLDER, METRICS_FILE)
+    return whole.splitlines(keepends=True)
