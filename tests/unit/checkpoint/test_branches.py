@@ -14,6 +14,7 @@ from ppojob_trainer.errors import InjectedFault
 
 POINTS = [point for point in failpoints.all_points() if point.startswith("branched")]
 ALGORITHM = {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2}
+OTHER_DATA = {"train": [{"path": "b.jsonl"}]}
 FLOWRL = {
     **ALGORITHM,
     "policyLoss": {"type": "flowrl"},
@@ -71,7 +72,7 @@ def test_it_begins_once(tmp_path: Path) -> None:
     ("where", "spec"),
     [
         ("spec.model.path", {"model": {"path": "other"}}),
-        ("spec.data.seed", {"data": {"train": [{"path": "a.jsonl"}], "seed": 7}}),
+        ("spec.steps.epochs", {"data": OTHER_DATA, "steps": {"epochs": 2}}),
         ("spec.optimizer.type", {"optimizer": {"type": "sgd"}}),
         ("spec.algorithm.type", {"algorithm": {**ALGORITHM, "type": "ppo"}}),
         ("spec.algorithm.policyLoss.type", {"algorithm": FLOWRL}),

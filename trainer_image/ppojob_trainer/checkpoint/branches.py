@@ -22,7 +22,7 @@ from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
-from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress, encode
+from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, UNREAD, Manifest, Progress, encode
 from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, steps_in
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
@@ -37,7 +37,6 @@ BRANCH_POINT: Final = durable.point("branched", "fsync", *durable.RENAME_ACTS)
 FIELD: Final = "spec.checkpoint.branch"
 _SHAPES_STATE: Final = (
     "spec.model",
-    "spec.data",
     "spec.optimizer.type",
     "spec.optimizer.momentsDtype",
     "spec.training.autocast",
@@ -50,13 +49,21 @@ _SHAPES_STATE: Final = (
     "spec.rollout.maxStaleness",
 )
 """Settings that say which files a checkpoint has, and what its numbers mean."""
+_PROMPTS_PER_STEP: Final = "spec.algorithm.promptsPerStep"
 _SHAPES_ROWS_AHEAD: Final = (
-    "spec.algorithm.promptsPerStep",
+    "spec.data",
+    _PROMPTS_PER_STEP,
     "spec.algorithm.samplesPerPrompt",
     "spec.algorithm.dynamicSampling",
     "spec.agent",
 )
 """The same where rows of later steps are in a checkpoint."""
+_NOT_OF_PROMPTS: Final = (
+    "spec.data.maxResponseTokens",
+    "spec.data.validation",
+    "spec.data.maxValidationRows",
+)
+"""Settings of data that change neither the prompts nor their order."""
 
 
 def problems(config: RunConfig, run_folder: Path | None = None) -> list[str]:
@@ -94,7 +101,8 @@ def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
     ours: dict[str, Json] = json.loads(_trajectory(config))
     changes = changed_settings(theirs["spec"], ours["spec"])
     for where, old, new in changes:
-        tell(f"{where}: {old} -> {new}")
+        anew = "; the data begins anew" if _is_of_prompts(where) else ""
+        tell(f"{where}: {old} -> {new}{anew}")
     progress = _progress(found.progress, config, [where for where, _, _ in changes])
     folder = root / f".{folder_name(step)}.partial"
     durable.make_folder(folder, parents=True, exist_ok=True)
@@ -151,6 +159,11 @@ def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Itera
             why = f"the checkpoint of {shown(place.url)} was made with {old}"
             allowed = "the old value, or begin with an export of that run (spec.model.path)"
             yield Problem(where, new, why, allowed, ReasonCode.CONFLICT)
+        passes = config.spec.steps.epochs
+        if passes is not None and (_is_of_prompts(where) or where == _PROMPTS_PER_STEP):
+            why = f"steps of {shown(place.url)} are counted too, by another {where}"
+            where, got = "spec.steps.epochs", str(passes)
+            yield Problem(where, got, why, "spec.steps.total", ReasonCode.CONFLICT)
 
 
 def _kinds(spec: dict[str, Json]) -> dict[str, object]:
@@ -190,7 +203,13 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
         progress = msgspec.structs.replace(progress, kl_coefficient=first)
     if any(where.startswith("spec.algorithm.entropyCo") for where in changed):
         progress = msgspec.structs.replace(progress, entropy_coefficient=None)
+    if any(_is_of_prompts(where) for where in changed):
+        progress = msgspec.structs.replace(progress, data=UNREAD)
     return progress
+
+
+def _is_of_prompts(where: str) -> bool:
+    return where.startswith("spec.data.") and not where.startswith(_NOT_OF_PROMPTS)
 
 
 def _lines(place: Place, step: int) -> list[bytes]:

@@ -36,6 +36,10 @@ class DataCursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sha256: str
 
 
+UNREAD: Final = DataCursor(epoch=0, cursor=0, sha256="")
+"""In front of data that nobody has read yet, whatever it is."""
+
+
 class RoleState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the checkpoint holds of one role, and how many ranks of which attempt wrote it."""
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 import ppojob_trainer
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
@@ -22,7 +24,7 @@ from ppojob_trainer.checkpoint.journal import (
     Rewound,
     resume_point,
 )
-from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.checkpoint.manifest import UNREAD, Progress
 from ppojob_trainer.checkpoint.store import Checkpoint, CheckpointStore, Refusal
 from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Reporter
@@ -191,6 +193,8 @@ class Recovery:
         progress = self.fresh
         if found.checkpoint is not None:
             progress = found.checkpoint.manifest.progress
+            if progress.data == UNREAD:
+                progress = msgspec.structs.replace(progress, data=self.fresh.data)
             self._report_changes(found.refusals, found.checkpoint)
         self._check_data(progress)
         self.journal.append(
