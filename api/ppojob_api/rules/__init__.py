@@ -59,7 +59,8 @@ IMMUTABLE_RULES = rules(
     OPTIONAL=" ".join(_OPTIONAL),
     NEEDS_LENGTH=_NEEDS_LENGTH,
     CRITIC_NEEDS_LENGTH=_NEEDS_LENGTH.replace("self.", "self.critic."),
-    OTHER_NAME="cannot change; make a job of another name",
+    OTHER_NAME="cannot change; make a job of another name (with spec.checkpoint.branch it begins"
+    " with a checkpoint of this one)",
     SAME="has(self.$FIELD) == has(oldSelf.$FIELD)"
     " && (!has(self.$FIELD) || self.$FIELD == oldSelf.$FIELD)",
 )

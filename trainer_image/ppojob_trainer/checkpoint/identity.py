@@ -94,7 +94,8 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
     if differences:
         raise CannotResume(
             f"{where}: got {new}: checkpoint {folder.name} was made with {old}; "
-            "go on with the old value, or begin a run of its own in another folder"
+            "go on with the old value, or begin a run of its own in another folder "
+            "(spec.checkpoint.branch: with this checkpoint)"
             for where, old, new in differences
         )
     check_bases(theirs, owner.bases, folder)
