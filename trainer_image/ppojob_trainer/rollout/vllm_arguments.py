@@ -77,7 +77,7 @@ def engine_args(
     if problems := [str(one) for one in check_arguments(rollout.engine_arguments)]:
         raise ConfigError(problems)
     length = rollout.max_model_tokens or 0  # which a resolved run has
-    common = _on_any_device(rollout, config, tells_experts)
+    common = _on_any_device(rollout, config)
     keeps_states = _keeps_states(config)
     # A step gives every sequence a token: vLLM does not start where that is too much.
     step_tokens = rollout.max_batched_tokens or max(rollout.max_sequences, _PREFILL_TOKENS)
@@ -85,12 +85,17 @@ def engine_args(
     if device == "cuda":
         return vllm.EngineArgs(
             **common,
+            # vLLM reads it while these are made, and not again.
+            enable_return_routed_experts=tells_experts,
             enable_sleep_mode=True,
             max_num_batched_tokens=step_tokens,
             kv_cache_memory_bytes=kv_cache_bytes,
             gpu_memory_utilization=rollout.gpu_memory_share or _GPU_MEMORY_SHARE[shares_device],
             enforce_eager=rollout.enforce_eager,
         )
+    if tells_experts:
+        # A step is recorded before the next one (`vllm_experts`).
+        common["async_scheduling"] = False
     if hasattr(config, "kv_lora_rank"):
         given = common.get("compilation_config", {})
         common["compilation_config"] = {"custom_ops": _OPERATIONS, **given}
@@ -106,9 +111,7 @@ def engine_args(
     )
 
 
-def _on_any_device(
-    rollout: RolloutSpec, config: PreTrainedConfig, tells_experts: bool
-) -> dict[str, Any]:
+def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, Any]:
     """What is asked for on each device; arguments of the job's own are among it."""
     tensor = rollout.parallelism.tensor
     common: dict[str, Any] = {
@@ -128,8 +131,6 @@ def _on_any_device(
         # This process is one of the engine's ranks, and vLLM starts no others.
         "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
         "seed": 0,
-        # vLLM reads it while these are made, and not again.
-        "enable_return_routed_experts": tells_experts,
         # It would keep files that nobody asks it for again, and has no picture to try.
         "mm_processor_cache_gb": 0,
         "skip_mm_profiling": True,
