@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 import vllm
 from transformers import PreTrainedConfig
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
@@ -183,6 +184,11 @@ def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
         if sampling.stop_texts
         else RequestOutputKind.FINAL_ONLY,
     )
+
+
+# A queue by which one rank of an engine would direct the others: here none does, and between pods
+# it would listen at an address that vLLM guesses.
+MessageQueue.create_from_process_group = lambda *group_and_sizes: None
 
 
 class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]

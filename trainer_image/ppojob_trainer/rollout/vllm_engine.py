@@ -65,9 +65,10 @@ from ppojob_trainer.rollout.protocol import (
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# Ranks of an engine open a socket, by default in the folder for temporary files, whose path may be
-# too long for one. `@` is Linux' name space without files.
-os.environ.setdefault("VLLM_RPC_BASE_PATH", "@ppojob")
+# Ranks of an engine sum by NCCL: other ways reach into the memory of the other ranks, which may be
+# in other pods, or add up in any order.
+os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
+os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
 
 with process_state_kept(), garbage_kept():
     from vllm.distributed import parallel_state
