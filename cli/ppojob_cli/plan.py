@@ -69,8 +69,10 @@ def role_lines(config: RunConfig) -> Iterator[str]:
         yield f"{counted(config.topology.total_gpus, 'GPU')} in all"
     engines, ranks = config.spec.rollout.parallelism.data, config.spec.rollout.parallelism.tensor
     if engines is not None and ranks > 1:
-        generating = config.topology.generating.role
-        yield f"{counted(engines, 'engine')} in {generating}, {ranks} ranks each"
+        role = config.topology.generating
+        pods = ranks // role.ranks_per_pod
+        over = f" over {pods} pods" if pods > 1 else ""
+        yield f"{counted(engines, 'engine')} in {role.role}, {ranks} ranks each{over}"
 
 
 def _role_line(role: RoleTopology, layout: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from engine_processes import run_together
 from made_once import made_once
-from tiny_models import FOR_ENGINES, save_model
+from tiny_models import FOR_ENGINES, MIXTURE, save_model
+from transformers import Qwen3MoeForCausalLM
 
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import NO_FLOAT16_IN_VLLM
@@ -29,6 +30,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         heads = {"num_key_value_heads": 1 if kind == "one key head" else 2}
         sizes = {**FOR_ENGINES, **heads, "tie_word_embeddings": kind == "tied"}
         save_model(folder / kind, seed=len(kind), **sizes)
+    sizes = {**FOR_ENGINES, **MIXTURE, "head_dim": 32, "moe_intermediate_size": 64}
+    save_model(folder / "mixture", Qwen3MoeForCausalLM, **sizes)
     return folder
 
 
@@ -224,7 +227,9 @@ def test_neighbours_share_an_engine(models: Path, tmp_path: Path) -> None:
         SCRIPT, models, tmp_path, [["--rank", str(rank), *world] for rank in range(4)]
     )
     assert all(facts == first for facts in others)
-    for kind in ("tied", "one key head", "adapters"):
+    same, total = first["mixture"]["experts of a forward pass"]
+    assert same == total > 24 * 40
+    for kind in ("tied", "one key head", "mixture", "adapters"):
         found, (largest, mean) = first[kind], LIMITS["float32"]
         assert found["tokens"] >= 99
         assert found["max"] <= largest

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
+from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -505,9 +508,41 @@ def shared_engine(folder: Path, tensor: int) -> dict[str, Any]:
             again = rows_of(generate(opened, rows)) == rows_of(done)
         found = summary(differences(trainer, rows, done, "float32"))
         facts[kind] = {**found, "rows": rows_of(done), "again": again}
+    facts["mixture"] = told_experts(folder / "mixture", layout)
     apart = adapters_beside(folder / "tied", "float32", tensor)
     facts["adapters"] = {**apart["update"], "rows": apart["rows"], "again": apart["all again"]}
     return facts
+
+
+def told_experts(folder: Path, layout: RolloutParallelism) -> dict[str, Any]:
+    """Which experts tokens went to, and for how many those are of a plain forward pass.
+
+    Samples share blocks of their prompt, whose experts are told to each.
+    """
+    trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    disturb(trainer, seed=1)
+    sent, rows = deepcopy(trainer), requests()
+    split_experts(sent)
+    sized = section("float32", parallelism=layout)
+    opened = VllmEngine(sized, folder, tells_experts=True, **HERE)
+    opened.load_weights(1, named_full_tensors(sent, merges=False))
+    done = generate(opened, rows)
+    again = [row.experts for row in generate(opened, rows)] == [row.experts for row in done]
+    opened.close()
+    equal, total = 0, 0
+    for request, row in zip(rows, done, strict=True):
+        read = [*request.prompt, *row.tokens][:-1]
+        told = of_bytes(row.experts, len(read), trainer.config).long()
+        with torch.no_grad():
+            logits = trainer(torch.tensor([read]), output_router_logits=True).router_logits
+        chosen = torch.stack(logits, dim=1).topk(told.shape[-1]).indices
+        equal += int((told.sort().values == chosen.sort().values).all(-1).sum())
+        total += told[..., 0].numel()
+    found = summary(differences(trainer, rows, done, "float32"))
+    told_all = [row.experts.hex() for row in done]
+    return {**found, "rows": rows_of(done), "experts": told_all, "again": again} | {
+        "experts of a forward pass": [equal, total]
+    }
 
 
 def main() -> None:

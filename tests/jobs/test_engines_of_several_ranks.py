@@ -1,4 +1,4 @@
-"""Engines that several ranks share, by the real vLLM: rows, kills, pods of their own, tools."""
+"""Engines that several ranks share, by the real vLLM: rows, kills, engines over pods, tools."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,14 +46,17 @@ def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undistur
 @pytest.mark.parametrize(
     "roles",
     [
-        pytest.param({}, id="beside", marks=pytest.mark.long),
-        pytest.param({"rollout": TWO}, id="apart"),
+        pytest.param({"actorRollout": {"replicas": 2}}, id="beside"),
+        pytest.param({"actorRollout": TWO, "rollout": {"replicas": 2}}, id="apart"),
     ],
 )
 def test_killed_in_generation(run_through, tiny_job, output, undisturbed, roles):
-    """One of the ranks that share the engine goes before, and one behind its answer."""
+    """Pods of a rank each share the engine: one goes before, and one behind its answer.
+
+    What the job leaves is what one does whose engine lies in one pod.
+    """
     points = ("rpc.generate.answer.before@2=kill", "rpc.generate.answer.after@1=kill")
-    job = tiny_job(**CHANGES, rollout=SHARED, roles={"actorRollout": TWO, **roles})
+    job = tiny_job(**CHANGES, rollout=SHARED, roles=roles)
     run_through(job, output, *points, seconds=1_500)
     assert run_folders.result(output) == run_folders.result(undisturbed)
 

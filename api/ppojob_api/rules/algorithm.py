@@ -563,12 +563,6 @@ ALGORITHM_RULES = rules(
         && self.algorithm.kl.lossTerm.estimator == '$FULL'
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
-    spec | algorithm.routerReplay | NotInThisVersion
-        which experts an engine chose is told by engine: huggingface, and by vLLM on GPUs with
-        rollout.parallelism.tensor: 1; recompute, or such an engine
-    when: self.algorithm.routerReplay == 'rollout' && self.rollout.engine == 'vllm'
-    must: self.roles.actorRollout.gpusPerReplica > 0 && self.rollout.parallelism.tensor == 1
-
     spec | reference roles.reference | NoEffect
         it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
     when: has(self.$FIELD)

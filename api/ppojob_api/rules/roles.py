@@ -218,10 +218,13 @@ ROLE_RULES = (
     *rules(
         """
         spec | rollout.parallelism.tensor | Conflict
-            so many ranks of a pod of roles.$ROLE share an engine; a number that divides the ranks
-            of a pod ${$OF_POD}
+            so many ranks of roles.$ROLE share an engine, of one pod or of several whole ones; a
+            number that divides the ranks of a pod ${$OF_POD}, or a multiple of them that divides
+            all ranks ${$RANKS}
         when: $WHEN
         must: $OF_POD % self.rollout.parallelism.tensor == 0
+            || self.rollout.parallelism.tensor % ($OF_POD) == 0
+            && $RANKS % self.rollout.parallelism.tensor == 0
 
         spec | rollout.parallelism.data | Conflict
             the ranks of roles.$ROLE hold another number of engines; as many as its ranks over

@@ -51,9 +51,9 @@ class RolloutParallelism(Section):
     """Layout of the rollout engines over ranks."""
 
     tensor: Count = 1
-    """Ranks of one pod that share each matrix product of an engine, its cache and its prompts; vLLM
-    alone. It divides the query heads, and is a divisor or a multiple of the key heads. verl:
-    tensor_model_parallel_size, 2."""
+    """Ranks that share each matrix product of an engine, its cache and its prompts, of one pod or
+    of several whole ones; vLLM alone. It divides the query heads, and is a divisor or a multiple of
+    the key heads. verl: tensor_model_parallel_size, 2."""
 
     data: Count | None = None
     """Engines; absent: as many as the ranks over tensor."""

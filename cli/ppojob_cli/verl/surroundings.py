@@ -229,13 +229,15 @@ def _gpus_of_engines(verl: Verl) -> int:
 
 
 def engine_ranks(verl: Verl, job: Draft) -> None:
-    """Ranks of an engine, which lies within a pod."""
-    key, most = f"{_ROLLOUT}.tensor_model_parallel_size", _gpus_of_engines(verl)
-    if not verl.is_given(key):
+    """Ranks of an engine, which lies within a pod or is several whole ones; it has no stages."""
+    keys = [f"{_ROLLOUT}.{name}_model_parallel_size" for name in ("tensor", "pipeline")]
+    if not (given := [key for key in keys if verl.is_given(key)]):
         return
-    job.set("spec.rollout.parallelism.tensor", min(verl[key], most), key)
-    if verl[key] > most:
-        job.note("an engine lies within one pod, and has as many ranks as that has GPUs", key)
+    pods = verl[f"{_ROLLOUT}.nnodes"] or verl["trainer.nnodes"]
+    ranks, most = verl[keys[0]] * verl[keys[1]], _gpus_of_engines(verl) * pods
+    job.set("spec.rollout.parallelism.tensor", min(ranks, most), *given)
+    if ranks > most:
+        job.note("an engine has as many ranks as there are GPUs for it", *given)
 
 
 def gpus(verl: Verl, job: Draft) -> None:

@@ -61,17 +61,18 @@ def test_every_role() -> None:
 def test_how_ranks_share_a_model_and_how_far_engines_are_ahead() -> None:
     lines = planned(
         algorithm={"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
-        rollout={"maxStaleness": 1},
+        rollout={"maxStaleness": 1, "parallelism": {"tensor": 4}},
         roles={
             "actorRollout": {
                 "ranksPerReplica": 8,
                 "parallelism": {"pipeline": 2, "tensor": 2, "sequence": 2},
             },
-            "rollout": {"ranksPerReplica": 2},
+            "rollout": {"replicas": 4, "ranksPerReplica": 2},
         },
     )
     assert " a rank, CPU, pipeline 2, tensor 2, sequence 2: sum-actor" in lines[2]
     assert " a rank, CPU, at most 1 step ahead: sum-rollout" in lines[3]
+    assert "  2 engines in rollout, 4 ranks each over 2 pods" in lines
     beside = planned(rollout={"maxStaleness": 2}, roles={"actorRollout": {"ranksPerReplica": 2}})
     assert any(", at most 2 steps ahead: sum-actor" in line for line in beside)
 

@@ -177,19 +177,32 @@ def open_world(
         backend, store=store, rank=rank, world_size=size, timeout=limit, pg_options=options()
     )
     try:
-        groups, back = _open_groups(dims, rank, open_group)
-        experts = expert_shards = None
-        if dims.expert > 1:
-            experts = _open_division(dims.of_experts.groups("sequence"), rank, open_group)
-            expert_shards = _open_division(dims.of_experts.groups("shard"), rank, open_group)
-        engine = None
-        if engine_ranks > 1:
-            engines = ParallelDims(replicate=size // engine_ranks, tensor=engine_ranks)
-            engine = _open_division(engines.groups("tensor"), rank, open_group)
-        shared = {"experts": experts, "expert_shards": expert_shards, "engine": engine}
-        yield World(rank, size, device, dist.group.WORLD, store, dims, back, groups, **shared)
+        yield _world_of(rank, size, device, store, dims, engine_ranks, open_group)
     finally:
         dist.destroy_process_group()
+
+
+def _world_of(
+    rank: int,
+    size: int,
+    device: torch.device,
+    store: Store,
+    dims: ParallelDims,
+    engine_ranks: int,
+    open_group: OpenGroup,
+) -> World:
+    """The place of a rank in the world that is open, with all groups that it is in."""
+    groups, back = _open_groups(dims, rank, open_group)
+    experts = expert_shards = None
+    if dims.expert > 1:
+        experts = _open_division(dims.of_experts.groups("sequence"), rank, open_group)
+        expert_shards = _open_division(dims.of_experts.groups("shard"), rank, open_group)
+    engine = None
+    if engine_ranks > 1:
+        engines = ParallelDims(replicate=size // engine_ranks, tensor=engine_ranks)
+        engine = _open_division(engines.groups("tensor"), rank, open_group)
+    shared = {"experts": experts, "expert_shards": expert_shards, "engine": engine}
+    return World(rank, size, device, dist.group.WORLD, store, dims, back, groups, **shared)
 
 
 def _open_groups(

@@ -90,8 +90,6 @@ def build_engine(
     """
     if rollout.replay is not None:
         return NoEngine()
-    max_model_tokens = rollout.max_model_tokens
-    assert max_model_tokens is not None, "a run is resolved before it is started"
     if rollout.engine == "vllm":
         from ppojob_trainer.rollout.vllm_engine import VllmEngine
 
@@ -104,6 +102,19 @@ def build_engine(
             lora=lora,
             tells_experts=tells_experts,
         )
+    return _huggingface_engine(rollout, model_folder, device, overrides, lora, tells_experts)
+
+
+def _huggingface_engine(
+    rollout: RolloutSpec,
+    model_folder: Path,
+    device: Literal["cpu", "cuda"],
+    overrides: Mapping[str, Json],
+    lora: LoraSpec | None,
+    tells_experts: bool,
+) -> RolloutEngine:
+    """The engine over a model of transformers; it sleeps."""
+    assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
     from transformers import AutoModelForCausalLM
 
     from ppojob_trainer.models.experts import split_experts
@@ -130,7 +141,7 @@ def build_engine(
     give_tower(model, model_folder, DTYPES[rollout.dtype], torch.device(device))
     engine = HuggingFaceEngine(
         model.to(device),
-        max_model_tokens=max_model_tokens,
+        max_model_tokens=rollout.max_model_tokens,
         max_sequences=rollout.max_sequences,
         tells_experts=tells_experts,
     )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 import vllm
 from transformers import PreTrainedConfig
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
@@ -77,51 +78,25 @@ def engine_args(
     if problems := [str(one) for one in check_arguments(rollout.engine_arguments)]:
         raise ConfigError(problems)
     length = rollout.max_model_tokens or 0  # which a resolved run has
-    tensor = rollout.parallelism.tensor
-    common: dict[str, Any] = {
-        "model": str(config.name_or_path),
-        "dtype": rollout.dtype,
-        "trust_remote_code": False,
-        "load_format": _LOAD_FORMAT,
-        "skip_tokenizer_init": True,
-        "max_model_len": length,
-        "max_num_seqs": rollout.max_sequences,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "max_logprobs": 1,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "tensor_parallel_size": tensor,
-        # This process is one of the engine's ranks, and vLLM starts no others.
-        "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
-        "seed": 0,
-        # vLLM reads it while these are made, and not again.
-        "enable_return_routed_experts": tells_experts,
-        # It would keep files that nobody asks it for again, and has no picture to try.
-        "mm_processor_cache_gb": 0,
-        "skip_mm_profiling": True,
-        **rollout.engine_arguments,
-    }
-    family = FAMILIES.get(config.model_type)
-    if keeps_states := family is not None and has_states(config):
-        # Prefixes are kept only of prompts that are cut into chunks. States are the trainer's.
-        common |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
-    if tensor > 1:
-        # Ranks that have a batch in flight each might not have the same one. A rank sees its own
-        # GPU alone, so they cannot reach into each other's memory.
-        common |= {"async_scheduling": False, "disable_custom_all_reduce": True}
+    common = _on_any_device(rollout, config)
+    keeps_states = _keeps_states(config)
     # A step gives every sequence a token: vLLM does not start where that is too much.
     step_tokens = rollout.max_batched_tokens or max(rollout.max_sequences, _PREFILL_TOKENS)
     kv_cache_bytes = rollout.kv_cache_gib and int(rollout.kv_cache_gib * 2**30)
     if device == "cuda":
         return vllm.EngineArgs(
             **common,
+            # vLLM reads it while these are made, and not again.
+            enable_return_routed_experts=tells_experts,
             enable_sleep_mode=True,
             max_num_batched_tokens=step_tokens,
             kv_cache_memory_bytes=kv_cache_bytes,
             gpu_memory_utilization=rollout.gpu_memory_share or _GPU_MEMORY_SHARE[shares_device],
             enforce_eager=rollout.enforce_eager,
         )
+    if tells_experts:
+        # A step is recorded before the next one (`vllm_experts`).
+        common["async_scheduling"] = False
     if hasattr(config, "kv_lora_rank"):
         given = common.get("compilation_config", {})
         common["compilation_config"] = {"custom_ops": _OPERATIONS, **given}
@@ -135,6 +110,46 @@ def engine_args(
         max_num_batched_tokens=max(length, step_tokens),
         kv_cache_memory_bytes=kv_cache_bytes or _cpu_cache_bytes(rollout, length, config),
     )
+
+
+def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, Any]:
+    """What is asked for on each device; arguments of the job's own are among it."""
+    tensor = rollout.parallelism.tensor
+    common: dict[str, Any] = {
+        "model": str(config.name_or_path),
+        "dtype": rollout.dtype,
+        "trust_remote_code": False,
+        "load_format": _LOAD_FORMAT,
+        "skip_tokenizer_init": True,
+        "max_model_len": rollout.max_model_tokens or 0,
+        "max_num_seqs": rollout.max_sequences,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": 1,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "tensor_parallel_size": tensor,
+        # This process is one of the engine's ranks, and vLLM starts no others.
+        "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
+        "seed": 0,
+        # It would keep files that nobody asks it for again, and has no picture to try.
+        "mm_processor_cache_gb": 0,
+        "skip_mm_profiling": True,
+        **rollout.engine_arguments,
+    }
+    if _keeps_states(config):
+        # Prefixes are kept only of prompts that are cut into chunks. States are the trainer's.
+        common |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
+    if tensor > 1:
+        # Ranks that have a batch in flight each might not have the same one. A rank sees its own
+        # GPU alone, so they cannot reach into each other's memory.
+        common |= {"async_scheduling": False, "disable_custom_all_reduce": True}
+    return common
+
+
+def _keeps_states(config: PreTrainedConfig) -> bool:
+    """Whether layers of a model that is known keep a state of what they have read."""
+    return config.model_type in FAMILIES and has_states(config)
 
 
 def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: PreTrainedConfig) -> int:
@@ -169,6 +184,11 @@ def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
         if sampling.stop_texts
         else RequestOutputKind.FINAL_ONLY,
     )
+
+
+# A queue by which one rank of an engine would direct the others: here none does, and between pods
+# it would listen at an address that vLLM guesses.
+MessageQueue.create_from_process_group = lambda *group_and_sizes: None
 
 
 class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]

@@ -65,9 +65,10 @@ from ppojob_trainer.rollout.protocol import (
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# Ranks of an engine open a socket, by default in the folder for temporary files, whose path may be
-# too long for one. `@` is Linux' name space without files.
-os.environ.setdefault("VLLM_RPC_BASE_PATH", "@ppojob")
+# Ranks of an engine sum by NCCL: other ways reach into the memory of the other ranks, which may be
+# in other pods, or add up in any order.
+os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
+os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
 
 with process_state_kept(), garbage_kept():
     from vllm.distributed import parallel_state
@@ -75,7 +76,12 @@ with process_state_kept(), garbage_kept():
     from vllm.v1.engine import FinishReason as VllmFinishReason
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from ppojob_trainer.rollout import vllm_arguments, vllm_pictures, vllm_weights
+    from ppojob_trainer.rollout import (
+        vllm_arguments,
+        vllm_experts,
+        vllm_pictures,
+        vllm_weights,
+    )
 
 # What vLLM has room for; smaller adapters are filled up with zeros.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -146,6 +152,9 @@ class VllmEngine:
             self._engine.apply_model(
                 partial(give_tower, folder=model_folder, dtype=dtype, device=where)
             )
+        self._experts: vllm_experts.ExpertRecorder | None = None
+        if tells_experts and self._on_cpu:
+            self._experts = vllm_experts.ExpertRecorder(self._engine)
         # It would end torch's default world, which belongs to the role, when the engine is freed.
         self._engine.engine_core._finalizer.detach()
         self._policy_version = 0
@@ -269,11 +278,13 @@ class VllmEngine:
         self._unusable = "it is closed"
         self._rows.clear()
         self._aborted.clear()
+        if self._experts is not None:
+            self._experts.close()
         core = self._engine.engine_core.engine_core
         core.structured_output_manager.clear_backend()
         core.model_executor.shutdown()
         core.scheduler.shutdown()
-        del self._engine, core
+        del self._engine, self._experts, core
         gc.unfreeze()
         gc.collect()
         parallel_state.destroy_model_parallel()

@@ -539,6 +539,15 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{ROLLOUT}.tensor_model_parallel_size=16 trainer.n_gpus_per_node=8",
         {"spec.rollout.parallelism.tensor": 8},
     ),
+    (
+        f"{ROLLOUT}.tensor_model_parallel_size=16 trainer.n_gpus_per_node=8 trainer.nnodes=4",
+        {"spec.rollout.parallelism.tensor": 16},
+    ),
+    (
+        f"{ROLLOUT}.tensor_model_parallel_size=8 {ROLLOUT}.pipeline_model_parallel_size=2"
+        " trainer.n_gpus_per_node=8 trainer.nnodes=2",
+        {"spec.rollout.parallelism.tensor": 16},
+    ),
     # The older SFT trainer names columns and fields within them.
     (
         "data.prompt_key=extra_info data.prompt_dict_keys=[question]"

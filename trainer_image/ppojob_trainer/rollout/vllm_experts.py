@@ -1,0 +1,77 @@
+"""Which experts the tokens of a mixture went to, as vLLM tells it: on each rank, and on the CPU.
+
+vLLM records them by itself with its second model runner, which only GPUs have, and on the first
+rank of an engine, which usually is the one with a scheduler. Here each rank has a scheduler, and
+the first model runner is given what the second one has. Imported by vllm_engine alone, which first
+sets what vLLM reads while it is imported.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from vllm.distributed.aux_output_connector import worker
+from vllm.distributed.aux_output_connector.connector import AuxOutputSchedulerConnector
+from vllm.distributed.aux_output_connector.worker import AuxOutputWorkerConnector, PendingAuxOutput
+from vllm.v1.engine.llm_engine import LLMEngine
+
+
+class _EachRank:
+    """In place of the ranks of an engine, where it is asked which one keeps the record."""
+
+    is_first_rank = True
+
+
+worker.get_tp_group = _EachRank
+
+
+class ExpertRecorder:
+    """Records experts around the steps of vLLM's first model runner, and adds them to its answers.
+
+    Steps are not drawn ahead of the answers there, so there is one at a time.
+    """
+
+    def __init__(self, engine: LLMEngine) -> None:
+        """Begin to record what an engine on the CPU computes from now on."""
+        core = engine.engine_core.engine_core
+        core.scheduler.aux_output_connector = AuxOutputSchedulerConnector()
+        self._runner: Any = core.model_executor.driver_worker.worker.model_runner
+        self._record = AuxOutputWorkerConnector(
+            vllm_config=engine.vllm_config,
+            model=self._runner.model,
+            kv_cache_config=self._runner.kv_cache_config,
+        )
+        self._step: PendingAuxOutput | None = None
+        self._execute, self._sample = self._runner.execute_model, self._runner.sample_tokens
+        self._runner.execute_model = self._execute_model
+        self._runner.sample_tokens = self._sample_tokens
+
+    def close(self) -> None:
+        """End the thread that keeps what prefixes went through."""
+        self._record.close()
+
+    def _execute_model(self, scheduled: Any, *arguments: Any) -> Any:
+        """Compute logits; tokens stand request by request, as the runner has these."""
+        self._record.begin_step(scheduled.aux_output_connector_metadata)
+        output = self._execute(scheduled, *arguments)
+        if output is None:  # there are some
+            batch = self._runner.input_batch
+            sizes = [scheduled.num_scheduled_tokens[one] for one in batch.req_ids]
+            self._step = self._record.prepare_output(
+                SimpleNamespace(
+                    req_ids=batch.req_ids,
+                    query_start_loc_np=np.cumsum([0, *sizes]),
+                    num_computed_tokens_np=batch.num_computed_tokens_cpu[: len(sizes)].copy(),
+                )
+            )
+        return output
+
+    def _sample_tokens(self, *arguments: Any) -> Any:
+        """Draw tokens, and tell the experts of those that were read."""
+        output = self._sample(*arguments)
+        step, self._step = self._step, None
+        if step is not None:
+            drawn = np.array([len(tokens) for tokens in output.sampled_token_ids])
+            step.enqueue_cpu_copy(drawn, np.zeros_like(drawn))
+            output.aux_output_connector_output = step.process_output()
+        return output
