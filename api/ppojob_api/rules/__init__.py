@@ -5,9 +5,11 @@ the same expressions here. What CEL cannot say is in `ppojob_api.checks`.
 """
 
 from ppojob_api.rules.algorithm import ALGORITHM_RULES
+from ppojob_api.rules.answers import ANSWER_RULES
 from ppojob_api.rules.names import NAME_RULES
 from ppojob_api.rules.pods import POD_RULES
 from ppojob_api.rules.policy_loss import POLICY_LOSS_RULES
+from ppojob_api.rules.references import REFERENCE_RULES
 from ppojob_api.rules.roles import ROLE_RULES
 from ppojob_api.rules.rule import Rule, places, rules, words
 from ppojob_api.rules.run import CHECKPOINT_RULES, LENGTH_RULES, SAMPLING_RULES
@@ -67,7 +69,9 @@ IMMUTABLE_RULES = rules(
 
 RULES = (
     *NAME_RULES,
+    *ANSWER_RULES,
     *ALGORITHM_RULES,
+    *REFERENCE_RULES,
     *POLICY_LOSS_RULES,
     *LENGTH_RULES,
     *CHECKPOINT_RULES,

@@ -1,0 +1,228 @@
+"""What references, teachers and KL divergences need, and which of their settings have no effect."""
+
+from ppojob_api.rules.rule import rules, words
+from ppojob_api.v1alpha1.algorithm import FULL_KL, GRADIENT_OF_K2
+from ppojob_api.v1alpha1.estimators import SAMPLED_REVERSE_KL
+from ppojob_api.v1alpha1.policy_loss import LOSSES
+
+REFERENCE_RULES = rules(
+    """
+    spec.algorithm.kl | | NoEffect
+        nothing of kl has an effect with in: none; remove it, or in: loss or in: reward
+    when: self.__in__ == 'none'
+    must: $UNSET(estimator coefficient controller target horizon lossTerm)
+
+    spec.algorithm | kl.referenceRefresh | NoEffect
+        it has no effect with kl.in: none; remove it, or in: loss or in: reward
+    when: self.kl.__in__ == 'none' && self.type != 'online_dpo'
+        && self.type != 'distillation' && !(self.policyLoss.type in $COMPARE_REFERENCE)
+    must: !has(self.kl.referenceRefresh)
+
+    spec.algorithm.kl | controller | NoEffect
+        only KL in the reward is controlled; fixed, or in: reward
+    when: self.__in__ == 'loss'
+    must: self.controller == 'fixed'
+
+    spec.algorithm.kl | coefficient | NoEffect
+        KL has no effect with coefficient: 0; in: none, or a coefficient above 0
+    when: self.__in__ != 'none'
+    must: self.coefficient > 0.0
+
+    spec.algorithm.kl | lossTerm | NoEffect
+        it stands beside a KL in the reward; remove it, or in: reward
+    when: self.__in__ == 'loss'
+    must: !has(self.lossTerm)
+
+    spec.algorithm.kl | estimator | NoEffect
+        + changes the gradient alone, and a reward has none; without +, or in: loss
+    when: self.__in__ == 'reward' && has(self.estimator)
+    must: !(self.estimator in $GRADIENT_OF_K2)
+
+    spec.algorithm.kl | unbiased | NoEffect
+        it corrects an estimate in the loss; false, or in: loss with k1, k2, k3 or abs
+    when: self.unbiased
+    must: self.__in__ == 'loss' && (!has(self.estimator)
+        || !(self.estimator in $GRADIENT_OF_K2) && self.estimator != '$FULL')
+
+    spec.algorithm.kl | estimator | Conflict
+        full compares all tokens that could have been sampled, and a reward is of the one that
+        was; k1, or full as the estimator of lossTerm
+    when: self.__in__ == 'reward' && has(self.estimator)
+    must: self.estimator != '$FULL'
+
+    spec.algorithm.kl | | NoEffect
+        target and horizon have no effect with controller: fixed; remove them, or controller:
+        adaptive
+    when: self.__in__ != 'none' && self.controller == 'fixed'
+    must: $UNSET(target horizon)
+
+    spec | algorithm.kl.referenceRefresh | NotInThisVersion
+        a reference in pods of its own that takes over weights: not in this version; remove it,
+        or roles.reference.colocateWith: actorRollout
+    when: has(self.algorithm.kl.referenceRefresh)
+    must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+
+    spec | algorithm.kl.referenceRefresh | NotInThisVersion | here
+        a reference that takes over adapters (model.lora): not in this version; remove it, or
+        train all weights
+    when: has(self.model.lora)
+    must: !has(self.algorithm.kl.referenceRefresh)
+
+    spec | reference | Required
+        the teacher is another model with type: distillation, or reads another prompt;
+        {path: FOLDER}, data.teacherPromptKey, or algorithm.distillation.reprompt
+    when: self.algorithm.type == 'distillation' && !has(self.data.teacherPromptKey)
+        && !($HAS_REPROMPT)
+    must: has(self.reference)
+
+    spec | data.teacherPromptKey | NoEffect | here
+        no reference reads responses that are drawn; algorithm.type: distillation, or kl.in: loss,
+        or remove it
+    when: has(self.data.teacherPromptKey)
+    must: self.algorithm.kl.__in__ != 'none'
+        || self.algorithm.type in ['online_dpo', 'distillation']
+        || self.algorithm.policyLoss.type in $COMPARE_REFERENCE
+
+    spec | data.maxTeacherPromptTokens | NoEffect | here
+        no teacher has prompts of its own; remove it, or data.teacherPromptKey, or
+        algorithm.distillation.reprompt
+    when: !has(self.data.teacherPromptKey) && !($HAS_REPROMPT)
+    must: $UNSET
+
+    spec | data.teacherPromptKey | Conflict | here
+        algorithm.distillation.reprompt makes the teacher's prompts; one of both
+    when: $HAS_REPROMPT
+    must: $UNSET
+
+    spec | agent data.templateColumns | NotInThisVersion | here
+        beside algorithm.distillation.reprompt: not in this version; remove it
+    when: $HAS_REPROMPT
+    must: $UNSET
+
+    spec | rewards | Required | here
+        nothing says which responses the teacher is shown (algorithm.distillation.reprompt); a
+        reward function, or rewardModel
+    when: $HAS_REPROMPT
+    must: self.rewards.size() > 0 || has(self.rewardModel)
+
+    spec | algorithm.samplesPerPrompt | OutOfRange | here
+        the teacher is shown another response of the group (distillation.reprompt); at least 2, or
+        reprompt.feedbackKey
+    when: $HAS_REPROMPT && !has(self.algorithm.distillation.reprompt.feedbackKey)
+    must: self.algorithm.samplesPerPrompt >= 2
+
+    spec.reference | | Required
+        it names no model; path: FOLDER, or teachers: [{path: FOLDER, dataSources: [NAME]}]
+    must: has(self.path) || self.teachers.size() > 0
+
+    spec.reference | teachers | Duplicate | here
+        the model is there twice; each once, with all of its data sources, and none that is
+        reference.path
+    must: self.teachers.all(one, (!has(self.path) || one.path != self.path)
+        && self.teachers.exists_one(other, other.path == one.path))
+
+    spec.reference | teachers | Duplicate | here
+        a data source is there twice; each once
+    must: self.teachers.all(one, one.dataSources.all(source,
+        one.dataSources.exists_one(same, same == source)
+        && self.teachers.exists_one(other, source in other.dataSources)))
+
+    spec | reference.teachers | NotInThisVersion | here
+        answers that are compared with several models: not in this version; reference.path
+    when: self.algorithm.type in ['dpo', 'kto'] && has(self.reference)
+    must: self.reference.teachers.size() == 0
+
+    spec.algorithm | $BESIDE_TEACHER | NoEffect | here
+        nothing but the teacher is learnt from with type: distillation; remove it, or another type
+        with kl.in: loss and reference, which learns from rewards too
+    when: self.type == 'distillation'
+    must: $UNSET
+
+    spec.algorithm | kl.in | NoEffect
+        nothing but the teacher is learnt from with type: distillation; none, or another type with
+        reference, which learns from rewards too
+    when: self.type == 'distillation'
+    must: self.kl.__in__ == 'none'
+
+    spec.algorithm | $OF_ADVANTAGES | NoEffect | here
+        the loss is the divergence itself, and there are no advantages; remove it, or
+        distillation.divergence: $SAMPLED
+    when: self.type == 'distillation' && has(self.distillation)
+        && self.distillation.divergence != '$SAMPLED'
+    must: $UNSET
+
+    spec.algorithm.distillation | beta | NoEffect | here
+        it has no effect with another divergence; remove it, or divergence: jsd
+    when: self.divergence != 'jsd'
+    must: $UNSET
+
+    spec.algorithm.distillation | beta | OutOfRange | here
+        the mixture is one of the two models; between 0 and 1, or divergence: forward_kl for 0 and
+        reverse_kl for 1
+    when: self.divergence == 'jsd'
+    must: self.beta > 0.0 && self.beta < 1.0
+
+    spec.algorithm.distillation.reprompt | template | NoEffect | here
+        no response is shown without {solution}; a text with it
+    must: self.template.contains('{solution}')
+
+    spec.algorithm.distillation.reprompt | solutionTemplate | NoEffect | here
+        no response is shown without {response}; a text with it
+    must: self.solutionTemplate.contains('{response}')
+
+    spec.algorithm.distillation.reprompt | template feedbackTemplate | NoEffect | here
+        no feedback is shown without {feedback}; a text with it, or no feedbackKey
+    when: has(self.feedbackKey)
+    must: self.$FIELD.contains('{feedback}')
+
+    spec | rewards | NotInThisVersion | here
+        a divergence over the whole vocabulary that leaves out responses without a score (onError:
+        drop): not in this version; errorScore, or algorithm.distillation.divergence: $SAMPLED
+    when: has(self.algorithm.distillation)
+        && self.algorithm.distillation.divergence != '$SAMPLED'
+        && !has(self.algorithm.distillation.reprompt)
+    must: self.rewards.all(one, one.onError != 'drop')
+
+    spec | data.validation | NoEffect | here
+        nothing says what a response is worth with algorithm.type: distillation alone; rewards, or
+        remove it
+    when: self.algorithm.type == 'distillation' && self.rewards.size() == 0
+        && !has(self.rewardModel) && !self.steps.generateOnly
+    must: $UNSET
+
+    spec | roles.reference.colocateWith | NotInThisVersion
+        a divergence over the whole vocabulary from a teacher in pods of its own: not in this
+        version; actorRollout, or algorithm.distillation.divergence: $SAMPLED
+    when: has(self.algorithm.distillation)
+        && self.algorithm.distillation.divergence != '$SAMPLED'
+    must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+
+    spec | algorithm.kl.referenceRefresh | Conflict | here
+        another model cannot take over the policy's weights; remove it, or reference
+    when: has(self.reference)
+    must: !has(self.algorithm.kl.referenceRefresh)
+
+    spec | roles.reference.colocateWith | NotInThisVersion
+        a KL of estimator: full to a reference in pods of its own: not in this version;
+        actorRollout, or another estimator
+    when: has(self.algorithm.kl.estimator) && self.algorithm.kl.estimator == '$FULL'
+        || has(self.algorithm.kl.lossTerm)
+        && self.algorithm.kl.lossTerm.estimator == '$FULL'
+    must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+
+    spec | roles.reference.colocateWith | NotInThisVersion
+        answers that are compared with a reference in pods of its own: not in this version;
+        actorRollout
+    when: self.algorithm.type in ['dpo', 'kto']
+    must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+    """,
+    BESIDE_TEACHER="dynamicSampling groupFilter resampling overlongPenalty scoreClip"
+    " truncationPenalty",
+    COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
+    FULL=FULL_KL,
+    GRADIENT_OF_K2=words(GRADIENT_OF_K2),
+    HAS_REPROMPT="has(self.algorithm.distillation) && has(self.algorithm.distillation.reprompt)",
+    OF_ADVANTAGES="policyLoss rolloutCorrection entropyCoefficient entropyControl"
+    " highEntropyShare offPolicyThreshold maskTruncated",
+    SAMPLED=SAMPLED_REVERSE_KL,
+)
