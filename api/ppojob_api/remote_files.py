@@ -26,7 +26,7 @@ MODEL_FIELDS: Final = (
 TEACHERS_FIELD: Final = "reference.teachers"
 """A list of folders of models."""
 
-DATA_FIELDS: Final = ("data.train", "data.validation")
+DATA_FIELDS: Final = ("data.train", "data.validation", "data.demonstrations")
 """Lists of files."""
 
 

@@ -95,6 +95,9 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
     if (rounds := algorithm.dynamic_sampling) is not None:
         per_round = rounds.prompts_per_round or algorithm.prompts_per_step
         update["dynamic_sampling"] = _with(rounds, prompts_per_round=per_round)
+    if (supervised := algorithm.supervised) is not None:
+        rows = supervised.rows_per_step or algorithm.prompts_per_step
+        update["supervised"] = _with(supervised, rows_per_step=rows)
     if loss.loss.options is not None and not algorithm.given:
         own = loss.options or loss.loss.options()
         update["policy_loss"] = _with(loss, **{loss.type: own})

@@ -107,6 +107,9 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
             yield f"{kept.keep} responses to each prompt are trained on, chosen by {kept.metric}"
         if algorithm.estimator.has_pairs:
             yield "the best and the worst response of each prompt are a pair, which is trained on"
+    if (supervised := spec.supervised) is not None:
+        rows = counted(supervised.rows_per_step or 0, "demonstration")
+        yield f"{rows} parted over the optimizer steps of the policy"
     prompts = algorithm.prompts_per_step
     part = algorithm.mini_batch_prompts or prompts
     updates = _updates(counted(part, unit(spec)), prompts // part, algorithm.epochs)

@@ -204,6 +204,7 @@ def _check_data(
             sources=spec.compared_sources,
             draw=None if spec.steps.generate_only else spec.algorithm.draw,
             given=given,
+            demonstrations=spec.supervised.rows_per_step if spec.supervised else None,
         )
     found.add(report.errors)
     if not report.errors and not spec.steps.generate_only:

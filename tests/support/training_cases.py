@@ -49,7 +49,8 @@ from ppojob_trainer.engine.objective import Aggregation
 from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.router_losses import RouterCoefficients
-from ppojob_trainer.engine.train_engine import HeadOf, Objective, TrainEngine
+from ppojob_trainer.engine.sft_objective import SupervisedObjective
+from ppojob_trainer.engine.train_engine import HeadOf, Objective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.families import FAMILIES as TABLE
@@ -103,6 +104,7 @@ class Case:
     long: int | None = None  # tokens of the first response; None for as few as the others have
     seeing: bool = False  # prompts show pictures
     contexts: bool = False  # rows have several
+    supervised: bool = False  # given answers are learnt beside, all by the first coordinate
     nudged: int = 0  # weights are one rounding away from those of the model, in which directions
 
     @property
@@ -169,6 +171,7 @@ CASES = {
     "teachers": Case(
         (0, 1, 1, 1, 0), budget=30, teacher=Divergence("forward_kl"), teachers=(0, 1, 1, 1, 0)
     ),
+    "supervised": Case((1, 1, 0, 1, 0), budget=40, supervised=True),
     "partition": Case((0, 1, 0, 1, 1), budget=30, partition=True),
     "partition_beside_adapters": Case((0, 1, 1, 1, 0), lora=LoraSpec(rank=3), partition=True),
     "outcomes": Case((0, 1, 0, 1, 1), budget=40, model="untied", outcomes=True),
@@ -412,12 +415,16 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         names = ("untied", "tied") if case.teachers else ("untied",)
         heads = [head_with_kl(engine, folder, world, name, case.teacher) for name in names]
         goal = DistillationObjective(Aggregation("token_mean"))
-    torch.manual_seed(world.dims.data_coordinate(world.rank))
-    engine.update(rows, goal, heads)
+    coordinate, supervised = world.dims.data_coordinate(world.rank), None
+    if case.supervised:
+        given = everything.select(range(SAMPLES) if coordinate == 0 else ())
+        supervised = Supervised(given, SupervisedObjective(0.5), HEAD)
+    torch.manual_seed(coordinate)
+    engine.update(rows, goal, heads, supervised)
     trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     gradients = {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
     results |= of_all_stages(world, gradients)
-    stats = step_statistics([engine.update(rows, goal, heads)])
+    stats = step_statistics([engine.update(rows, goal, heads, supervised)])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
     results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
     return results

@@ -1,6 +1,6 @@
 """What training on given or compared answers needs, and which settings have no effect there."""
 
-from ppojob_api.rules.rule import rules, words
+from ppojob_api.rules.rule import either, rules, words
 from ppojob_api.v1alpha1.estimators import GIVEN, PAIRS
 from ppojob_api.v1alpha1.preferences import PAIR_LOSSES
 
@@ -55,9 +55,26 @@ ANSWER_RULES = rules(
     must: $UNSET
 
     spec | data.toolsKey | NoEffect | here
-        it has no effect with another algorithm.type than sft, dpo and kto; remove it
-    when: !(self.algorithm.type in ['sft', 'dpo', 'kto'])
+        it has no effect with another algorithm.type than sft, dpo and kto, without
+        data.demonstrations; remove it
+    when: !(self.algorithm.type in ['sft', 'dpo', 'kto']) && self.data.demonstrations.size() == 0
     must: $UNSET
+
+    spec | data.demonstrations | Required | here
+        algorithm.supervised learns their answers; a list of files, or remove algorithm.supervised
+    when: has(self.algorithm.supervised) && !(self.algorithm.type in $GIVEN)
+    must: self.data.demonstrations.size() > 0
+
+    spec | $OF_SUPERVISED | NoEffect | here
+        it has no effect without algorithm.supervised; remove it, or give algorithm.supervised
+    when: !has(self.algorithm.supervised) || self.algorithm.type in $GIVEN
+    must: $UNSET
+
+    spec.algorithm | supervised.rowsPerStep | OutOfRange | here
+        each optimizer step of the policy learns one of them at least; as many as a step has
+        ${$UPDATES}, or more
+    when: has(self.supervised)
+    must: $SUPERVISED_ROWS >= $UPDATES
 
     spec.algorithm | promptsPerStep | OutOfRange | here
         kto reads each prompt with the answer to another one of its step as well; at least 2, or
@@ -148,12 +165,17 @@ ANSWER_RULES = rules(
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling groupFilter resampling"
     " overlongPenalty scoreClip truncationPenalty"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated"
-    " routerReplay kl",
+    " routerReplay kl supervised",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"
     " data.dataSourceKey data.dataSource numExamine",
+    OF_SUPERVISED="data.demonstrations data.demonstrationPromptKey data.demonstrationAnswerKey",
     PAIRS=words(PAIRS),
     PAIR_NAMES=" and ".join(PAIRS),
     SMOOTHED=words(_SMOOTHED),
+    SUPERVISED_ROWS=either("supervised.rowsPerStep", "self.promptsPerStep"),
+    UPDATES="self.epochs * (self.promptsPerStep / "
+    + either("miniBatchPrompts", "self.promptsPerStep")
+    + ")",
     SMOOTHED_NAMES=", ".join(_SMOOTHED),
     WITHOUT_REFERENCE=words(name for name, one in PAIR_LOSSES.items() if not one.has_reference),
     WITH_MARGIN=words(_WITH_MARGIN),

@@ -42,6 +42,7 @@ _PATHS = (
     (TEACHERS_FIELD, f"self.{TEACHERS_FIELD}.all(one, %s)", "one.path"),
     ("data.train", "self.data.train.all(file, %s)", "file.path"),
     ("data.validation", "self.data.validation.all(file, %s)", "file.path"),
+    ("data.demonstrations", "self.data.demonstrations.all(file, %s)", "file.path"),
     ("rewards", _OF_REWARDS, "one.source.path"),
     ("agent.tools", _OF_AGENT.replace("$LIST", "tools"), "one.source.path"),
     ("agent.interactions", _OF_AGENT.replace("$LIST", "interactions"), "one.source.path"),
@@ -128,30 +129,30 @@ NAME_RULES = (
     ),
     *rules(
         r"""
-        spec.data.train[] spec.data.validation[] | path | BadForm | here
+        $DATA | path | BadForm | here
             format auto knows a file by its ending; a name that ends in $ENDINGS, a folder that ends
             in /, or format: parquet, jsonl or python
         when: self.format == 'auto' && !self.path.matches(r'$HUB_ID')
         must: self.path.matches(r'(?i)($ENDING_PATTERNS|/)$')
 
-        spec.data.train[] spec.data.validation[] | path | BadForm | here
+        $DATA | path | BadForm | here
             format auto knows a file by its ending, and this may be an id of the Hugging Face hub; a
             file that `ppojob data hf ID --output DIR` fetches, a folder that ends in /, or format:
             parquet, jsonl or python
         when: self.format == 'auto'
         must: !self.path.matches(r'$HUB_ID')
 
-        spec.data.train[] spec.data.validation[] | function arguments | NoEffect | here
+        $DATA | function arguments | NoEffect | here
             only a Python file has a function; remove it, or a path that ends in .py
         when: has(self.$FIELD)
         must: $IS_PROGRAM
 
-        spec.data.train[] spec.data.validation[] | path | NotInThisVersion | here
+        $DATA | path | NotInThisVersion | here
             programs behind URLs: not in this version; a file on this machine or on a volume
         when: self.path.contains('://')
         must: !($IS_PROGRAM)
 
-        spec | data.train data.validation | Duplicate | here
+        spec | data.train data.validation data.demonstrations | Duplicate | here
             the file is in the list twice; each file once
         must: self.$FIELD.all(file, self.$FIELD.exists_one(other, other.path == file.path))
 
@@ -221,6 +222,7 @@ NAME_RULES = (
         """,
         FUNCTIONS="spec.rewards[] spec.algorithm.custom spec.algorithm.policyLoss.custom",
         HUB_ID=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*$",
+        DATA=" ".join(f"spec.{field}[]" for field in DATA_FIELDS),
         IS_PROGRAM="self.format == 'python' || "
         "(self.format == 'auto' && self.path.matches(r'(?i)[.]py$'))",
         ENDINGS=", ".join(DATA_ENDINGS),

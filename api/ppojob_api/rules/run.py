@@ -246,6 +246,11 @@ SAMPLING_RULES = rules(
         a weight is a share beside other weights; a weight for each training file, or for none
     must: self.train.all(file, has(file.weight)) || self.train.all(file, !has(file.weight))
 
+    spec.data | demonstrations | Conflict | here
+        a weight is a share beside other weights; a weight for each of these files, or for none
+    must: self.demonstrations.all(file, has(file.weight))
+        || self.demonstrations.all(file, !has(file.weight))
+
     spec.data.validation[] | weight | NoEffect | here
         every validation reads all its rows; remove it
     must: !has(self.weight)

@@ -216,6 +216,18 @@ class ScoreClipSpec(Section):
     """Higher scores count as this. OpenRLHF: the second of reward_clip_range, 10."""
 
 
+class SupervisedSpec(Section):
+    """Learn given answers beside the policy loss (PPO-ptx, InstructGPT: arXiv:2203.02155)."""
+
+    coefficient: Annotated[float, Field(gt=0, le=1_000_000)]
+    """Weight of the mean cross-entropy of their trained tokens, which is added to the loss of each
+    optimizer step of the policy. OpenRLHF: ptx_coef, 0.05."""
+
+    rows_per_step: Count | None = None
+    """Rows of data.demonstrations in each step, parted evenly over its optimizer steps, each row in
+    one of them; absent: promptsPerStep."""
+
+
 class AlgorithmSpec(Section):
     """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
 
@@ -265,6 +277,9 @@ class AlgorithmSpec(Section):
     group_filter: GroupFilterSpec | None = None
     """Train on some of the responses to each prompt alone, and compare them with each other;
     absent: on all."""
+
+    supervised: SupervisedSpec | None = None
+    """Learn given answers, the rows of data.demonstrations, beside what is drawn; absent: none."""
 
     resampling: ResamplingSpec | None = None
     """Train on responses that are drawn by their scores, some of them several times; absent: on

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, SupervisedSpec
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.reference import ReferenceSpec
 from ppojob_api.v1alpha1.roles import RolesSpec
@@ -224,6 +224,11 @@ class PPOJobSpec(Section):
             return self.data
         draws = {"train": self.data.validation, "max_train_rows": self.data.max_validation_rows}
         return self.data.of_validation.model_copy(update={**draws, "validation": ()})
+
+    @property
+    def supervised(self) -> SupervisedSpec | None:
+        """What is learnt of given answers beside what is drawn, in a job that trains."""
+        return self.algorithm.supervised if self.steps.trains else None
 
     @property
     def drops_responses(self) -> bool:

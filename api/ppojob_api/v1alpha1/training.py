@@ -177,6 +177,22 @@ class CurriculumSpec(Section):
     """ascending: the smallest number first, in every epoch."""
 
 
+_OF_ALL_ROWS: Final = (
+    "text_prompts",
+    "max_prompt_tokens",
+    "max_response_tokens",
+    "max_picture_pixels",
+    "min_picture_pixels",
+    "shuffle",
+    "seed",
+    "overlong_prompts",
+    "apply_chat_template_kwargs",
+    "template_columns",
+    "tools_key",
+)
+"""How rows are read and shuffled, whatever is learnt of them."""
+
+
 class DataSpec(Section):
     """Where prompts come from and how they become tokens."""
 
@@ -186,6 +202,10 @@ class DataSpec(Section):
 
     validation: Annotated[Items[DataFile], Field(max_length=256)] = ()
     """Held-out files. verl: data.val_files."""
+
+    demonstrations: Annotated[Items[DataFile], Field(max_length=256)] = ()
+    """Files of rows with their answers, which algorithm.supervised learns: rows as of type sft, in
+    an order of their own. OpenRLHF: pretrain_data."""
 
     prompt_key: Name = "prompt"
     """Column of chat messages, or of text; with algorithm.type: sft of conversations with their
@@ -206,6 +226,14 @@ class DataSpec(Section):
     reward_model.ground_truth, and extra_info, as verl has them. With type sft the answer, with kto
     the one that is judged (absent: completion); it and promptKey may be a path into a struct:
     extra_info.answer."""
+
+    demonstration_prompt_key: Name | None = None
+    """Column, or path, of the same of data.demonstrations: conversations with their answers, or
+    prompts where demonstrationAnswerKey is given; absent: promptKey."""
+
+    demonstration_answer_key: Name | None = None
+    """Column, or path, of the answers of data.demonstrations; absent: they are in the
+    conversations."""
 
     chosen_key: Name = "chosen"
     """With algorithm.type: dpo or reward_model the column, or path, of the answer that was
@@ -286,9 +314,9 @@ class DataSpec(Section):
     verl: enable_thinking_key of the SFT trainer, enable_thinking."""
 
     tools_key: Name = "tools"
-    """With algorithm.type: sft, dpo or kto the column of what the model may call in a row, which
-    the chat template shows: a list of schemas in OpenAI's form, or the same as JSON text. Rows
-    without it show none. verl: tools_key of the SFT trainer, tools."""
+    """With algorithm.type: sft, dpo or kto, and of data.demonstrations, the column of what the
+    model may call in a row, which the chat template shows: a list of schemas in OpenAI's form, or
+    the same as JSON text. Rows without it show none. verl: tools_key of the SFT trainer, tools."""
 
     def tools_column(self, given: str | None) -> str | None:
         """toolsKey, where rows of a job of this type have their answers and these are chats."""
@@ -307,6 +335,16 @@ class DataSpec(Section):
         """How the files of a validation are read: all rows in any order, by the policy alone."""
         of_training = ("curriculum", "teacher_prompt_key", "max_teacher_prompt_tokens")
         return self.model_copy(update=dict.fromkeys(of_training))
+
+    @property
+    def of_demonstrations(self) -> "DataSpec":
+        """How demonstrations are read: as the training rows of a job of type sft."""
+        return DataSpec(
+            train=self.demonstrations,
+            prompt_key=self.demonstration_prompt_key or self.prompt_key,
+            answer_key=self.demonstration_answer_key,
+            **{name: getattr(self, name) for name in _OF_ALL_ROWS},
+        )
 
 
 ENDLESS: Final = ("constant", "inverse_sqrt")

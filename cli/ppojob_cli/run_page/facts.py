@@ -164,6 +164,7 @@ def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
     if not algorithm.given:
         shape += f" x {counted(algorithm.samples_per_prompt, 'sample')}"
     files = [str(file.path) for file in spec.data.train]
+    beside = [f"demonstrations: {file.path}" for file in spec.data.demonstrations]
     held_out = [f"held out: {file.path}" for file in spec.data.validation]
     return [
         ("Job", [f"{config.namespace}/{config.name}"]),
@@ -171,7 +172,7 @@ def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
         ("Algorithm", [f"{algorithm.type}, {shape} a step"]),
         ("Learning rate", [f"{spec.optimizer.learning_rate:g}, {spec.optimizer.schedule}"]),
         ("Seed", [str(spec.seed)]),
-        ("Data", [*files, *held_out]),
+        ("Data", [*files, *beside, *held_out]),
         ("Hardware", list(role_lines(config))),
     ]
 

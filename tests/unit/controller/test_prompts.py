@@ -10,7 +10,7 @@ from tiny_models import save_tokenizer
 
 from ppojob_api import run_config, validation
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_trainer.controller.prompts import open_prompts
+from ppojob_trainer.controller.prompts import open_datasets
 from ppojob_trainer.errors import ConfigError
 
 pytestmark = pytest.mark.processes
@@ -39,7 +39,7 @@ def opened(folder: Path, **changes: object) -> int:
     job = judged(folder, **changes)
     assert isinstance(job, PPOJob), job
     with contextlib.ExitStack() as stack:
-        return len(open_prompts(run_config.resolve(job), 0.0, stack)[0])
+        return len(open_datasets(run_config.resolve(job), 0.0, stack).train)
 
 
 @pytest.mark.parametrize("where", TOO_LONG)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from padded_reference import gradients, relative_difference
+from padded_reference import gradients, padded_logprobs, relative_difference
 from torch.nn import functional as F
 from turn_templates import ChatInProcess
 
@@ -15,8 +15,9 @@ from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.sft_objective import SftObjective
-from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
+from ppojob_trainer.engine.train_engine import Supervised, TrainEngine
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
 from ppojob_trainer.workers.row_store import demonstrated_rows
@@ -79,9 +80,11 @@ def literal_loss(
     return sum(of_rows, torch.zeros(())) / len(of_rows)
 
 
-def engine(model: tiny_models.PreTrainedModel, **training: object) -> TrainEngine:
+def engine(
+    model: tiny_models.PreTrainedModel, temperature: float = 1.0, **training: object
+) -> TrainEngine:
     spec = TrainingSpec.model_validate({"autocast": "none", "logprob_chunk_tokens": 8, **training})
-    head = PolicyHead(LogprobSettings(1.0, spec.logprob_chunk_tokens))
+    head = PolicyHead(LogprobSettings(temperature, spec.logprob_chunk_tokens, "value"))
     return TrainEngine(model, head, spec, OptimizerSpec(gradient_clip=0.0), 1)
 
 
@@ -131,3 +134,37 @@ def test_parts_of_a_mini_batch_add_up(
     rows = make_rows(groups=12, samples=1)
     logprobs = torch.randn(rows.num_tokens, requires_grad=True)
     parts_add_up(objective("token_mean"), (logprobs,), rows)
+
+
+def literal_policy_loss(model: tiny_models.PreTrainedModel, rows: Experience) -> torch.Tensor:
+    """That of the first update of a step, where the ratio is 1."""
+    logprobs, _ = padded_logprobs(model, rows, temperature=0.7)
+    assert rows.advantages is not None
+    return -((logprobs - logprobs.detach()).exp() * rows.advantages)[rows.mask].mean()
+
+
+@pytest.mark.parametrize("budget", [30, 10_000])
+def test_beside_a_policy_its_gradient_is_added(
+    make_model: MakeModel,
+    make_rows: Callable[..., Experience],
+    experience: Experience,
+    chat: ChatTokenizer,
+    budget: int,
+) -> None:
+    """The gradient of PPO-ptx, by a policy that samples at another temperature."""
+    ours, theirs = (make_model(dtype=torch.float64, vocab_size=120) for _ in range(2))
+    rows = make_rows(groups=3)
+    head = PolicyHead(LogprobSettings(1.0, 8))
+    supervised = Supervised(experience, SupervisedObjective(0.3), head)
+    goal = PolicyObjective.of(AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3))
+    trained = engine(ours, temperature=0.7, micro_batch_tokens=budget)
+    measured = trained.update(rows, goal, supervised=supervised)
+    policy_loss = literal_policy_loss(theirs, rows)
+    sft_loss = literal_loss(theirs, chat, "token_mean")
+    assert measured.values["actor/sft_loss"] == pytest.approx(sft_loss.item(), rel=1e-7)
+    assert measured.values["actor/pg_loss"] == pytest.approx(policy_loss.item(), rel=1e-6)
+    whole = policy_loss + 0.3 * sft_loss
+    assert measured.values["actor/loss"] == pytest.approx(whole.item(), rel=1e-6)
+    assert measured.tokens == int(rows.mask.sum()), "means are over the policy's tokens alone"
+    found = {name: weight.grad for name, weight in ours.named_parameters()}
+    assert relative_difference(found, gradients(theirs, whole)) < 1e-6

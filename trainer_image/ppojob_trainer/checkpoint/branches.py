@@ -58,12 +58,26 @@ _SHAPES_ROWS_AHEAD: Final = (
     "spec.agent",
 )
 """The same where rows of later steps are in a checkpoint."""
+_OF_DEMONSTRATIONS: Final = "spec.data.demonstration"
 _NOT_OF_PROMPTS: Final = (
     "spec.data.maxResponseTokens",
     "spec.data.validation",
     "spec.data.maxValidationRows",
+    _OF_DEMONSTRATIONS,
 )
 """Settings of data that change neither the prompts nor their order."""
+_NOT_OF_DEMONSTRATIONS: Final = (
+    "spec.data.train",
+    "spec.data.validation",
+    "spec.data.maxTrainRows",
+    "spec.data.maxValidationRows",
+    "spec.data.answerKey",
+    "spec.data.dataSource",
+    "spec.data.curriculum",
+    "spec.data.teacherPromptKey",
+    "spec.data.maxTeacherPromptTokens",
+)
+"""The same of data.demonstrations."""
 
 
 def problems(config: RunConfig, run_folder: Path | None = None) -> list[str]:
@@ -155,7 +169,7 @@ def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Itera
     for where, old, new in changed_settings(theirs, ours):
         is_shape = any(f"{where}.".startswith(f"{one}.") for one in shapes)
         is_kind = where in kinds[0] and kinds[0][where] != kinds[1][where]
-        if is_shape or is_kind:
+        if (is_shape and not where.startswith(_OF_DEMONSTRATIONS)) or is_kind:
             why = f"the checkpoint of {shown(place.url)} was made with {old}"
             allowed = "the old value, or begin with an export of that run (spec.model.path)"
             yield Problem(where, new, why, allowed, ReasonCode.CONFLICT)
@@ -205,11 +219,17 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
         progress = msgspec.structs.replace(progress, entropy_coefficient=None)
     if any(_is_of_prompts(where) for where in changed):
         progress = msgspec.structs.replace(progress, data=UNREAD)
+    if any(_is_of_demonstrations(where) for where in changed):
+        progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress
 
 
 def _is_of_prompts(where: str) -> bool:
     return where.startswith("spec.data.") and not where.startswith(_NOT_OF_PROMPTS)
+
+
+def _is_of_demonstrations(where: str) -> bool:
+    return where.startswith("spec.data.") and not where.startswith(_NOT_OF_DEMONSTRATIONS)
 
 
 def _lines(place: Place, step: int) -> list[bytes]:

@@ -24,6 +24,7 @@ _SOURCES: Final = {
     "spec.data.seed": {"spec.seed"},
     "spec.algorithm.miniBatchPrompts": {"spec.algorithm.promptsPerStep"},
     "spec.algorithm.dynamicSampling.promptsPerRound": {"spec.algorithm.promptsPerStep"},
+    "spec.algorithm.supervised.rowsPerStep": {"spec.algorithm.promptsPerStep"},
     **{
         f"spec.algorithm.{to_camel(name)}": {"spec.algorithm.type"}
         for name in (*ESTIMATORS, *GIVEN)

@@ -62,6 +62,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         prompt_values: α and β of what each prompt that was drawn is known to score, by the digest
             of what it asks; empty where the job keeps none. Of the journal's events that of a step
             has those that it changed, and that of a resumed job all; others have none.
+        demonstrations: where the order of data.demonstrations stands; None where the job has none.
     """
 
     step: int
@@ -74,6 +75,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     roles: tuple[RoleState, ...]
     entropy_coefficient: float | None = None
     prompt_values: dict[str, tuple[float, float]] = {}
+    demonstrations: DataCursor | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,13 +4,18 @@ Nothing is generated or scored, and rows follow from the data alone, so that non
 disk.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ppojob_trainer.controller.batch import Batch
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.checkpoint.manifest import DataCursor
+from ppojob_trainer.controller.batch import Batch, spread
 from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.pictures import packed_later
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.pass_statistics import step_statistics
@@ -18,10 +23,10 @@ from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.messages.demonstrations import (
     Demonstrate,
     Demonstration,
-    MeasureLoss,
+    GivenRows,
     Part,
 )
-from ppojob_trainer.rpc.methods import DEMONSTRATE, MEASURE_LOSS
+from ppojob_trainer.rpc.methods import DEMONSTRATE, MEASURE_LOSS, SUPERVISE
 from ppojob_trainer.rpc.wire import RequestId
 
 
@@ -58,11 +63,19 @@ class Demonstrations:
             last = min(first + self.rows_per_step, len(held_out))
             before = held_out[(first or len(held_out)) - 1]
             batch = self._batch("validation", held_out.rows(range(first, last)), before)
-            index = batch.index
-            requests = [MeasureLoss(given, index) for given in self._shares(batch)]
             id_ = RequestId(0, step, "measure_loss", first)
+            requests = self._given(batch)
             measured.append(self.roles.ask(self.actor, MEASURE_LOSS, requests, id_)[0])
         return step_statistics(measured)
+
+    def place_beside(self, rows: list[PromptRow], step: int) -> None:
+        """Have these rows owned beside those of a step."""
+        requests = self._given(self._batch("train", rows, before=rows[-1]))
+        self.roles.ask(self.actor, SUPERVISE, requests, RequestId(0, step, "supervise"))
+
+    def _given(self, batch: Batch) -> list[GivenRows]:
+        index = batch.index
+        return [GivenRows(given, index) for given in self._shares(batch)]
 
     def _batch(self, purpose: str, prompts: list[PromptRow], before: PromptRow) -> Batch:
         """A batch of rows; `before` answers another prompt where none ahead in the batch does."""
@@ -105,6 +118,61 @@ class Demonstrations:
                 for row in batch.prompts[first:last]
             ]
             yield Demonstrate(first, rows)
+
+
+@dataclass(frozen=True)
+class SupervisedRows:
+    """Rows with answers that the policy learns beside those of the step.
+
+    Attributes:
+        updates: optimizer steps of the policy in a step.
+    """
+
+    demonstrations: Demonstrations
+    dataset: PromptDataset
+    order: PromptOrder
+    updates: int
+
+    @classmethod
+    def of(
+        cls,
+        spec: PPOJobSpec,
+        roles: Roles,
+        actor: RoleGroup,
+        dataset: PromptDataset,
+        *,
+        updates: int,
+    ) -> SupervisedRows:
+        """Those that a job asks for.
+
+        Raises:
+            ConfigError: a file has too few rows for its share of a step.
+        """
+        settings, field = spec.algorithm.supervised, "spec.data.demonstrations"
+        assert settings is not None, "only such a job has them"
+        assert settings.rows_per_step is not None, "a resolved configuration says how many"
+        order = dataset.order(spec.data.of_demonstrations, settings.rows_per_step, field=field)
+        given = Demonstrations(roles, actor, settings.rows_per_step, answers=1)
+        return cls(given, dataset, order, updates)
+
+    def load(self, cursor: DataCursor) -> None:
+        """Go on from a place in their order."""
+        self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
+
+    @property
+    def cursor(self) -> DataCursor:
+        """The place that the next step begins at."""
+        return DataCursor(**self.order.state_dict(), sha256=self.dataset.digest)
+
+    def place(self, step: int) -> None:
+        """Draw the rows of a step, and have them owned."""
+        drawn = self.order.next_batch(self.demonstrations.rows_per_step)
+        self.demonstrations.place_beside(self.dataset.rows(drawn), step)
+
+    def of_update(self, number: int) -> list[int]:
+        """Positions of the rows of one optimizer step: a run, all about equally long."""
+        first, last = spread(self.demonstrations.rows_per_step, self.updates)[number]
+        return list(range(first, last))
 
 
 def _other(row: PromptRow, ahead: list[PromptRow], before: PromptRow) -> PromptRow:

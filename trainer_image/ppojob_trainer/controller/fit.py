@@ -208,6 +208,9 @@ class Loop:
         failpoints.hit(STEP_BEGIN)
         cursor = progress.data
         self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
+        supervised = self.training.supervised
+        if supervised is not None and progress.demonstrations is not None:
+            supervised.load(progress.demonstrations)
         coefficients = self._coefficients(progress)
         try:
             result = self.training.run(
@@ -236,6 +239,7 @@ class Loop:
             step=step,
             policy_version=step,
             data=DataCursor(**self.order.state_dict(), sha256=cursor.sha256),
+            demonstrations=None if supervised is None else supervised.cursor,
             kl_coefficient=self._next_kl(progress, result),
             entropy_coefficient=self._next_entropy(coefficients.entropy, result),
             prompt_values=self._next_values(progress, result),

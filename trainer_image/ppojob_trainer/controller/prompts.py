@@ -4,8 +4,11 @@ import contextlib
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ppojob_api.run_config import RunConfig
+from ppojob_api.v1alpha1.algorithm import SupervisedSpec
+from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_api.validation import check_length, length_warnings
 from ppojob_trainer.agents.named import row_agents
@@ -19,13 +22,26 @@ from ppojob_trainer.tools.schemas import tool_schemas
 _log = logging.getLogger(__name__)
 
 
-def open_prompts(
-    config: RunConfig, began: float, stack: contextlib.ExitStack
-) -> tuple[PromptDataset, PromptDataset | None]:
-    """Open the training prompts, and those that are held out, if any.
+class Datasets(NamedTuple):
+    """The rows of a job; of some kinds it may have none."""
 
-    A job that only generates has the latter in both places. Templates take `began`, unix seconds
-    at which the job began, for the present time.
+    train: PromptDataset
+    validation: PromptDataset | None = None
+    demonstrations: PromptDataset | None = None
+
+    @property
+    def digests(self) -> list[str | None]:
+        """Those of what decides the rows of a job, None of held-out prompts that are not there."""
+        held_out = None if self.validation is None else self.validation.digest
+        beside = [] if self.demonstrations is None else [self.demonstrations.digest]
+        return [self.train.digest, held_out, *beside]
+
+
+def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) -> Datasets:
+    """Open what a job reads.
+
+    Of a job that only generates the held-out prompts are the training prompts too. Templates take
+    `began`, unix seconds at which the job began, for the present time.
 
     Raises:
         ConfigError: the data cannot be read, or does not fit the job.
@@ -50,6 +66,7 @@ def open_prompts(
         data: DataSpec,
         max_rows: int | None,
         sources: Collection[str] | None = None,
+        given: GivenType | None = spec.algorithm.given,
     ) -> PromptDataset:
         rewards = checks_of(spec)
         dataset = stack.enter_context(
@@ -61,7 +78,7 @@ def open_prompts(
                 agents=agents,
                 sources=sources,
                 max_rows=max_rows,
-                given=spec.algorithm.given,
+                given=given,
             )
         )
         for warning in dataset.warnings:
@@ -71,12 +88,26 @@ def open_prompts(
     data = spec.prompts
     train = opened(data.train, data, data.max_train_rows, spec.compared_sources)
     if spec.steps.generate_only:
-        return train, train
+        return Datasets(train, train)
     _check_size(config, len(train))
     validation = None
     if data.validation:
         validation = opened(data.validation, data.of_validation, data.max_validation_rows)
-    return train, validation
+    if spec.supervised is None:
+        return Datasets(train, validation)
+    of_rows = data.of_demonstrations
+    demonstrations = opened(of_rows.train, of_rows, None, given="sft")
+    _check_supervised(spec.supervised, len(demonstrations))
+    return Datasets(train, validation, demonstrations)
+
+
+def _check_supervised(settings: SupervisedSpec, rows: int) -> None:
+    """Refuse demonstrations that are too few for a step."""
+    if rows < (settings.rows_per_step or 1):
+        raise ConfigError(
+            f"spec.algorithm.supervised.rowsPerStep: got {settings.rows_per_step}: "
+            f"spec.data.demonstrations has {rows} usable rows; at most that many, or more data"
+        )
 
 
 def _check_size(config: RunConfig, rows: int) -> None:

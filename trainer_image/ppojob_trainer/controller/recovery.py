@@ -142,14 +142,20 @@ class Recovery:
         """Refuse to go on with other data than the run began with.
 
         Raises:
-            CannotResume: the prompts are not the same.
+            CannotResume: the rows are not the same.
         """
-        then, now = progress.data.sha256, self.fresh.data.sha256
-        if then != now:
-            raise CannotResume(
-                f"spec.data.train: got prompts with digest {now[:12]}: the run began with "
-                f"{then[:12]}; bring the files back, or begin a run of its own in another folder"
-            )
+        read = [("train", "prompts", progress.data, self.fresh.data)]
+        if progress.demonstrations is not None and self.fresh.demonstrations is not None:
+            cursors = progress.demonstrations, self.fresh.demonstrations
+            read.append(("demonstrations", "rows", *cursors))
+        changed = [
+            f"spec.data.{field}: got {rows} with digest {now.sha256[:12]}: the run began with "
+            f"{then.sha256[:12]}; bring the files back, or begin a run of its own in another folder"
+            for field, rows, then, now in read
+            if then.sha256 != now.sha256
+        ]
+        if changed:
+            raise CannotResume(changed)
 
     def _living(self) -> list[RoleGroup]:
         """The stateful roles whose ranks all serve."""
@@ -195,6 +201,9 @@ class Recovery:
             progress = found.checkpoint.manifest.progress
             if progress.data == UNREAD:
                 progress = msgspec.structs.replace(progress, data=self.fresh.data)
+            if progress.demonstrations is None or self.fresh.demonstrations is None:
+                begun = self.fresh.demonstrations
+                progress = msgspec.structs.replace(progress, demonstrations=begun)
             self._report_changes(found.refusals, found.checkpoint)
         self._check_data(progress)
         self.journal.append(

@@ -21,7 +21,7 @@ from ppojob_trainer.algorithms.prompt_values import PRIOR, Belief, value
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
-from ppojob_trainer.controller.demonstrations import Demonstrations
+from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
 from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
 from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.reprompting import TAUGHT, Reprompting
@@ -95,10 +95,14 @@ class Updates:
             for first in range(0, len(positions), size)
         ]
 
+    @property
+    def of_step(self) -> int:
+        """Optimizer steps in a step."""
+        return self.epochs * -(-self.prompts_per_step // self.mini_batch_prompts)
+
     def done_after(self, step: int) -> int:
         """Optimizer steps behind a step."""
-        a_step = self.epochs * -(-self.prompts_per_step // self.mini_batch_prompts)
-        return max(0, step - self.first_step + 1) * a_step
+        return max(0, step - self.first_step + 1) * self.of_step
 
     def state_after(self, step: int) -> RoleState:
         """What a checkpoint behind a step says of the model."""
@@ -204,6 +208,7 @@ class TrainingStep:
         shaping: what becomes of scores before anything is learnt of them.
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
         reprompting: makes prompts of the teacher; None where they are those of the data.
+        supervised: what the policy learns beside the rows of the step; None for nothing.
     """
 
     spec: PPOJobSpec
@@ -215,6 +220,7 @@ class TrainingStep:
     entropy: EntropyController | None
     source: BatchSource | Demonstrations
     reprompting: Reprompting | None = None
+    supervised: SupervisedRows | None = None
 
     def run(
         self,
@@ -253,6 +259,9 @@ class TrainingStep:
         coefficients = self._with_bonus(coefficients, before)
         for updates in self.updates:
             if step >= updates.first_step and not updates.of_outcomes:
+                if self.supervised is not None and updates.model == "policy":
+                    with timer("data"):
+                        self.supervised.place(step)
                 with timer(updates.timer):
                     statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
@@ -396,9 +405,11 @@ class TrainingStep:
         self.channels.move_columns(updates.host, batch, step, updates.columns)
         measured = []
         order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
+        beside = self.supervised if updates.model == "policy" else None
         for index, positions in enumerate(order):
             weights = (coefficients.kl, coefficients.entropy)
-            request = Update(updates.model, positions, *weights, list(outcomes))
+            given = [] if beside is None else beside.of_update(index)
+            request = Update(updates.model, positions, *weights, list(outcomes), given)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
             measured.append(self.stages.roles.ask_all(updates.host, UPDATE, request, id_)[0])
         return step_statistics(measured)

@@ -19,11 +19,11 @@ from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
-from ppojob_trainer.controller.demonstrations import Demonstrations
+from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
-from ppojob_trainer.controller.prompts import open_prompts
+from ppojob_trainer.controller.prompts import Datasets, open_datasets
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.reprompting import Reprompting
@@ -73,11 +73,12 @@ def build_loop(
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
     store, journal = _store(config, root), Journal(root / JOURNAL_NAME)
     began = journal.began()
-    train, validation = open_prompts(config, began, stack)
+    datasets = open_datasets(config, began, stack)
+    train = datasets.train
     order = train.order(spec.prompts, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
     hosts = _hosts(config, roles)
-    tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
+    tape = _tape(spec, journal, run_folder, store.settings, datasets)
     channels = _channels(config, roles, hosts["actorRollout"])
     stages = _rollout_stages(spec, roles, hosts, channels, tape, began, reporter.drawn)
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
@@ -85,7 +86,7 @@ def build_loop(
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
     source = _source(spec, stages, total_steps, train, order)
-    training = _training_step(spec, stages, hosts, channels, source)
+    training = _training_step(spec, stages, hosts, channels, source, datasets.demonstrations)
     checkpoints = _checkpoints(config, roles, store, journal, records, shown, reporter)
     roles.meanwhile = checkpoints.look
     if isinstance(source, (StepsAhead, DynamicSampling)) and source.ahead is not None:
@@ -97,7 +98,7 @@ def build_loop(
         dataset=train,
         order=order,
         training=training,
-        validation=validation,
+        validation=datasets.validation,
         records=records,
         checkpoints=checkpoints,
         recovery=Recovery(
@@ -243,12 +244,12 @@ def _tape(
     journal: Journal,
     run_folder: Path,
     settings: bytes,
-    datasets: tuple[PromptDataset | None, ...],
+    datasets: Datasets,
 ) -> RowTape:
     """The tape, whose rows are those of these settings and of this data."""
     decisive = hashlib.sha256(settings)
-    for dataset in datasets:
-        decisive.update(b"\0" if dataset is None else dataset.digest.encode())
+    for digest in datasets.digests:
+        decisive.update(b"\0" if digest is None else digest.encode())
     recording = spec.rollout.replay
     return RowTape(
         journal=journal,
@@ -264,14 +265,16 @@ def _training_step(
     hosts: dict[str, RoleGroup],
     channels: RoleChannels,
     source: BatchSource | Demonstrations,
+    demonstrations: PromptDataset | None,
 ) -> TrainingStep:
     control = spec.algorithm.entropy_control
+    updates = _updates(spec, hosts) if spec.steps.trains else ()
     return TrainingStep(
         spec=spec,
         stages=stages,
         channels=channels,
         passes=_forward_passes(spec, hosts) if spec.steps.trains else (),
-        updates=_updates(spec, hosts) if spec.steps.trains else (),
+        updates=updates,
         shaping=ScoreShaping.of(spec),
         entropy=None
         if control is None
@@ -283,6 +286,11 @@ def _training_step(
         if spec.algorithm.reprompt is None
         else Reprompting(
             spec.algorithm.reprompt, channels, stages.began, is_shown=spec.num_examine > 0
+        ),
+        supervised=None
+        if demonstrations is None
+        else SupervisedRows.of(
+            spec, stages.roles, stages.actor, demonstrations, updates=updates[-1].of_step
         ),
     )
 
@@ -397,4 +405,5 @@ def _fresh(spec: PPOJobSpec, data_digest: str, training: TrainingStep) -> Progre
         tokens=0,
         seconds=0.0,
         roles=tuple(updates.state_after(0) for updates in training.updates),
+        demonstrations=None if training.supervised is None else training.supervised.cursor,
     )

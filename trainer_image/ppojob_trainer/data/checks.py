@@ -1,7 +1,7 @@
 """Finds all that is wrong with a job's data, before anything is started."""
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,11 +40,13 @@ def check_files(
     sources: Collection[str] | None = None,
     draw: tuple[str, int] | None,
     given: GivenType | None = None,
+    demonstrations: int | None = None,
 ) -> DataReport:
-    """Read training and validation data once, row by row, in bounded memory.
+    """Read the data once, row by row, in bounded memory.
 
     `draw` is the field of `spec.algorithm` that says how many prompts are drawn at once, and how
-    many; None where all are answered once. For the rest see `PromptDataset.open`.
+    many; None where all are answered once. `demonstrations` are drawn in a step; None where they
+    are not read. For the rest see `PromptDataset.open`.
     """
     train = Scan(spec, chat, rewards, agents, spec.max_train_rows, sources, given=given)
     train.read(spec.train)
@@ -52,33 +54,48 @@ def check_files(
     validation = Scan(held_out, chat, rewards, agents, spec.max_validation_rows, given=given)
     if spec.validation:
         validation.read(spec.validation)
-    # A file may be both.
-    errors = list(dict.fromkeys(train.errors.lines() + validation.errors.lines()))
-    if not train.errors and draw is not None:
-        if train.kept < draw[1]:
-            field, batch = draw
-            why = f"fewer than spec.algorithm.{field} {batch}: no batch can be drawn"
-            allowed = f"at least {batch} rows, or a smaller {field.rpartition('.')[2]}"
-            few = DataProblem("spec.data.train", f"{train.kept} rows", why, allowed)
-            errors.append(str(few))
-        weights = [file.weight for file in spec.train if file.weight is not None]
-        if weights:
-            paths = [file.path for file in spec.train]
-            errors += map(str, mixture_problems(paths, train.kept_of, weights, draw[1]))
-    warnings = train.warnings.lines() + validation.warnings.lines()
-    found = [_duplicates(train), _duplicates(validation), _overlaps(train, validation)]
+    scans, drawn = [train, validation], [] if draw is None else [("train", train, *draw)]
+    if demonstrations is not None:
+        beside = Scan(spec.of_demonstrations, chat, None, None, None, given="sft")
+        beside.read(spec.demonstrations)
+        scans.append(beside)
+        drawn.append(("demonstrations", beside, "supervised.rowsPerStep", demonstrations))
+    # A file may be several.
+    errors = list(dict.fromkeys(line for scan in scans for line in scan.errors.lines()))
+    errors += [str(problem) for one in drawn for problem in _too_few(*one)]
+    warnings = [line for scan in scans for line in scan.warnings.lines()]
+    found = [_duplicates(train), _duplicates(validation)]
+    found += [_overlaps(trained, validation) for trained in (train, *scans[2:])]
     warnings += [str(problem) for problem in found if problem is not None]
     places = [scan.prompt_place for scan in (train, validation) if scan.prompt_kind == "text"]
     return DataReport(errors, warnings, train.kept, text_prompt=next(iter(places), ""))
+
+
+def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataProblem]:
+    """Say where the files of a list have too few rows for the batches that are drawn of them."""
+    if scan.errors:
+        return
+    if scan.kept < batch:
+        why = f"fewer than spec.algorithm.{setting} {batch}: no batch can be drawn"
+        allowed = f"at least {batch} rows, or a smaller {setting.rpartition('.')[2]}"
+        yield DataProblem(f"spec.data.{field}", f"{scan.kept} rows", why, allowed)
+    files = scan.spec.train
+    weights = [file.weight for file in files if file.weight is not None]
+    if weights:
+        paths, where = [file.path for file in files], f"spec.data.{field}"
+        yield from mixture_problems(paths, scan.kept_of, weights, batch, field=where)
 
 
 def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[str]:
     """Say which files cannot be opened, where no tokenizer is there to check rows with."""
     problems = []
     held_out = spec.of_validation
-    files = [*((one, spec) for one in spec.train), *((one, held_out) for one in spec.validation)]
-    for file, how in files:
-        for opened in open_files(file, how, given=given):
+    files = [(one, spec, given) for one in spec.train]
+    files += [(one, held_out, given) for one in spec.validation]
+    if spec.demonstrations:
+        files += [(one, spec.of_demonstrations, "sft") for one in spec.demonstrations]
+    for file, how, kind in files:
+        for opened in open_files(file, how, given=kind):
             if isinstance(opened, DataProblem):
                 problems.append(str(opened))
             else:

@@ -33,7 +33,8 @@ INTERACTION = "interaction_kwargs"
 """Entry of extra_info: the simulated user of a row, and what it is told."""
 COLUMNS_ALLOWED = (
     "a column of that name, or the name of another in spec.data (promptKey, answerKey, chosenKey, "
-    "rejectedKey, marginKey, labelKey, teacherPromptKey, dataSourceKey, or dataSource for all rows)"
+    "rejectedKey, marginKey, labelKey, teacherPromptKey, demonstrationPromptKey, "
+    "demonstrationAnswerKey, dataSourceKey, or dataSource for all rows)"
 )
 
 

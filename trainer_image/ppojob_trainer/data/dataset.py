@@ -97,8 +97,8 @@ class PromptDataset(PromptStore):
             raise
         return dataset
 
-    def order(self, spec: DataSpec, batch: int) -> PromptOrder:
-        """The order in which batches of so many prompts are drawn.
+    def order(self, spec: DataSpec, batch: int, *, field: str = "spec.data.train") -> PromptOrder:
+        """The order in which batches of so many rows of the files of a field are drawn.
 
         Raises:
             ConfigError: a file has too few rows for its share of a batch.
@@ -110,7 +110,7 @@ class PromptDataset(PromptStore):
         rows: tuple[int, ...] = (len(self),)
         if weights:
             rows, paths = self._rows_of, [file.path for file in spec.train]
-            if problems := mixture_problems(paths, rows, weights, batch):
+            if problems := mixture_problems(paths, rows, weights, batch, field=field):
                 raise ConfigError(map(str, problems))
         mixture = Mixture(
             rows,

@@ -77,7 +77,8 @@ def given_row(row: Row, prompt: Prompt, spec: DataSpec) -> tuple[PromptRow, floa
 def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
     """A conversation up to the first turn of the assistant, and from there on."""
     if isinstance(cell, str):
-        why, allowed = "it has no answer", "chat messages, or its column in spec.data.answerKey"
+        where = "spec.data.answerKey (of data.demonstrations: demonstrationAnswerKey)"
+        why, allowed = "it has no answer", f"chat messages, or its column in {where}"
         raise BadCell(column, shown(cell), why, allowed)
     messages = conversation(cell, column, calls=True)
     for index, message in enumerate(messages):

@@ -171,15 +171,20 @@ class Mixture:
 
 
 def mixture_problems(
-    paths: Sequence[str], rows: Sequence[int], weights: Sequence[float], batch: int
+    paths: Sequence[str],
+    rows: Sequence[int],
+    weights: Sequence[float],
+    batch: int,
+    *,
+    field: str = "spec.data.train",
 ) -> list[DataProblem]:
-    """Say which sources have too few rows, or too little weight, for their share of a batch."""
+    """Say which files of a field have too few rows, or too little weight, for their share."""
     if sum(rows) < batch:
         return []  # which is told of all files together
     most = Mixture(tuple(rows), tuple(weights), batch).most
     found = []
     for position, (path, own, needed) in enumerate(zip(paths, rows, most, strict=True)):
-        where = f"spec.data.train[{position}].weight"
+        where = f"{field}[{position}].weight"
         got = f"{shown(weights[position])} for {path}"
         if needed == 0:
             why = "no batch of an epoch would hold one of its rows"

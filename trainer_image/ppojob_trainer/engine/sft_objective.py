@@ -1,6 +1,7 @@
 """What supervised fine-tuning minimizes: the cross-entropy of the trained tokens of given answers.
 
-`L = aggregate(-log pi(a_t|s_t))`, s_t all that stands before the token a_t.
+`L = aggregate(-log pi(a_t|s_t))`, s_t all that stands before the token a_t. It is the loss of a
+job, or stands beside that of a policy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
+
+_TOKEN_MEAN = Aggregation("token_mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,29 @@ class SftObjective:
         """The cross-entropy of held-out rows, a token."""
         sums = {"val/loss": masked_sum(-outputs[0], rows.mask).item()}
         return PassStatistics(token_sums=sums, tokens=int(rows.mask.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedObjective:
+    """`c L` with the mean over tokens, to be added to the loss of a policy.
+
+    PPO-ptx (InstructGPT, arXiv:2203.02155), equation 2.
+    """
+
+    coefficient: float  # c
+
+    area: ClassVar = "actor"
+    term_names: ClassVar = ("actor/sft_loss",)
+    token_names: ClassVar = ()
+
+    def rows_with_gradient(self, rows: Experience) -> Tensor:
+        """(n,) int64: the rows that hold a trained token."""
+        return rows_with_any(rows.mask, rows.lengths)
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        """The share of a micro-batch; its tokens do not count among those of the policy's rows."""
+        loss = _TOKEN_MEAN(-outputs[0], rows, denominators)
+        weighed = self.coefficient * loss
+        return LossParts(weighed, {"actor/sft_loss": loss.item(), "actor/loss": weighed.item()})

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -31,7 +32,7 @@ from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.router_losses import RouterCoefficients, RouterLosses
-from ppojob_trainer.engine.sft_objective import SftObjective
+from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.engine.weight_average import WeightAverage
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -48,11 +49,37 @@ GivenObjective = SftObjective | PairObjective | KtoObjective
 """Those of answers that are given."""
 
 Objective = (
-    PolicyObjective | DistillationObjective | ValueObjective | OutcomeObjective | GivenObjective
+    PolicyObjective
+    | DistillationObjective
+    | ValueObjective
+    | OutcomeObjective
+    | GivenObjective
+    | SupervisedObjective
 )
 
 HeadOf = Callable[[Experience], Head]
 """Makes the head of a micro-batch, from what another model computes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """Given answers that an update learns beside its rows, by a head of their own."""
+
+    rows: Experience  # this rank's, maybe none
+    objective: SupervisedObjective
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A part of the loss: rows, what they minimize, and how they are computed."""
+
+    rows: Experience
+    objective: Objective
+    denominators: Denominators
+    head_of: HeadOf | None = None
+    router_losses: RouterLosses | None = None
+
 
 UPDATES = "updates"
 """Name of the engine's own tensor among the optimizer's: how many updates were done."""
@@ -112,6 +139,7 @@ class TrainEngine(ForwardEngine):
         experience: Experience,
         objective: Objective,
         heads: Sequence[HeadOf] = (),
+        supervised: Supervised | None = None,
     ) -> PassStatistics:
         """One optimizer step on a mini-batch; all ranks do so together.
 
@@ -122,48 +150,34 @@ class TrainEngine(ForwardEngine):
         The rows are this rank's of the mini-batch, maybe none, with the columns that the objective
         reads. `heads` make the head of each micro-batch, one for the rows of each model of the
         reference, model after model; none for the engine's own. All ranks call each equally often.
+        The gradient of `supervised` is added; its denominators are of its own rows.
 
         Returns:
             What all ranks have measured. Losses are divided by the denominators; sums over tokens
             are over those that were computed.
         """
         self.model.train()
-        mine = Denominators.of(experience)
-        counts = sum_over_data(self._world, (mine.tokens, mine.sequences))
-        denominators = Denominators(*counts)
+        denominators = self._denominators(experience)
         router_losses = self._router_losses(denominators)
-        rows = torch.arange(experience.num_rows)
-        # Of the rows of a group that are kept together two may have a loss: the others would cost
-        # more memory than the budget.
-        whole_groups = _keeps_groups_whole(objective)
-        if router_losses is None and (self._training.skip_zero_gradient_groups or whole_groups):
-            rows = objective.rows_with_gradient(experience)
+        own = _Term(experience, objective, denominators, router_losses=router_losses)
         self._clear_gradients()
-        passes = [
-            (head_of, chosen)
-            for teacher, head_of in enumerate(heads or (None,))
-            for chosen in self._passes(
-                experience,
-                rows[experience.read_by(teacher)[rows]] if heads else rows,
-                whole_groups=whole_groups,
-                with_reference=bool(heads),
-            )
-        ]
+        passes = self._passes_of_update(own, heads)
+        names = objective.term_names
+        if supervised is not None:
+            passes += self._passes_beside(supervised)
+            names = (*names, *supervised.objective.term_names)
         parts: list[LossParts] = []
         under_way: deque[tuple[Passed, LossParts | None]] = deque()
         for turn, number in turns(len(passes), self._stage.ranks.behind):
             if turn == "forward":
-                head_of, chosen = passes[number]
-                batch = experience.select(chosen) if len(chosen) else None
-                begun = self._begin(batch, objective, denominators, head_of, router_losses)
-                under_way.append(begun)
+                under_way.append(self._begin(*passes[number]))
                 continue
             reduce_gradients(self.model, is_last=number == len(passes) - 1)
             passed, part = under_way.popleft()
             self._backward(passed, part)
             if part is not None:
                 parts.append(part)
-        measured = self._measured(parts, objective)
+        measured = self._measured(parts, names, objective.token_names)
         if router_losses is not None:
             measured = self._with_routers(measured, router_losses, objective.area)
         return self._step(objective.area, measured)
@@ -190,24 +204,50 @@ class TrainEngine(ForwardEngine):
         host = self.moments if self._moments_leave else None
         load_optimizer_tensors(self.model, self._spec, self._optimizer, state, host)
 
-    def _begin(
-        self,
-        rows: Experience | None,
-        objective: Objective,
-        denominators: Denominators,
-        head_of: HeadOf | None,
-        router_losses: RouterLosses | None,
-    ) -> tuple[Passed, LossParts | None]:
+    def _denominators(self, rows: Experience) -> Denominators:
+        """Those of a mini-batch, of which these are this rank's rows; all ranks call it."""
+        mine = Denominators.of(rows)
+        return Denominators(*sum_over_data(self._world, (mine.tokens, mine.sequences)))
+
+    def _passes_of_update(self, term: _Term, heads: Sequence[HeadOf]) -> list[tuple[_Term, Tensor]]:
+        """The micro-batches of the mini-batch, with each head those of its rows."""
+        experience, objective = term.rows, term.objective
+        rows = torch.arange(experience.num_rows)
+        # Of the rows of a group that are kept together two may have a loss: the others would cost
+        # more memory than the budget.
+        whole_groups, skips = _keeps_groups_whole(objective), term.router_losses is None
+        if skips and (self._training.skip_zero_gradient_groups or whole_groups):
+            rows = objective.rows_with_gradient(experience)
+        return [
+            (replace(term, head_of=head_of), chosen)
+            for teacher, head_of in enumerate(heads or (None,))
+            for chosen in self._passes(
+                experience,
+                rows[experience.read_by(teacher)[rows]] if heads else rows,
+                whole_groups=whole_groups,
+                with_reference=bool(heads),
+            )
+        ]
+
+    def _passes_beside(self, supervised: Supervised) -> list[tuple[_Term, Tensor]]:
+        """The micro-batches of given answers, behind the others, without losses of routers."""
+        rows, objective = supervised.rows, supervised.objective
+        term = _Term(rows, objective, self._denominators(rows), lambda _: supervised.head)
+        passes = self._passes(rows, objective.rows_with_gradient(rows))
+        return [(term, chosen) for chosen in passes]
+
+    def _begin(self, term: _Term, chosen: Tensor) -> tuple[Passed, LossParts | None]:
         """Forward pass of a micro-batch, and what the last stage says of it.
 
         Without rows, gradients of one token that are zero: ranks that have rows need all ranks.
         """
+        rows = term.rows.select(chosen) if len(chosen) else None
         batch = one_token() if rows is None else rows
-        losses = None if rows is None else router_losses
+        objective, head_of = term.objective, term.head_of
         passed = self._forward(
             batch,
             head_of and head_of(batch),
-            router_losses=losses,
+            router_losses=None if rows is None else term.router_losses,
             with_log_z=isinstance(objective, PolicyObjective) and objective.needs.learns_log_z,
         )
         if not self._stage.ranks.is_last:
@@ -215,7 +255,7 @@ class TrainEngine(ForwardEngine):
         if rows is None:
             trained = [output for output in passed.outputs if output.requires_grad]
             return passed, LossParts(torch.cat(trained).sum() * 0.0)
-        return passed, objective(passed.outputs, rows, denominators)
+        return passed, objective(passed.outputs, rows, term.denominators)
 
     def _backward(self, passed: Passed, part: LossParts | None) -> None:
         """Backward pass of a micro-batch; what it is of comes from the stage behind, or is here."""
@@ -229,22 +269,23 @@ class TrainEngine(ForwardEngine):
             assert passed.arrived.grad is not None, "all that is computed here is made of it"
             ranks.send_back(passed.arrived.grad)
 
-    def _measured(self, parts: list[LossParts], objective: Objective) -> PassStatistics:
+    def _measured(
+        self, parts: list[LossParts], term_names: Sequence[str], token_names: Sequence[str]
+    ) -> PassStatistics:
         """What the micro-batches of all ranks say of the mini-batch."""
         return self.over_ranks(
             PassStatistics(
                 values={
-                    name: sum(part.terms.get(name, 0.0) for part in parts)
-                    for name in objective.term_names
+                    name: sum(part.terms.get(name, 0.0) for part in parts) for name in term_names
                 },
                 token_sums={
                     name: sum(part.token_sums.get(name, 0.0) for part in parts)
-                    for name in objective.token_names
+                    for name in token_names
                 },
                 tokens=sum(part.tokens for part in parts),
                 counts={
                     name: sum(part.counts.get(name, part.tokens) for part in parts)
-                    for name in objective.token_names
+                    for name in token_names
                 },
             )
         )

@@ -210,6 +210,8 @@ actor/rewards/rejected | reward | the same of the rejected responses
 actor/rewards/margins | reward | by how much the chosen are above the rejected
 actor/rewards/accuracies | share | pairs whose chosen response has the larger reward
 actor/pg_loss | 1 | policy term of the loss
+actor/sft_loss | nats | with algorithm.supervised cross-entropy of the demonstrations, a mean over
+    their trained tokens; supervised.coefficient times it is in actor/loss, but with online_dpo
 actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
 actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has
     instead

@@ -72,8 +72,9 @@ RECALL = Method("recall", rollout.Recall, rollout.Recalled, once=False)
 LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=PICTURES_BYTES)
 DEMONSTRATE = Method("demonstrate", demonstrations.Demonstrate, Nothing, limit_bytes=PICTURES_BYTES)
 MEASURE_LOSS = Method(
-    "measure_loss", demonstrations.MeasureLoss, PassStatistics, limit_bytes=PICTURES_BYTES
+    "measure_loss", demonstrations.GivenRows, PassStatistics, limit_bytes=PICTURES_BYTES
 )
+SUPERVISE = Method("supervise", demonstrations.GivenRows, Nothing, limit_bytes=PICTURES_BYTES)
 SEND_TEXTS = Method("send_texts", scoring.SendTexts, Nothing)
 PUT_TEXTS = Method(
     "put_texts",

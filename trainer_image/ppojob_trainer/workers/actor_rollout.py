@@ -42,7 +42,7 @@ from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, MeasureLoss
+from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, GivenRows
 from ppojob_trainer.rpc.messages.rollout import (
     BringWeights,
     Generate,
@@ -65,6 +65,7 @@ from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
+from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_turns import DeviceTurns
 from ppojob_trainer.workers.estimation import add_advantages
 from ppojob_trainer.workers.generation import (
@@ -119,6 +120,7 @@ class ActorRolloutWorker:
             Route(methods.LOAD_ROWS, self._load_rows),
             Route(methods.DEMONSTRATE, self._demonstrate),
             Route(methods.MEASURE_LOSS, self._measure_loss),
+            Route(methods.SUPERVISE, self._supervise),
             Route(methods.BRING_WEIGHTS, self._bring_weights),
             Route(methods.HAND_OVER, self._hand_over),
             Route(methods.RECALL, self._recall),
@@ -196,11 +198,19 @@ class ActorRolloutWorker:
         self._keep(TRAIN, 0, self._demonstrated(request))
         return Nothing()
 
-    def _measure_loss(self, request: MeasureLoss) -> PassStatistics:
+    def _measure_loss(self, request: GivenRows) -> PassStatistics:
         assert self.policy is not None, "a job of given answers trains"
         self.stages.turns.of_models(*self.policy.at_loss)
+        return self.policy.loss(self._given(request))
+
+    def _supervise(self, request: GivenRows) -> Nothing:
+        assert self.policy is not None, "a job that learns from given answers trains"
+        self.policy.demonstrations = self._given(request)
+        return Nothing()
+
+    def _given(self, request: GivenRows) -> BatchRows:
         mine = self._demonstrated(request.given).experience
-        return self.policy.loss(self.stages.batch_rows(batch_index(request.index), mine))
+        return self.stages.batch_rows(batch_index(request.index), mine)
 
     def _demonstrated(self, request: Demonstrate) -> OwnedRows:
         spec = self.generation.spec

@@ -8,6 +8,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.preferences import DpoSpec, KtoSpec, RewardModelTrainingSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.pair_objective import (
@@ -22,8 +23,8 @@ from ppojob_trainer.engine.policy_objective import (
     token_sums,
 )
 from ppojob_trainer.engine.router_losses import RouterCoefficients
-from ppojob_trainer.engine.sft_objective import SftObjective
-from ppojob_trainer.engine.train_engine import GivenObjective, TrainEngine
+from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
+from ppojob_trainer.engine.train_engine import GivenObjective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
@@ -64,6 +65,8 @@ class Policy:
         self.learner = learner
         # What updates compare it with over the whole vocabulary, and held-out answers; else None.
         self.reference: Reference | Teachers | None = None
+        # Given answers that are learnt beside the rows of the step, where there are some.
+        self.demonstrations: BatchRows | None = None
         self._spec = spec
         self._given = given_objective(spec)
 
@@ -103,14 +106,25 @@ class Policy:
         objective = self._objective(request)
         columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages", *ROUTER_COLUMNS)
         staged, engine = rows.staged(request.prompts, columns), self.learner.engine
+        supervised = self._supervised(request)
         if self.reference is None:
-            return engine.update(staged, objective)
+            return engine.update(staged, objective, supervised=supervised)
         reference = self.reference
         numbers = range(reference.num_models)
         heads = [partial(self._head_with_kl, reference, number) for number in numbers]
-        measured = engine.update(staged, objective, heads)
+        measured = engine.update(staged, objective, heads, supervised)
         reference.release()
         return measured
+
+    def _supervised(self, request: Update) -> Supervised | None:
+        """The given answers of an update, at the temperature 1, that of supervised fine-tuning."""
+        settings = self._spec.algorithm.supervised
+        if settings is None:
+            return None
+        assert self.demonstrations is not None, "they come before the update"
+        rows = self.demonstrations.staged(request.demonstrations, ())
+        head = PolicyHead(LogprobSettings(1.0, self._spec.training.logprob_chunk_tokens))
+        return Supervised(rows, SupervisedObjective(settings.coefficient), head)
 
     def _objective(
         self, request: Update

@@ -40,8 +40,8 @@ class Demonstrate(msgspec.Struct, frozen=True):
     rows: list[Demonstration]
 
 
-class MeasureLoss(msgspec.Struct, frozen=True):
-    """Measure the loss of held-out rows; they are forgotten then.
+class GivenRows(msgspec.Struct, frozen=True):
+    """Rows that stand beside those of the step: held-out ones, or what is learnt with them.
 
     Attributes:
         given: those of this rank, maybe none.

@@ -80,6 +80,7 @@ class Update(msgspec.Struct, frozen=True):
         model: `policy` or `critic`.
         outcomes: (rows of the batch,) what a process reward model learns of each, NaN for nothing;
             empty for others.
+        demonstrations: given answers that are learnt beside, positions in a batch of their own.
     """
 
     model: str
@@ -87,3 +88,4 @@ class Update(msgspec.Struct, frozen=True):
     kl_coefficient: float = 0.0
     entropy_coefficient: float = 0.0
     outcomes: list[float] = []
+    demonstrations: list[int] = []

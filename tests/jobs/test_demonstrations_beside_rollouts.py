@@ -1,0 +1,94 @@
+"""Given answers that a policy learns beside what it draws: exact over kills, ranks and branches."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_folders
+import tiny_jobs
+from job_runs import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 4
+PPO = tiny_jobs.PPO["algorithm"]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("rows") / "demonstrations.jsonl"
+    talks = (
+        [{"role": "user", "content": f"{n}+1"}, {"role": "assistant", "content": f"= {n + 1}"}]
+        for n in range(13)
+    )
+    file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    return file
+
+
+def sections_of(
+    rows: Path, tiny_folder: Path, supervised: dict[str, Any] | None = None, **changes: object
+) -> dict[str, Any]:
+    """Sections of a PPO job, whose critic learns alone at first, with four updates a step."""
+    data = tiny_jobs.make_manifest(tiny_folder)["spec"]["data"]  # type: ignore[index]
+    given = {"demonstrations": [{"path": str(rows)}], "demonstrationPromptKey": "messages"}
+    return {
+        **tiny_jobs.PPO,
+        "data": {**data, **given},
+        "algorithm": {**PPO, "supervised": supervised or {"coefficient": 0.5, "rowsPerStep": 6}},
+        "steps": {"total": STEPS},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(rows: Path, tiny_folder: Path, alone: Callable[..., Path]) -> Path:
+    """The run folder of such a job that nobody disturbs."""
+    return alone(**sections_of(rows, tiny_folder))
+
+
+def test_the_answers_are_learnt_once_the_policy_is(whole: Path) -> None:
+    records = run_folders.metrics(whole)
+    assert run_folders.unnamed(records) == set()
+    trained = [record for record in records if "actor/pg_loss" in record]
+    assert len(trained) == STEPS - 1, "at first the critic learns alone"
+    assert trained[-1]["actor/sft_loss"] < trained[0]["actor/sft_loss"]
+    for record in trained:
+        terms = record["actor/pg_loss"] + 0.5 * record["actor/sft_loss"]
+        assert record["actor/loss"] == pytest.approx(terms, rel=1e-5)
+    manifest = json.loads((whole / "checkpoints" / "latest" / "manifest.json").read_text())
+    # Two passes of 12 rows in three steps of 6, the 13th is left out.
+    place = manifest["manifest"]["progress"]["demonstrations"]
+    assert (place["epoch"], place["cursor"]) == (1, 6)
+
+
+def test_a_killed_job_ends_as_an_undisturbed_one(
+    whole: Path,
+    run_through: Callable[..., Run],
+    tiny_job,
+    rows: Path,
+    tiny_folder: Path,
+    output: Path,
+) -> None:
+    points = (
+        "rpc.supervise.answer.before@1=kill",
+        "rpc.supervise.answer.after@2=kill",
+        "controller.step.computed@3=kill",
+    )
+    run_through(tiny_job(**sections_of(rows, tiny_folder)), output, *points)
+    assert run_folders.without_clock(output) == run_folders.without_clock(whole)
+    weights = "export/model.safetensors"
+    assert (output / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+def test_three_ranks_change_only_rounding(
+    finished: Callable[..., Path], rows: Path, even_folder: Path
+) -> None:
+    """An update has one row or two, so that one rank at least has none."""
+    small = {"training": {"autocast": "none", "microBatchTokens": 60}}
+    three = {"roles": {"actorRollout": {"ranksPerReplica": 3}}}
+    one = finished("one", **sections_of(rows, even_folder))
+    run_folders.assert_close(
+        finished("three", **sections_of(rows, even_folder, **three, **small)), one
+    )
