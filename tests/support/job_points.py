@@ -18,8 +18,8 @@ _ONLY_BETWEEN_ROLES = (
     "rpc.move_rows.",
     "rpc.open_channel.",
 )
-_OF_GIVEN_ANSWERS = ("rpc.demonstrate.", "rpc.measure_loss.")
-"""Of given answers: test_sft.py and test_preferences.py of tests/jobs."""
+_OF_GIVEN_ANSWERS = ("rpc.demonstrate.", "rpc.measure_loss.", "rpc.supervise.")
+"""Of given answers: test_sft.py, test_preferences.py and test_demonstrations_beside_rollouts.py."""
 _OF_AN_INDEX = ("index.",)
 """Those of `ppojob index`, whose names are loaded with the tool `search`: test_index_goes_on.py."""
 _OF_STORES = ("fetched.", "copied.", "restored.")

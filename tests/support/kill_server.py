@@ -36,10 +36,15 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
     }
 
 
+PLACE = DataCursor(epoch=2, cursor=3, sha256="d")
+"""In the order of demonstrations."""
+
+
 def progress(step: int) -> Progress:
     return Progress(
         step=step,
         policy_version=step,
+        demonstrations=PLACE,
         data=DataCursor(epoch=0, cursor=4 * step, sha256="d" * 64),
         kl_coefficient=None,
         metrics_lines=step + 1,

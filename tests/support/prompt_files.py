@@ -84,7 +84,14 @@ class PromptFiles:
     ) -> DataReport:
         """What the checks say of files."""
         spec, draw = self.spec(*paths, **settings), ("promptsPerStep", batch)
-        report = check_files(spec, self.chat, rewards=SumsOnly(), draw=draw, given=given)
+        report = check_files(
+            spec,
+            self.chat,
+            rewards=SumsOnly(),
+            draw=draw,
+            given=given,
+            demonstrations=batch if spec.demonstrations else None,
+        )
         assert not any("Traceback" in line or "\n" in line for line in report.errors)
         return report
 

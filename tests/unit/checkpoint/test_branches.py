@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import kill_server
 import pytest
 from store_runs import content, fail_at, job_of, store_of, train
 
@@ -97,3 +98,25 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     manifest.write_text(json.dumps({}))
     (line,) = branches.problems(branch(tmp_path))
     assert "step-000002/manifest.json" in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_kept"),
+    [
+        ({"train": [{"path": "b.jsonl"}], "answerKey": "answer"}, True),
+        ({"demonstrations": [{"path": "c.jsonl"}]}, False),
+        ({"seed": 3}, False),
+    ],
+)
+def test_the_place_in_the_demonstrations_is_kept_while_they_are_the_same(
+    changed: dict[str, object], is_kept: bool, tmp_path: Path
+) -> None:
+    data = {"train": [{"path": "a.jsonl"}], "demonstrations": [{"path": "d.jsonl"}]}
+    settings = {"algorithm": {**ALGORITHM, "supervised": {"coefficient": 0.1}}}
+    train(tmp_path / "runs" / "sum", job_of(tmp_path, data=data, **settings), 1)
+    other = {"algorithm": {**ALGORITHM, "supervised": {"coefficient": 0.2}}}
+    config = branch(tmp_path, data={**data, **changed}, **other)
+    branches.begin(config, tmp_path / "run")
+    found = store_of(tmp_path / "run", config).recover().checkpoint
+    assert found is not None
+    assert found.manifest.progress.demonstrations == (kill_server.PLACE if is_kept else None)

@@ -74,6 +74,19 @@ def shares(files: PromptFiles) -> list[str]:
     return files.errors(train=train, batch=4)
 
 
+def demonstrations(files: PromptFiles) -> list[str]:
+    """As many good rows as a step has are answers to prompts, and one more is none."""
+    good = [{"q": "3 + 5", "a": "8"}] * 2
+    paths = [files.lines("a.jsonl", *good, {"q": "3 + 9"}), files.lines("b.jsonl", *good)]
+    train = files.lines("train.jsonl", *map(good_row, "abc"))
+    keys = {"demonstrationPromptKey": "q", "demonstrationAnswerKey": "a"}
+    return [
+        line
+        for path in (*paths, files.folder / "c.jsonl")
+        for line in files.errors(train, demonstrations=[{"path": str(path)}], batch=3, **keys)
+    ]
+
+
 def no_rows(files: PromptFiles) -> list[str]:
     return files.errors(files.columns("a.parquet", pa.Table.from_pylist([good_row()]).slice(0, 0)))
 
@@ -155,6 +168,7 @@ CASES: dict[str, Case] = {
     "no rows": no_rows,
     "too long": rows(*LONG, maxPromptTokens=60),
     "a share that is more than a file has": shares,
+    "demonstrations": demonstrations,
     "some too long (a warning)": warnings(
         good_row(), LONG[0], maxPromptTokens=60, overlongPrompts="drop"
     ),
