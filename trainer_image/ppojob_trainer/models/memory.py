@@ -4,8 +4,6 @@ Weights, gradients, moments and the engine's own weights are certain; activation
 memory of libraries come on top. So what is refused here could never have run.
 """
 
-import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +21,9 @@ from ppojob_trainer.models.architectures import (
     sizes_of,
 )
 from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.mtp_forms import is_mtp_weight
 from ppojob_trainer.models.weight_files import read_weights
 
-_FURTHER: Final = "mtp."
-"""Of Qwen3.5 and Qwen3-Next what the names of layers that predict further tokens begin with."""
-_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 GIB: Final = 2**30
 MEMORY_INFO: Final = Path("/proc/meminfo")
 MEMORY_LIMITS: Final = (
@@ -47,7 +43,7 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     """Weights of the models of a run by their folders, of all files that can be read.
 
     Without the output layer: where it is tied it is the embedding, even if a file holds it again.
-    Nor are layers behind the model's own counted. A vision tower that learns is under `TOWER`; one
+    Nor are layers that predict further tokens counted. A vision tower that learns is under `TOWER`; one
     that nobody trains is not counted.
     """
     spec = config.spec
@@ -64,12 +60,10 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
 
 def _count_of(folder: str) -> int:
     sizes = sizes_of(folder)
-    layers = math.inf if sizes is None else sizes.layers
+    layers = None if sizes is None else sizes.layers
 
     def counts(name: str) -> bool:
-        layer = _LAYER.match(name)
-        is_beyond = layer is not None and int(layer[1]) >= layers
-        return name != HEAD and not name.startswith((TOWER, _FURTHER)) and not is_beyond
+        return name != HEAD and not name.startswith(TOWER) and not is_mtp_weight(name, layers)
 
     tensors = read_weights(Path(folder)).tensors.items()
     return sum(tensor.size for name, tensor in tensors if counts(name))
