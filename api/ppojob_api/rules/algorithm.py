@@ -527,6 +527,17 @@ ALGORITHM_RULES = rules(
     when: has(self.model.lora)
     must: !self.model.freezeRouters
 
+    spec | model.mtp | NotInThisVersion | here
+        a layer beside adapters (model.lora): not in this version; remove it, or model.lora
+    when: has(self.model.lora)
+    must: $UNSET
+
+    spec | model.mtp | NotInThisVersion | here
+        answers that are compared (algorithm.type ${self.algorithm.type}): not in this version;
+        remove it
+    when: self.algorithm.type in $OF_ANSWERS || self.algorithm.type == 'online_dpo'
+    must: $UNSET
+
     spec | model.freezeVisionTower | Conflict | here
         beside adapters all weights stay as they are, the tower's too; true, or no model.lora
     when: has(self.model.lora)

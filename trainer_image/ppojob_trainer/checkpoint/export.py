@@ -26,6 +26,7 @@ from ppojob_trainer.checkpoint.tensors import (
 )
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.adapter_files import (
     ADAPTER_FOLDER,
     BEGINNING,
@@ -38,7 +39,7 @@ from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, layer_count
 from ppojob_trainer.models.kinds import SCORE_WEIGHT
 from ppojob_trainer.models.lora import A, Adapter, B
-from ppojob_trainer.models.mtp_forms import is_mtp_weight
+from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import Join
 
@@ -116,6 +117,7 @@ def export_model(
         return beside.stored.get(name) or file_name(name, model_type)
 
     trained = {in_files(name): tensor for name, tensor in tensors.items()}
+    trained |= beside.copies(trained)
     kept = {**beside.tower, **mtp}
     frozen = {name: tensor for name, tensor in kept.items() if name not in trained}
     named = trained | frozen
@@ -280,12 +282,14 @@ class _Beside:
 
     Attributes:
         tower: a vision tower.
-        mtp: layers that predict further tokens.
+        mtp: layers that predict further tokens, and
+        copied: what they hold again of the model's weights.
         stored: of a model with a tower the names in files of all weights, by those here.
     """
 
     tower: Mapping[str, Tensor]
     mtp: Mapping[str, Tensor]
+    copied: Mapping[str, str]
     stored: Mapping[str, str]
 
     @classmethod
@@ -301,8 +305,16 @@ class _Beside:
         return cls(
             held(name for name in weights.files if sees and name.startswith(TOWER)),
             held(name for name in weights.files if is_mtp_weight(name, layers)),
+            mtp_copies(str(_read_config(model_folder).get("model_type")), layers or 0),
             weights.stored if sees else {},
         )
+
+    def copies(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of weights in such a layer that is trained."""
+        if not self.mtp.keys() & trained.keys():
+            return {}
+        own = {name: of for name, of in self.copied.items() if name in self.mtp}
+        return {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
 
 
 def _but(those: Mapping[str, Tensor], merge: Join) -> Join:

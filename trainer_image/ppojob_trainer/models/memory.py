@@ -21,9 +21,10 @@ from ppojob_trainer.models.architectures import (
     sizes_of,
 )
 from ppojob_trainer.models.config_files import TOWER
-from ppojob_trainer.models.mtp_forms import is_mtp_weight
+from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
 from ppojob_trainer.models.weight_files import read_weights
 
+MTP: Final = "mtp"
 GIB: Final = 2**30
 MEMORY_INFO: Final = Path("/proc/meminfo")
 MEMORY_LIMITS: Final = (
@@ -43,8 +44,8 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     """Weights of the models of a run by their folders, of all files that can be read.
 
     Without the output layer: where it is tied it is the embedding, even if a file holds it again.
-    Nor are layers that predict further tokens counted. A vision tower that learns is under `TOWER`; one
-    that nobody trains is not counted.
+    A vision tower that learns is under `TOWER`, a layer that predicts further tokens under `MTP`;
+    one that nobody trains is not counted.
     """
     spec = config.spec
     sections = (spec.reward_model, spec.judge)
@@ -55,6 +56,14 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
         tensors = read_weights(Path(spec.model.path)).tensors.items()
         if tower := sum(tensor.size for name, tensor in tensors if name.startswith(TOWER)):
             found[TOWER] = tower
+    if spec.model.mtp is not None and (sizes := sizes_of(spec.model.path)) is not None:
+        copies = mtp_copies(str(sizes.model_type), sizes.layers)
+        tensors = read_weights(Path(spec.model.path)).tensors.items()
+        found[MTP] = sum(
+            tensor.size
+            for name, tensor in tensors
+            if is_mtp_weight(name, sizes.layers) and name not in copies
+        )
     return found
 
 
@@ -243,7 +252,7 @@ def _one_at_work(models: Sequence[Held]) -> Held:
 def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]:
     """Numbers of the policy and of its adapters; log Z's network is with those that are trained."""
     model = spec.model
-    count = parameters.get(model.path, 0) + parameters.get(TOWER, 0)
+    count = sum(parameters.get(one, 0) for one in (model.path, TOWER, MTP))
     log_z = count_log_partition(spec.algorithm.policy_loss.loss, model.path)
     if model.lora is None:
         return count + log_z, 0

@@ -21,6 +21,7 @@ from ppojob_trainer.engine.policy_objective import (
     sampling_diagnostics,
     token_sums,
 )
+from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.router_losses import RouterCoefficients
 from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.train_engine import GivenObjective, TrainEngine
@@ -174,6 +175,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             overrides=overrides,
             with_tower=not is_scorer and not model.freeze_vision_tower,
             learns_log_z=spec.algorithm.policy_loss.loss.learns_log_z,
+            with_mtp=model.mtp is not None,
         )
         if model.freeze_routers:
             freeze_routers(loaded)
@@ -191,6 +193,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             offload,
             RouterCoefficients.of(spec.algorithm),
             spec.model.average_decay,
+            Mtp.of(spec),
         )
 
     return Policy(
