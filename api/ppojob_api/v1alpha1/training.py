@@ -149,7 +149,7 @@ class ModelSpec(Section):
     mtp: MtpSpec | None = None
     """Train the layer that predicts the token after the next one too (multi-token prediction:
     DeepSeek-V3, arXiv:2412.19437, section 2.2); absent: it is exported as it was.
-    verl: model.mtp, with enable_train."""
+    verl: enable_train."""
 
     freeze_routers: bool = False
     """Leave the routers of a mixture of experts as they are. verl: freeze_moe_router, false."""
