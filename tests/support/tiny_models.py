@@ -3,8 +3,8 @@
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `with_mtp`,
-`seeing`, `seeing_3`, `seeing_tiles`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY
-FOLDER`.
+`seeing`, `seeing_3`, `seeing_tiles`, `talker` or `searcher`, or `classifier POLICY FOLDER` or
+`teacher POLICY FOLDER`.
 """
 
 import io
@@ -354,10 +354,9 @@ def make(kind: str, first: str, second: str) -> None:
         from mtp_models import save_mtp_model  # which is made of what is here
 
         save_mtp_model(Path(first), "glm4_moe", trains=True, head_dim=32)
-    elif kind == "talker":
-        save_policy(Path(first), float(second), [*NAMES, *CALLS])
-    elif kind == "searcher":
-        save_policy(Path(first), float(second), [*NAMES, *SEARCHES, *ANSWERS])
+    elif kind in ("talker", "searcher"):
+        said = CALLS if kind == "talker" else [*SEARCHES, *ANSWERS]
+        save_policy(Path(first), float(second), [*NAMES, *said])
     elif kind == "teacher":
         save_teacher(Path(first), Path(second))
     else:

@@ -97,7 +97,8 @@ def test_what_routers_choose_by_is_not_rounded(export, model_folder: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["model.layers.2.eh_proj.weight", "model.mtp_layers.0.input_proj.weight", "mtp.fc.weight"]
+    "name",
+    ["model.layers.2.eh_proj.weight", "model.mtp_layers.0.input_proj.weight", "mtp.fc.weight"],
 )
 @pytest.mark.parametrize("scores", [False, True])
 def test_layers_that_predict_further_tokens_are_kept(export, model_folder, name, scores):

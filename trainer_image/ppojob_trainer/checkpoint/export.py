@@ -26,7 +26,6 @@ from ppojob_trainer.checkpoint.tensors import (
 )
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.adapter_files import (
     ADAPTER_FOLDER,
     BEGINNING,
@@ -35,6 +34,7 @@ from ppojob_trainer.models.adapter_files import (
     WEIGHTS_FILE,
     peft_name,
 )
+from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, layer_count
 from ppojob_trainer.models.kinds import SCORE_WEIGHT

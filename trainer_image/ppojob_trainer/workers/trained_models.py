@@ -10,6 +10,7 @@ from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.kto_objective import KtoObjective
+from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.pair_objective import (
     BradleyTerryLoss,
     DpoLoss,
@@ -21,7 +22,6 @@ from ppojob_trainer.engine.policy_objective import (
     sampling_diagnostics,
     token_sums,
 )
-from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.router_losses import RouterCoefficients
 from ppojob_trainer.engine.sft_objective import SftObjective
 from ppojob_trainer.engine.train_engine import GivenObjective, TrainEngine
