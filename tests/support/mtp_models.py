@@ -11,6 +11,12 @@ from tiny_models import save_model, save_policy
 from ppojob_trainer.models.mtp_forms import MTP_FORMS
 
 
+def place_of(kind: str) -> str:
+    """What the names of the layer's weights begin with."""
+    name = MTP_FORMS[kind].list_name
+    return "model.layers.2." if name == "layers" else f"model.{name}.0."
+
+
 def save_mtp_model(folder: Path, kind: str, *, trains: bool = False, **changes: object) -> None:
     """Write a model of two layers and that one; with `trains` one that a tiny job trains."""
     model_class, own = FAMILY_MODELS[kind]
@@ -23,7 +29,10 @@ def save_mtp_model(folder: Path, kind: str, *, trains: bool = False, **changes: 
     weights, form = load_file(path), MTP_FORMS[kind]
     width = weights["model.norm.weight"].shape[0]
     generator = torch.Generator().manual_seed(5)
-    at = "model.layers.2."
+    if form.list_name != "layers":
+        own = f"model.{form.list_name}.0."
+        weights = {name.replace("model.layers.2.", own): one for name, one in weights.items()}
+    at = place_of(kind)
     weights[f"{at}{form.projection}.weight"] = 0.3 * torch.randn(
         width, 2 * width, generator=generator
     )

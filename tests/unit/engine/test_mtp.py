@@ -1,6 +1,8 @@
 """A layer that predicts the token after the next, against that by which transformers drafts."""
 
+from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +14,11 @@ from padded_reference import (
     relative_difference,
     token_logprobs,
 )
+from safetensors.torch import load_file
 from tiny_models import TWO_LAYERS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.modeling_layers import MtpModel
+from transformers.modeling_layers import MtpLayer, MtpModel
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
@@ -30,6 +33,13 @@ from ppojob_trainer.models.mtp_forms import MTP_FORMS
 from ppojob_trainer.rows.experience import Experience
 
 COEFFICIENT = 0.7
+IN_MIMO = {
+    "mtp_block.": "",
+    "enorm": "token_layernorm",
+    "hnorm": "hidden_layernorm",
+    "eh_proj": "input_proj",
+    "post_norm": "final_layernorm",
+}
 
 
 def saved(folder: Path, kind: str) -> Path:
@@ -54,11 +64,28 @@ def update(
 
 
 def drafter(folder: Path) -> tuple[PreTrainedModel, MtpModel]:
-    """The model and the layer of transformers."""
+    """The model and the layer of transformers; that of MiMo in the form of vLLM's class."""
     model = AutoModelForCausalLM.from_pretrained(folder)
+    if model.config.model_type == "mimo":
+        config = copy(model.config)
+        config.mtp_hidden_states_first = True
+        layer = MtpLayer(config, type(model.model.layers[0]), type(model.model.norm), 0)
+        stored = load_file(folder / "model.safetensors")
+        layer.load_state_dict({name: stored[in_mimo(name)] for name in layer.state_dict()})
+        layers = torch.nn.ModuleList([layer])
+        return model, SimpleNamespace(layers=layers, rotary_emb=model.model.rotary_emb)
     model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2\."]  # the hub's are 61 or 92
     model.config.num_mtp_layers, model.config.mtp_mlp_layer_types = 1, ["sparse"]
     return model, MtpModel.from_pretrained(model)
+
+
+def last_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """What comes out of the last norm; with MiMo what goes into it."""
+    kept = []
+    handle = model.base_model.norm.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+    states = model.base_model(ids[None], use_cache=False).last_hidden_state
+    handle.remove()
+    return kept[0] if model.config.model_type == "mimo" else states
 
 
 def further_logprobs(model: PreTrainedModel, drafts: MtpModel, rows: Experience) -> Tensor:
@@ -67,7 +94,7 @@ def further_logprobs(model: PreTrainedModel, drafts: MtpModel, rows: Experience)
     responses = torch.split(rows.response_tokens, rows.lengths.tolist())
     for group, response in zip(rows.row_groups.tolist(), responses, strict=True):
         ids = torch.cat([rows.prompts[group], response])
-        states = model.base_model(ids[None], use_cache=False).last_hidden_state
+        states = last_states(model, ids)
         places = torch.arange(1, len(ids) - 1)[None]
         embeddings = model.get_input_embeddings()(ids[None, 1:-1])
         if not places.numel():
@@ -106,14 +133,23 @@ def test_the_loss_and_all_gradients_are_those_of_the_drafting_layer(
     assert stats["actor/loss"] == pytest.approx(whole, rel=1e-4)
     both = torch.nn.ModuleList([model, drafts.layers])
     found = gradients(both, loss + COEFFICIENT * mtp_loss)
-    expected = {in_model(name): gradient for name, gradient in found.items()}
+    expected = {in_model(name, kind): gradient for name, gradient in found.items()}
     assert relative_difference(got, as_in_files(model, expected)) < 2e-5
 
 
-def in_model(name: str) -> str:
+def in_mimo(name: str) -> str:
+    """The name in files of MiMo of a weight of the drafter's layer."""
+    for theirs, own in IN_MIMO.items():
+        name = name.replace(theirs, own)
+    return f"model.mtp_layers.0.{name}"
+
+
+def in_model(name: str, kind: str) -> str:
     """The name of a weight here, of the drafter's or the model's."""
     if name.startswith("0."):
         return name.removeprefix("0.")
+    if kind == "mimo":
+        return in_mimo(name.removeprefix("1.0."))
     name = name.replace("1.0.post_norm.", "1.0.shared_head.norm.")
     return f"model.layers.2.{name.removeprefix('1.0.').removeprefix('mtp_block.')}"
 

@@ -108,15 +108,15 @@ def export_model(
         StorageError: the disk refused; an older export stands.
         ConfigError: ``model_folder`` has no readable config.json.
     """
-    tensors = dict(tensors)
+    given = dict(tensors)
     model_type = str(_read_config(model_folder).get("model_type"))
     beside = _Beside.of(model_folder)
-    mtp = {} if SCORE_WEIGHT in tensors else beside.mtp  # one that scores draws no token
+    mtp = {} if SCORE_WEIGHT in given else beside.mtp  # one that scores draws no token
 
     def in_files(name: str) -> str:
         return beside.stored.get(name) or file_name(name, model_type)
 
-    trained = {in_files(name): tensor for name, tensor in tensors.items()}
+    trained = {in_files(name): tensor for name, tensor in given.items()}
     trained |= beside.copies(trained)
     kept = {**beside.tower, **mtp}
     frozen = {name: tensor for name, tensor in kept.items() if name not in trained}

@@ -22,6 +22,7 @@ from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.log_partition import log_partition_of
+from ppojob_trainer.models.mtp_layers import states_for_mtp
 from ppojob_trainer.models.pipeline_stages import WHOLE, HandsOn, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
@@ -272,7 +273,10 @@ def packed_pass(
         given["routes"] = routes
 
     def compute() -> TokenOutputs:
-        with saving():
+        heard: AbstractContextManager[list[Tensor]] = nullcontext([])
+        if mtp is not None:
+            heard = states_for_mtp(model)
+        with saving(), heard as further:
             read = given
             if tower is not None and stage.ranks.is_first and (own.pictures or tower.learns):
                 read = given | _with_pictures(model, tower, own)
@@ -292,7 +296,7 @@ def packed_pass(
             told = (*told, log_z[prompts_of_targets(rows, own).to(log_z.device)])
         if mtp is not None:
             with saving():
-                told = (*told, mtp.logprobs(model, states, own, place * HEAD_STREAM))
+                told = (*told, mtp.logprobs(model, further[0], own, place * HEAD_STREAM))
         return told
 
     outputs = as_forward(model, compute)

@@ -5,7 +5,7 @@ Loads no torch.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ppojob_trainer.json_value import Json
@@ -27,13 +27,19 @@ class MtpForm:
         projection: before both side by side are made a state, which a layer as the model's reads;
         last_norm: what comes before the output layer.
         copies: weights that files have in it and that are the model's, by their names in it.
+        list_name: what the list of layers is called that it stands in.
+        has_state_first: whether the projection reads the state before the embedding.
+        is_before_norm: whether it reads the states in front of the model's last norm.
     """
 
     state_norm: str
     embedding_norm: str
     projection: str
     last_norm: str
-    copies: Mapping[str, str]
+    copies: Mapping[str, str] = field(default_factory=dict)
+    list_name: str = "layers"
+    has_state_first: bool = False
+    is_before_norm: bool = False
 
 
 _DEEPSEEK: Final = MtpForm(
@@ -43,7 +49,21 @@ _DEEPSEEK: Final = MtpForm(
     last_norm="shared_head.norm",
     copies={"embed_tokens.weight": EMBEDDING, "shared_head.head.weight": HEAD},
 )
-MTP_FORMS: Final = {"deepseek_v3": _DEEPSEEK, "glm4_moe": _DEEPSEEK, "glm4_moe_lite": _DEEPSEEK}
+_MIMO: Final = MtpForm(
+    state_norm="hidden_layernorm",
+    embedding_norm="token_layernorm",
+    projection="input_proj",
+    last_norm="final_layernorm",
+    list_name="mtp_layers",
+    has_state_first=True,
+    is_before_norm=True,
+)
+MTP_FORMS: Final = {
+    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe": _DEEPSEEK,
+    "glm4_moe_lite": _DEEPSEEK,
+    "mimo": _MIMO,
+}
 """Of the families, by `model_type`, whose layers of this kind can be trained."""
 
 

@@ -1,9 +1,11 @@
 """A layer that predicts further tokens, in a model of transformers, under the names of files.
 
-It stands behind the model's own layers, whose number stays: a forward pass of the model knows
-nothing of it, and whatever goes through weights has it.
+It stands behind the model's own layers, whose number stays, or in a list of its own: a forward pass
+of the model knows nothing of it, and whatever goes through weights has it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +28,9 @@ class MtpLayer(nn.Module):
 
         What comes out goes into the output layer. `given` is what other layers are given.
         """
-        normed = self._part("embedding_norm")(embeddings), self._part("state_norm")(states)
+        normed = [self._part("embedding_norm")(embeddings), self._part("state_norm")(states)]
+        if self.form.has_state_first:
+            normed.reverse()
         read = self._part("projection")(torch.cat(normed, dim=-1))
         output: Tensor = self._part("last_norm")(super().forward(read, **given))
         return output
@@ -48,14 +52,34 @@ def add_mtp_layer(model: PreTrainedModel) -> None:
             _set(layer, name, type(base.norm)(width, eps=epsilon))
         _set(layer, form.projection, nn.Linear(2 * width, width, bias=False))
     layer.__class__ = type(f"Mtp{type(last).__name__}", (MtpLayer, type(last)), {"form": form})
-    base.layers.append(layer if device.type == "meta" else layer.to_empty(device=device))
+    layer = layer if device.type == "meta" else layer.to_empty(device=device)
+    if not hasattr(base, form.list_name):
+        setattr(base, form.list_name, nn.ModuleList())
+    getattr(base, form.list_name).append(layer)
 
 
 def mtp_layer_of(model: nn.Module) -> MtpLayer:
     """The layer of a model that has one."""
     base: Any = model.base_model
-    layer: MtpLayer = base.layers[-1]
+    config: Any = model.config
+    layer: MtpLayer = getattr(base, MTP_FORMS[config.model_type].list_name)[-1]
     return layer
+
+
+@contextmanager
+def states_for_mtp(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The states that such a layer reads of the model's pass in the block, (1, t, h), the last."""
+    base: Any = model.base_model
+    kept: list[Tensor] = []
+
+    def keep(_norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        kept.append(args[0] if mtp_layer_of(model).form.is_before_norm else output)
+
+    handle = base.norm.register_forward_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
 
 
 def is_of_mtp_layer(name: str, model: nn.Module) -> bool:
