@@ -177,6 +177,7 @@ CASES = {
     "partition_beside_adapters": Case((0, 1, 1, 1, 0), lora=LoraSpec(rank=3), partition=True),
     "mtp": Case((0, 1, 0, 1, 1), budget=30, model="with_mtp", mtp=MTP, contexts=True),
     "mtp_recomputed": Case((1, 1, 1, 1, 1), model="with_mtp", mtp=MTP, recompute=True),
+    "mtp_by_muon": Case((0, 1, 1, 1, 0), model="mimo_with_mtp", mtp=MTP, optimizer=MUON),
     "outcomes": Case((0, 1, 0, 1, 1), budget=40, model="untied", outcomes=True),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
     "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
@@ -252,6 +253,7 @@ def save_models(folder: Path) -> None:
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)
     sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None}
     save_mtp_model(folder / "with_mtp", "glm4_moe", **sizes)
+    save_mtp_model(folder / "mimo_with_mtp", "mimo", **sizes)
     bad = make_model(seed=3, **SIZES, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0

@@ -43,7 +43,7 @@ _CASES = {
             "shared_keys_recomputed",
             "partition_beside_adapters",
         ),
-        *("sgd", "low_moments", "pictures_in_lines", "mtp"),
+        *("sgd", "low_moments", "pictures_in_lines", "mtp", "mtp_by_muon"),
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
@@ -176,7 +176,7 @@ def _is_refused(layout: str, model: str) -> bool:
     dims, family = LAYOUTS[layout], TABLE.get(model)
     if dims.pipeline > 1 and model == "gemma4_text":  # whose layers take keys of others
         return True
-    if model == "with_mtp":
+    if model.endswith("with_mtp"):
         return dims.sequence * dims.tensor * dims.pipeline > 1
     if dims.pipeline > 2 and model == "seeing_3":  # whose pictures come behind three layers
         return True
