@@ -17,7 +17,7 @@ CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
     "spec.model.trustRemoteCode",
     # Beside adapters.
-    *("spec.model.freezeRouters", "spec.model.freezeVisionTower"),
+    *("spec.model.freezeRouters", "spec.model.freezeVisionTower", "spec.model.mtp"),
     *("spec.algorithm.routerBalanceCoefficient", "spec.algorithm.routerZCoefficient"),
     *(
         "spec.rewards.source.package",

@@ -15,6 +15,7 @@ from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_toke
 from ppojob_trainer.engine.head import Head
 from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
+from ppojob_trainer.engine.mtp import Mtp, mtp_loss_name
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
@@ -79,13 +80,15 @@ class TrainEngine(ForwardEngine):
         offload: Collection[Offloaded] = (),
         routers: RouterCoefficients | None = None,
         average_decay: float | None = None,
+        mtp: Mtp | None = None,
     ) -> None:
         """Take over a model as `ForwardEngine` does, to be trained in place.
 
         The schedule is of `total_steps`, the optimizer steps of the whole job. Of `offload` the
         optimizer and activations are the engine's, weights those of who owns the model. `routers`
         weigh the losses of a mixture's routers, which then join the objective's; None for none.
-        With `average_decay` there is an average of the weights, to be begun or loaded.
+        With `average_decay` there is an average of the weights, to be begun or loaded. `mtp` says
+        how a layer that predicts further tokens is trained; None where the model has none.
         """
         super().__init__(model, head, training, world)
         if "activations" in offload:
@@ -94,6 +97,7 @@ class TrainEngine(ForwardEngine):
         self._moments_leave = "optimizer" in offload
         self.updates = 0
         self._routers = routers
+        self._mtp = mtp
         self._spec = optimizer
         self._total_steps = total_steps
         self._scale = LossScale() if training.autocast == "float16" else None
@@ -136,7 +140,8 @@ class TrainEngine(ForwardEngine):
         # Of the rows of a group that are kept together two may have a loss: the others would cost
         # more memory than the budget.
         whole_groups = _keeps_groups_whole(objective)
-        if router_losses is None and (self._training.skip_zero_gradient_groups or whole_groups):
+        has_more = router_losses is not None or self._mtp is not None
+        if not has_more and (self._training.skip_zero_gradient_groups or whole_groups):
             rows = objective.rows_with_gradient(experience)
         self._clear_gradients()
         passes = [
@@ -209,13 +214,18 @@ class TrainEngine(ForwardEngine):
             head_of and head_of(batch),
             router_losses=losses,
             with_log_z=isinstance(objective, PolicyObjective) and objective.needs.learns_log_z,
+            mtp=self._mtp,
         )
         if not self._stage.ranks.is_last:
             return passed, None
         if rows is None:
             trained = [output for output in passed.outputs if output.requires_grad]
             return passed, LossParts(torch.cat(trained).sum() * 0.0)
-        return passed, objective(passed.outputs, rows, denominators)
+        if self._mtp is None:
+            return passed, objective(passed.outputs, rows, denominators)
+        *outputs, further = passed.outputs
+        part = objective(tuple(outputs), rows, denominators)
+        return passed, self._mtp.joined(part, further, denominators, objective.area)
 
     def _backward(self, passed: Passed, part: LossParts | None) -> None:
         """Backward pass of a micro-batch; what it is of comes from the stage behind, or is here."""
@@ -231,11 +241,12 @@ class TrainEngine(ForwardEngine):
 
     def _measured(self, parts: list[LossParts], objective: Objective) -> PassStatistics:
         """What the micro-batches of all ranks say of the mini-batch."""
+        further = () if self._mtp is None else (mtp_loss_name(objective.area),)
+        term_names = (*objective.term_names, *further)
         return self.over_ranks(
             PassStatistics(
                 values={
-                    name: sum(part.terms.get(name, 0.0) for part in parts)
-                    for name in objective.term_names
+                    name: sum(part.terms.get(name, 0.0) for part in parts) for name in term_names
                 },
                 token_sums={
                     name: sum(part.token_sums.get(name, 0.0) for part in parts)
