@@ -84,6 +84,34 @@ def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
     assert torch.equal(first.down_proj[3], down)
 
 
+@pytest.mark.parametrize(("engine", "ranks"), [("vllm", 1), ("huggingface", 2)])
+def test_a_killed_job_trains_the_layer_that_predicts_further_tokens(
+    run_twice, tiny_folder_of, tmp_path: Path, engine: str, ranks: int
+):
+    """Engines draw without it, and exports have it, with what it shares with the model."""
+    folder = tiny_folder_of(0.0, "with_mtp")
+    job = {
+        **SHORT,
+        "model": {"path": str(folder / "model"), "mtp": {"lossCoefficient": 0.3}},
+        "rollout": {"engine": engine, "dtype": "float32", "maxSequences": 16, **ENGINES[engine]},
+        "roles": {"actorRollout": {"ranksPerReplica": ranks}},
+        "checkpoint": {"every": 1},
+    }
+    calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
+    for record in run_folders.metrics(calm)[-2:]:
+        assert record["actor/mtp_loss"] > 1.0
+        assert record["training/rollout_probs_diff_mean"] < 1e-4
+    before, after = (
+        load_file(one / "model.safetensors") for one in (folder / "model", calm / "export")
+    )
+    assert after.keys() == before.keys()
+    kept = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
+    assert all(name.endswith(CORRECTION) for name in kept)
+    layer = "model.layers.2."
+    assert torch.equal(after[f"{layer}embed_tokens.weight"], after["model.embed_tokens.weight"])
+    assert torch.equal(after[f"{layer}shared_head.head.weight"], after["lm_head.weight"])
+
+
 @pytest.mark.parametrize(
     ("model", "engine", "dtype", "ranks"),
     [

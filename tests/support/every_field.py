@@ -21,6 +21,7 @@ START: dict[str, Any] = {
         "data": {
             "train": [{"path": "/data/a.py", "format": "python"}],
             "validation": [{"path": "/data/b.py", "format": "python"}],
+            "demonstrations": [{"path": "/data/c.py", "format": "python"}],
         },
         "algorithm": {
             "type": "ppo",
@@ -32,6 +33,7 @@ START: dict[str, Any] = {
             "entropyControl": {"maxCoefficient": 1.0},
             "scoreClip": {"low": -1.0, "high": 1.0},
             "groupFilter": {"keep": 2},
+            "supervised": {"coefficient": 0.1},
         },
         "optimizer": {"schedule": "cosine", "type": "muon"},
         "reference": {

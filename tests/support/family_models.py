@@ -57,6 +57,7 @@ from transformers import (
 )
 
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.mimo import MiMoForCausalLM
 from ppojob_trainer.models.vision_language import (
     Glm4vForCausalLM,
     Glm4vMoeForCausalLM,
@@ -154,6 +155,7 @@ NEMOTRON = {
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
+    "mimo": (MiMoForCausalLM, {}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
     "qwen2_moe": (Qwen2MoeForCausalLM, {**MIXTURE, "shared_expert_intermediate_size": 24}),

@@ -2,9 +2,9 @@
 
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `seeing`,
-`seeing_3`, `seeing_tiles`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY
-FOLDER`.
+`hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `with_mtp`,
+`seeing`, `seeing_3`, `seeing_tiles`, `talker` or `searcher`, or `classifier POLICY FOLDER` or
+`teacher POLICY FOLDER`.
 """
 
 import io
@@ -350,10 +350,13 @@ def make(kind: str, first: str, second: str) -> None:
         sizes = {"head_dim": 32, "initializer_range": 0.02, "tie_word_embeddings": True}
         save_whole(Path(first), "gemma3", **sizes, attention_dropout=float(second))
         save_tokenizer(Path(first))
-    elif kind == "talker":
-        save_policy(Path(first), float(second), [*NAMES, *CALLS])
-    elif kind == "searcher":
-        save_policy(Path(first), float(second), [*NAMES, *SEARCHES, *ANSWERS])
+    elif kind == "with_mtp":
+        from mtp_models import save_mtp_model  # which is made of what is here
+
+        save_mtp_model(Path(first), "glm4_moe", trains=True, head_dim=32)
+    elif kind in ("talker", "searcher"):
+        said = CALLS if kind == "talker" else [*SEARCHES, *ANSWERS]
+        save_policy(Path(first), float(second), [*NAMES, *said])
     elif kind == "teacher":
         save_teacher(Path(first), Path(second))
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from family_models import FAMILY_MODELS
+from mtp_models import save_mtp_model
 from seeing_models import save_seeing_model
 from tiny_models import (
     MIXTURE,
@@ -45,6 +46,7 @@ from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
+from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.objective import Aggregation
 from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
@@ -76,6 +78,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
 MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
+MTP = Mtp(coefficient=0.5, detach=False, head=PolicyHead(LogprobSettings(chunk_tokens=8)))
 ROUTERS = RouterCoefficients(balance=0.3, z=0.02)
 LOW_MOMENTS = OptimizerSpec(learning_rate=1e-3, moments_dtype="bfloat16", gradient_clip=0.5)
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
@@ -105,6 +108,7 @@ class Case:
     seeing: bool = False  # prompts show pictures
     contexts: bool = False  # rows have several
     supervised: bool = False  # given answers are learnt beside, all by the first coordinate
+    mtp: Mtp | None = None  # how the layer is trained that predicts further tokens
     nudged: int = 0  # weights are one rounding away from those of the model, in which directions
 
     @property
@@ -174,6 +178,9 @@ CASES = {
     "supervised": Case((1, 1, 0, 1, 0), budget=40, supervised=True),
     "partition": Case((0, 1, 0, 1, 1), budget=30, partition=True),
     "partition_beside_adapters": Case((0, 1, 1, 1, 0), lora=LoraSpec(rank=3), partition=True),
+    "mtp": Case((0, 1, 0, 1, 1), budget=30, model="with_mtp", mtp=MTP, contexts=True),
+    "mtp_recomputed": Case((1, 1, 1, 1, 1), model="with_mtp", mtp=MTP, recompute=True),
+    "mtp_by_muon": Case((0, 1, 1, 1, 0), model="mimo_with_mtp", mtp=MTP, optimizer=MUON),
     "outcomes": Case((0, 1, 0, 1, 1), budget=40, model="untied", outcomes=True),
     "dropout": Case((0, 1, 0, 1, 0), budget=40, model="dropout"),
     "dropout_recomputed": Case((0, 1, 0, 1, 0), budget=40, model="dropout", recompute=True),
@@ -183,7 +190,7 @@ CASES = {
 ABOVE = ("llama", "qwen2", "qwen3", "qwen3_moe")
 CUT_AS_OTHERS = (
     *("gemma", "glm4", "seed_oss", "exaone4", "ernie4_5", "ministral3"),
-    *("glm4_moe_lite", "deepseek_v2", "youtu"),
+    *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo"),
 )
 FAMILIES = {
     family: Case((0, 1, 0, 1, 0), budget=40, model=family)
@@ -247,6 +254,9 @@ def save_models(folder: Path) -> None:
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)
+    sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None}
+    save_mtp_model(folder / "with_mtp", "glm4_moe", **sizes)
+    save_mtp_model(folder / "mimo_with_mtp", "mimo", **sizes)
     bad = make_model(seed=3, **SIZES, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0
@@ -336,7 +346,9 @@ def make_engine(
         activation_checkpointing=case.recompute,
         reshard_after_forward=reshard,
     )
-    return TrainEngine(model, HEAD, training, case.optimizer, 10, world, offload, case.routers)
+    return TrainEngine(
+        model, HEAD, training, case.optimizer, 10, world, offload, case.routers, mtp=case.mtp
+    )
 
 
 def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
@@ -347,6 +359,7 @@ def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
         seed=3,
         with_tower=case.seeing,
         learns_log_z=case.partition,
+        with_mtp=case.mtp is not None,
     )
     for name, weight in model.named_parameters():
         if name == "log_partition.output.weight":  # else nothing in front has a gradient

@@ -23,7 +23,7 @@ OF_FAMILIES = ("s2", "t2", "p3")
 ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
-    *("bfloat16", "a_gradient_that_is_not_finite"),
+    *("bfloat16", "a_gradient_that_is_not_finite", "mtp", "mtp_recomputed"),
 )
 """Of the whole cross, the cases under layouts of two kinds."""
 _SHARED = (
@@ -43,7 +43,7 @@ _CASES = {
             "shared_keys_recomputed",
             "partition_beside_adapters",
         ),
-        *("sgd", "low_moments", "pictures_in_lines"),
+        *("sgd", "low_moments", "pictures_in_lines", "mtp", "mtp_by_muon"),
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
@@ -67,7 +67,7 @@ _CASES = {
         *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm", "teacher"),
     ),
     "3": ("small_micro_batches", "spread", "adapters_recomputed"),
-    "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16"),
+    "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16", "mtp_recomputed"),
     "2x2": ("small_micro_batches", "spread", "muon", "a_gradient_that_is_not_finite"),
     "s4": ("small_micro_batches", "long_rows", "experts"),
     "2x1s2": ("small_micro_batches", "long_rows", "dropout", "dropout_recomputed"),
@@ -176,6 +176,8 @@ def _is_refused(layout: str, model: str) -> bool:
     dims, family = LAYOUTS[layout], TABLE.get(model)
     if dims.pipeline > 1 and model == "gemma4_text":  # whose layers take keys of others
         return True
+    if model.endswith("with_mtp"):
+        return dims.sequence * dims.tensor * dims.pipeline > 1
     if dims.pipeline > 2 and model == "seeing_3":  # whose pictures come behind three layers
         return True
     return dims.tensor > 1 and family is not None and bool(family.uncut)

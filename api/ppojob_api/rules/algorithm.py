@@ -201,6 +201,11 @@ ALGORITHM_RULES = rules(
     when: has(self.model.lora)
     must: !self.model.freezeRouters
 
+    spec | model.mtp | NotInThisVersion | here
+        a layer beside adapters (model.lora): not in this version; remove it, or model.lora
+    when: has(self.model.lora)
+    must: $UNSET
+
     spec | model.freezeVisionTower | Conflict | here
         beside adapters all weights stay as they are, the tower's too; true, or no model.lora
     when: has(self.model.lora)

@@ -152,6 +152,12 @@ ANSWER_RULES = rules(
     when: self.algorithm.type == 'reward_model'
     must: !has(self.$FIELD)
 
+    spec | model.mtp | NotInThisVersion | here
+        answers that are compared (algorithm.type ${self.algorithm.type}): not in this version;
+        remove it
+    when: self.algorithm.type in $OF_ANSWERS || self.algorithm.type == 'online_dpo'
+    must: $UNSET
+
     spec | model.freezeVisionTower | NoEffect | here
         rows with algorithm.type ${self.algorithm.type} show no pictures; remove it
     when: self.algorithm.type == 'reward_model'

@@ -116,6 +116,15 @@ ROLE_RULES = (
     ),
     *rules(
         """
+        spec | roles.actorRollout.parallelism.$WAY | NotInThisVersion | here
+            with model.mtp: not in this version; 1, or no model.mtp
+        when: has(self.model.mtp)
+        must: self.$FIELD == 1
+        """,
+        each=({"WAY": way} for way in ("sequence", "tensor", "pipeline", "expert")),
+    ),
+    *rules(
+        """
         spec | $MODEL.lora.dropout | NotInThisVersion | here
             dropout over ranks of roles.$ROLE that share tokens or matrix products: not in this
             version; 0, or parallelism without sequence and tensor

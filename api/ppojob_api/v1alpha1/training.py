@@ -93,6 +93,18 @@ class RopeScalingSpec(Section):
     verl: override_config.rope_scaling.high_freq_factor."""
 
 
+class MtpSpec(Section):
+    """How the layer that predicts the token after the next one is trained beside the policy."""
+
+    loss_coefficient: Annotated[float, Field(gt=0, le=1_000)] = 0.1
+    """Weight of its loss, the cross-entropy of its predictions, beside that of the policy.
+    verl: mtp_loss_scaling_factor."""
+
+    detach: bool = False
+    """Its loss trains the layer alone; false: all that the layer reads learns from it too.
+    verl: detach_encoder."""
+
+
 class ModelSpec(Section):
     """The policy before training."""
 
@@ -133,6 +145,11 @@ class ModelSpec(Section):
     """Export an average of what is trained: after each update the average a becomes
     d a + (1 - d) w, where d is this number and w the weights; absent: the last weights.
     OpenRLHF: ema_beta, 0.992, with enable_ema."""
+
+    mtp: MtpSpec | None = None
+    """Train the layer that predicts the token after the next one too (multi-token prediction:
+    DeepSeek-V3, arXiv:2412.19437, section 2.2); absent: it is exported as it was.
+    verl: enable_train."""
 
     freeze_routers: bool = False
     """Leave the routers of a mixture of experts as they are. verl: freeze_moe_router, false."""

@@ -93,6 +93,21 @@ def _of_choice(verl: Verl, job: Draft) -> None:
             job.copy("algorithm.gdpo_reward_weights")
 
 
+def further_tokens(verl: Verl, job: Draft) -> None:
+    """A layer that predicts further tokens, and is trained or exported as it was."""
+    enable, train, weight, detach = (
+        f"actor_rollout_ref.model.mtp.{name}"
+        for name in ("enable", "enable_train", "mtp_loss_scaling_factor", "detach_encoder")
+    )
+    job.keep(enable)
+    if not verl[enable] or not verl[train]:
+        job.keep(train)
+        return
+    job.set("spec.model.mtp", {}, train)
+    job.copy(weight)
+    job.copy(detach)
+
+
 def router_losses(verl: Verl, job: Draft) -> None:
     """A mixture's routers: their losses, of which verl's of balance wants its type, and biases."""
     megatron = f"{_ACTOR}.megatron.override_transformer_config"

@@ -65,6 +65,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         algorithm.estimator,
         algorithm.policy_loss,
         algorithm.router_losses,
+        algorithm.further_tokens,
         algorithm.kl,
         algorithm.distillation,
         algorithm.resampling,

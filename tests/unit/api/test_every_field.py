@@ -17,7 +17,7 @@ CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
     "spec.model.trustRemoteCode",
     # Beside adapters.
-    *("spec.model.freezeRouters", "spec.model.freezeVisionTower"),
+    *("spec.model.freezeRouters", "spec.model.freezeVisionTower", "spec.model.mtp"),
     *("spec.algorithm.routerBalanceCoefficient", "spec.algorithm.routerZCoefficient"),
     *(
         "spec.rewards.source.package",
@@ -61,7 +61,7 @@ CANNOT_BE_SET = {
         *("spec.data.marginKey", "spec.data.splitPairs"),
     ),
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.validation.weight"),
-    *("spec.data.toolsKey", "spec.data.templateColumns"),  # of SFT, and beside no agent
+    "spec.data.templateColumns",  # beside no agent
     "spec.rollout.parallelism.tensor",
     *("spec.data.seed", "spec.pods.tolerations.value"),
     *(f"spec.rollout.{name}" for name in ("kvCacheGib", "gpuMemoryShare")),

@@ -17,6 +17,8 @@ SECTIONS = set(TRAJECTORY_SECTIONS) - {"seed"}
 OURS = {
     *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
     "spec.data.splitPairs",
+    *("spec.data.demonstrations", "spec.algorithm.supervised"),
+    *("spec.data.demonstrationPromptKey", "spec.data.demonstrationAnswerKey"),
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.labelKey", "spec.data.marginKey"),
     *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
     "spec.algorithm.gigpo",

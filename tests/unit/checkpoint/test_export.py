@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.weight_files import SINGLE_FILE
 
 WEIGHTS = {
     "model.embed.weight": torch.arange(24.0).view(6, 4),
@@ -85,16 +87,34 @@ def test_twice_gives_the_same_bytes(export, tmp_path: Path):
 
 
 def test_what_routers_choose_by_is_not_rounded(export, model_folder: Path):
-    """And layers that predict further tokens, of which there are no weights, are not promised."""
-    (model_folder / "config.json").write_text('{"num_nextn_predict_layers": 1}')
     bias = torch.tensor([1.0, 1.0 + 1e-4])
     weights = {**WEIGHTS, "model.layers.1.mlp.gate.e_score_correction_bias": bias}
     target = export(weights, torch.bfloat16)
-    assert json.loads((target / "config.json").read_text())["num_nextn_predict_layers"] == 0
     with safe_open(target / "model.safetensors", framework="pt") as file:
         found = file.get_tensor("model.layers.1.mlp.gate.e_score_correction_bias")
         assert file.get_tensor("model.norm.weight").dtype == torch.bfloat16
     assert torch.equal(found, bias)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.2.eh_proj.weight", "model.mtp_layers.0.input_proj.weight", "mtp.fc.weight"],
+)
+@pytest.mark.parametrize("scores", [False, True])
+def test_layers_that_predict_further_tokens_are_kept(export, model_folder, name, scores):
+    """And promised where there are any; a model that scores draws none."""
+    config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    (model_folder / "config.json").write_text(json.dumps(config))
+    further = torch.arange(8.0)
+    save_file({"model.norm.weight": torch.zeros(4), name: further}, model_folder / SINGLE_FILE)
+    head = {"score.weight": torch.ones(1, 4)} if scores else {}
+    target = export({**WEIGHTS, **head})
+    stored = load_file(target / SINGLE_FILE)
+    assert torch.equal(stored["model.norm.weight"], WEIGHTS["model.norm.weight"])
+    assert stored.keys() == {*WEIGHTS, *head, *([] if scores else [name])}
+    assert scores or torch.equal(stored[name], further)
+    exported = json.loads((target / "config.json").read_text())
+    assert exported["num_nextn_predict_layers"] == (0 if scores else 1)
 
 
 def test_tokenizer_and_template_of_the_job(export, tmp_path: Path):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import tiny_jobs
+from mtp_models import save_mtp_model
 from safetensors.torch import load_file, save_file
-from tiny_models import save_model
+from tiny_models import SIZES, save_model
 
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.validate import load_job
@@ -13,6 +14,7 @@ from ppojob_trainer.models import memory
 from ppojob_trainer.models.log_partition import LogPartition
 from ppojob_trainer.models.memory import (
     GIB,
+    MTP,
     count_parameters,
     held_by_rank,
     held_in_turns,
@@ -269,6 +271,22 @@ def test_parameters_are_counted_by_the_files_and_an_embedding_once(tmp_path):
     }
     save_file({**tensors, **more}, file)
     assert count_parameters(config_of(tmp_path)) == {str(tmp_path / "model"): total}
+
+
+def test_a_layer_that_predicts_further_tokens_is_counted_where_it_learns(tmp_path):
+    """Without the copies of embedding and head that files have in it."""
+    save_mtp_model(tmp_path / "model", "glm4_moe", **SIZES)
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    copies = {f"model.layers.2.{name}.weight" for name in ("embed_tokens", "shared_head.head")}
+    own = {name for name in stored if name.startswith("model.layers.2.")} - copies
+    numbers = sum(stored[name].numel() for name in own)
+    folder = str(tmp_path / "model")
+    frozen = count_parameters(config_of(tmp_path))
+    counts = count_parameters(config_of(tmp_path, model={"path": folder, "mtp": {}}))
+    assert counts == {**frozen, MTP: numbers}
+    learning = config_of(tmp_path, model={"path": folder, "mtp": {}})
+    held = held_by_rank(learning, "actorRollout", counts)["policy"]
+    assert held == held_by_rank(learning, "actorRollout", frozen)["policy"] + 16 * numbers
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 from family_models import FAMILY_MODELS
-from tiny_models import DELTA_NETWORKS, MIXTURE, SIZES, make_model
+from tiny_models import CORRECTED, DELTA_NETWORKS, MIXTURE, SIZES, make_model
 from transformers import (
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
@@ -169,6 +169,25 @@ def test_a_dense_model_has_no_routers(
     found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
     fields = [f"spec.algorithm.{name}" for name in asked] + [f"spec.model.{one}" for one in frozen]
     assert found == [(field, ReasonCode.NO_EFFECT) for field in fields if refused]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"model_type": "glm4_moe", **CORRECTED, "num_nextn_predict_layers": 1}, False),
+        ({"model_type": "glm4_moe", **CORRECTED, "num_nextn_predict_layers": 2}, True),
+        ({"model_type": "qwen3_next", **EXPERTS, "mtp_num_hidden_layers": 1}, True),
+    ],
+)
+def test_a_layer_that_predicts_further_tokens_is_there_and_known(
+    tmp_path: Path, changes, refused: bool
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**SIZES, **changes}))
+    model = {"path": str(tmp_path / "model"), "mtp": {}}
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, model=model)
+    found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
+    assert found == [("spec.model.mtp", ReasonCode.NOT_IN_THIS_VERSION)] * refused
 
 
 @pytest.mark.parametrize(

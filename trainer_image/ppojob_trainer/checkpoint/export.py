@@ -4,9 +4,12 @@ The same weights give the same bytes; running it again replaces the folder by an
 written aside and renamed, so a folder named ``export`` is always whole.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,11 +34,13 @@ from ppojob_trainer.models.adapter_files import (
     WEIGHTS_FILE,
     peft_name,
 )
+from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import changed_document
-from ppojob_trainer.models.config_files import TOWER, file_name, has_tower
+from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, layer_count
 from ppojob_trainer.models.families import CLASSIFIERS, TEXTS, TOKENS
 from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import A, Adapter, B
+from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import Join
 
@@ -85,7 +90,8 @@ def export_model(
     """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
 
     Where the model is cut over ranks all of them call this, and weights are put together one at a
-    time; one rank writes. A vision tower that nobody trains is taken over too.
+    time; one rank writes. What nobody trains is taken over too: a vision tower, and of a language
+    model layers that predict further tokens.
 
     Args:
         target: the folder, replaced as a whole; None for a rank that gives its parts only.
@@ -104,14 +110,18 @@ def export_model(
         StorageError: the disk refused; an older export stands.
         ConfigError: ``model_folder`` has no readable config.json.
     """
-    tower, stored = _tower(model_folder)
+    given = dict(tensors)
     model_type = str(_read_config(model_folder).get("model_type"))
+    beside = _Beside.of(model_folder)
+    mtp = {} if SCORE_WEIGHT in given else beside.mtp  # one that scores draws no token
 
     def in_files(name: str) -> str:
-        return stored.get(name) or file_name(name, model_type)
+        return beside.stored.get(name) or file_name(name, model_type)
 
-    trained = {in_files(name): tensor for name, tensor in tensors}
-    frozen = {name: tensor for name, tensor in tower.items() if name not in trained}
+    trained = {in_files(name): tensor for name, tensor in given.items()}
+    trained |= beside.copies(trained)
+    kept = {**beside.tower, **mtp}
+    frozen = {name: tensor for name, tensor in kept.items() if name not in trained}
     named = trained | frozen
     plain = told(join)
     changed = {in_files(name): adapter for name, adapter in adapters.items()}
@@ -126,9 +136,8 @@ def export_model(
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
-        durable.write_file(
-            aside / "config.json", _config(model_folder, dtype, kind, overrides), FILE_POINT
-        )
+        config = _config(model_folder, dtype, kind, overrides, has_mtp=bool(mtp))
+        durable.write_file(aside / "config.json", config, FILE_POINT)
         _copy(model_folder, aside, _MODEL_FILES)
         _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
         if chat_template is not None:
@@ -215,7 +224,12 @@ def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
 
 
 def _config(
-    model_folder: Path, dtype: torch.dtype, kind: ModelKind, overrides: Mapping[str, Json]
+    model_folder: Path,
+    dtype: torch.dtype,
+    kind: ModelKind,
+    overrides: Mapping[str, Json],
+    *,
+    has_mtp: bool,
 ) -> bytes:
     found = _read_config(model_folder)
     name = str(dtype).removeprefix("torch.")
@@ -224,8 +238,8 @@ def _config(
     config["dtype"] = name
     if "torch_dtype" in config:
         config["torch_dtype"] = name
-    if config.get("num_nextn_predict_layers"):
-        config["num_nextn_predict_layers"] = 0  # nobody has trained those
+    if config.get("num_nextn_predict_layers") and not has_mtp:
+        config["num_nextn_predict_layers"] = 0
     if kind.made_as in CLASSIFIERS:
         names = config.get("architectures") or ["Model"]
         family = str(names[0]).partition("For")[0]
@@ -268,18 +282,45 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
     return found
 
 
-def _tower(model_folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights of a vision tower where training began, mapped, and the names of all there.
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What a folder holds beside the language model, mapped, by the names in files.
 
-    Of other models there are none.
+    Attributes:
+        tower: a vision tower.
+        mtp: layers that predict further tokens, and
+        copied: what they hold again of the model's weights.
+        stored: of a model with a tower the names in files of all weights, by those here.
     """
-    if not _has_tower(model_folder):
-        return {}, {}
-    weights = read_weights(model_folder)
-    own = {name: path for name, path in weights.files.items() if name.startswith(TOWER)}
-    read = {path: read_tensors(path) for path in sorted(set(own.values()))}
-    tower = {weights.stored[name]: read[path][weights.stored[name]] for name, path in own.items()}
-    return tower, weights.stored
+
+    tower: Mapping[str, Tensor]
+    mtp: Mapping[str, Tensor]
+    copied: Mapping[str, str]
+    stored: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model_folder: Path) -> _Beside:
+        weights, sees = read_weights(model_folder), _has_tower(model_folder)
+        layers = layer_count(model_folder)
+
+        def held(names: Iterable[str]) -> dict[str, Tensor]:
+            own = {name: weights.files[name] for name in names}
+            read = {path: read_tensors(path) for path in sorted(set(own.values()))}
+            return {weights.stored[name]: read[own[name]][weights.stored[name]] for name in own}
+
+        return cls(
+            held(name for name in weights.files if sees and name.startswith(TOWER)),
+            held(name for name in weights.files if is_mtp_weight(name, layers)),
+            mtp_copies(str(_read_config(model_folder).get("model_type")), layers or 0),
+            weights.stored if sees else {},
+        )
+
+    def copies(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of weights in such a layer that is trained."""
+        if not self.mtp.keys() & trained.keys():
+            return {}
+        own = {name: of for name, of in self.copied.items() if name in self.mtp}
+        return {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
 
 
 def _but(those: Mapping[str, Tensor], merge: Join) -> Join:

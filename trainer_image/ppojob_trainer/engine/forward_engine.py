@@ -15,12 +15,14 @@ from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.engine.layout import PackedRows, pack_rows
 from ppojob_trainer.engine.linear_attention import padded_lengths
+from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.engine.prompt_means import prompt_means, prompts_of_targets
 from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.log_partition import log_partition_of
+from ppojob_trainer.models.mtp_layers import states_for_mtp
 from ppojob_trainer.models.pipeline_stages import WHOLE, HandsOn, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
@@ -199,6 +201,7 @@ class ForwardEngine:
         records: bool = False,
         router_losses: RouterLosses | None = None,
         with_log_z: bool = False,
+        mtp: Mtp | None = None,
     ) -> Passed:
         device = self.model.device.type
         kind = _AUTOCAST.get(self._training.autocast)
@@ -215,6 +218,7 @@ class ForwardEngine:
                 records=records,
                 router_losses=router_losses,
                 with_log_z=with_log_z,
+                mtp=mtp,
             )
 
 
@@ -231,6 +235,7 @@ def packed_pass(
     records: bool = False,
     router_losses: RouterLosses | None = None,
     with_log_z: bool = False,
+    mtp: Mtp | None = None,
 ) -> Passed:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
@@ -241,7 +246,8 @@ def packed_pass(
     All ranks of a stage call this, and the stages one after the other. Tokens go to the experts
     that the rows have for them; else `records` says whether `Passed.routes` are kept. The backward
     pass holds the gradient of `router_losses` too. `with_log_z` asks for one more output, log Z of
-    the prompt at each token.
+    the prompt at each token, and `mtp` for another one behind it, log p of each token by the layer
+    that predicts further ones.
     """
     number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -267,7 +273,10 @@ def packed_pass(
         given["routes"] = routes
 
     def compute() -> TokenOutputs:
-        with saving():
+        heard: AbstractContextManager[list[Tensor]] = nullcontext([])
+        if mtp is not None:
+            heard = states_for_mtp(model)
+        with saving(), heard as further:
             read = given
             if tower is not None and stage.ranks.is_first and (own.pictures or tower.learns):
                 read = given | _with_pictures(model, tower, own)
@@ -282,10 +291,13 @@ def packed_pass(
         if not stage.ranks.is_last:
             return (states,)
         told = head(model, states[0].index_select(0, own.predictors), own.targets)
-        if not with_log_z:
-            return told
-        log_z = log_partition_of(model)(prompt_means(states[0], rows, packed, own, ranks))
-        return (*told, log_z[prompts_of_targets(rows, own).to(log_z.device)])
+        if with_log_z:
+            log_z = log_partition_of(model)(prompt_means(states[0], rows, packed, own, ranks))
+            told = (*told, log_z[prompts_of_targets(rows, own).to(log_z.device)])
+        if mtp is not None:
+            with saving():
+                told = (*told, mtp.logprobs(model, further[0], own, place * HEAD_STREAM))
+        return told
 
     outputs = as_forward(model, compute)
     if not stage.ranks.is_last:

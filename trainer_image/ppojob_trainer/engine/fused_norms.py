@@ -6,7 +6,6 @@ autocast each product casts the same states again.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.parallel.fsdp import decoder_layers
 from ppojob_trainer.parallel.tensor_styles import TensorLayer
 
 
@@ -33,8 +33,7 @@ def fusible(model: PreTrainedModel) -> Iterator[nn.Module]:
     family = FAMILIES[model.config.model_type]
     if family.centred_norms or family.has_layer_norms:
         return
-    base: Any = model.base_model
-    for layer in base.layers:
+    for layer in decoder_layers(model):
         found = (getattr(layer, name, None) for name in family.norms)
         # Of a layer at another stage there are none.
         yield from (one for one in found if one is not None and not isinstance(one, TensorLayer))

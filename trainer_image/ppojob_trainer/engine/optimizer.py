@@ -13,6 +13,7 @@ from ppojob_trainer.engine.chance_rounding import round_into
 from ppojob_trainer.engine.muon import BUFFER, Muon
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.fsdp import decoder_layers
 from ppojob_trainer.parallel.offload import HostMemory
 from ppojob_trainer.parallel.world import World
 
@@ -61,10 +62,10 @@ def matrices_of(model: nn.Module) -> set[nn.Parameter]:
 
     Nor experts that are of one tensor, whose matrices would be made orthogonal one by one.
     """
-    base: Any = getattr(model, "base_model", model)
     return {
         one
-        for name, one in base.layers.named_parameters()
+        for layer in decoder_layers(model)
+        for name, one in layer.named_parameters()
         if one.ndim == 2 and one.requires_grad and not name.endswith("_bias")
     }
 

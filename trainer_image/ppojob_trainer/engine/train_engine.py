@@ -16,6 +16,7 @@ from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_toke
 from ppojob_trainer.engine.head import Head
 from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
+from ppojob_trainer.engine.mtp import Mtp, mtp_loss_name
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
@@ -79,6 +80,7 @@ class _Term:
     denominators: Denominators
     head_of: HeadOf | None = None
     router_losses: RouterLosses | None = None
+    mtp: Mtp | None = None
 
 
 UPDATES = "updates"
@@ -106,13 +108,15 @@ class TrainEngine(ForwardEngine):
         offload: Collection[Offloaded] = (),
         routers: RouterCoefficients | None = None,
         average_decay: float | None = None,
+        mtp: Mtp | None = None,
     ) -> None:
         """Take over a model as `ForwardEngine` does, to be trained in place.
 
         The schedule is of `total_steps`, the optimizer steps of the whole job. Of `offload` the
         optimizer and activations are the engine's, weights those of who owns the model. `routers`
         weigh the losses of a mixture's routers, which then join the objective's; None for none.
-        With `average_decay` there is an average of the weights, to be begun or loaded.
+        With `average_decay` there is an average of the weights, to be begun or loaded. `mtp` says
+        how a layer that predicts further tokens is trained; None where the model has none.
         """
         super().__init__(model, head, training, world)
         if "activations" in offload:
@@ -121,6 +125,7 @@ class TrainEngine(ForwardEngine):
         self._moments_leave = "optimizer" in offload
         self.updates = 0
         self._routers = routers
+        self._mtp = mtp
         self._spec = optimizer
         self._total_steps = total_steps
         self._scale = LossScale() if training.autocast == "float16" else None
@@ -159,13 +164,15 @@ class TrainEngine(ForwardEngine):
         self.model.train()
         denominators = self._denominators(experience)
         router_losses = self._router_losses(denominators)
-        own = _Term(experience, objective, denominators, router_losses=router_losses)
+        own = _Term(experience, objective, denominators, None, router_losses, self._mtp)
         self._clear_gradients()
         passes = self._passes_of_update(own, heads)
-        names = objective.term_names
+        names = [*objective.term_names]
+        if self._mtp is not None:
+            names.append(mtp_loss_name(objective.area))
         if supervised is not None:
             passes += self._passes_beside(supervised)
-            names = (*names, *supervised.objective.term_names)
+            names += supervised.objective.term_names
         parts: list[LossParts] = []
         under_way: deque[tuple[Passed, LossParts | None]] = deque()
         for turn, number in turns(len(passes), self._stage.ranks.behind):
@@ -215,8 +222,9 @@ class TrainEngine(ForwardEngine):
         rows = torch.arange(experience.num_rows)
         # Of the rows of a group that are kept together two may have a loss: the others would cost
         # more memory than the budget.
-        whole_groups, skips = _keeps_groups_whole(objective), term.router_losses is None
-        if skips and (self._training.skip_zero_gradient_groups or whole_groups):
+        whole_groups = _keeps_groups_whole(objective)
+        has_more = term.router_losses is not None or term.mtp is not None
+        if not has_more and (self._training.skip_zero_gradient_groups or whole_groups):
             rows = objective.rows_with_gradient(experience)
         return [
             (replace(term, head_of=head_of), chosen)
@@ -230,7 +238,7 @@ class TrainEngine(ForwardEngine):
         ]
 
     def _passes_beside(self, supervised: Supervised) -> list[tuple[_Term, Tensor]]:
-        """The micro-batches of given answers, behind the others, without losses of routers."""
+        """The micro-batches of given answers, behind the others, by their own loss alone."""
         rows, objective = supervised.rows, supervised.objective
         term = _Term(rows, objective, self._denominators(rows), lambda _: supervised.head)
         passes = self._passes(rows, objective.rows_with_gradient(rows))
@@ -249,13 +257,18 @@ class TrainEngine(ForwardEngine):
             head_of and head_of(batch),
             router_losses=None if rows is None else term.router_losses,
             with_log_z=isinstance(objective, PolicyObjective) and objective.needs.learns_log_z,
+            mtp=term.mtp,
         )
         if not self._stage.ranks.is_last:
             return passed, None
         if rows is None:
             trained = [output for output in passed.outputs if output.requires_grad]
             return passed, LossParts(torch.cat(trained).sum() * 0.0)
-        return passed, objective(passed.outputs, rows, term.denominators)
+        if term.mtp is None:
+            return passed, objective(passed.outputs, rows, term.denominators)
+        *outputs, further = passed.outputs
+        part = objective(tuple(outputs), rows, term.denominators)
+        return passed, term.mtp.joined(part, further, term.denominators, objective.area)
 
     def _backward(self, passed: Passed, part: LossParts | None) -> None:
         """Backward pass of a micro-batch; what it is of comes from the stage behind, or is here."""

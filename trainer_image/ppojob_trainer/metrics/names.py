@@ -199,6 +199,7 @@ train/rewards/chosen | reward | mean reward of the chosen, or good, answers: wit
 train/rewards/rejected | reward | the same of the rejected, or bad, answers
 train/rewards/margins | reward | by how much the chosen are above the rejected
 train/rewards/accuracies | share | pairs whose chosen answer has the larger reward
+train/mtp_loss | nats a token | loss of the layer that predicts the token after the next (model.mtp)
 train/skipped | share | its optimizer steps left out, their gradient not finite
 train/grad_norm | 1 | norm of its gradient before clipping
 train/lr | 1 | its learning rate in the last optimizer step
@@ -226,6 +227,7 @@ actor/off_policy_frac | share | computed tokens that offPolicyThreshold leaves o
 actor/entropy_loss | nats | entropy as the loss aggregates it
 actor/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
 actor/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
+actor/mtp_loss | nats a token | loss of the layer that predicts the token after the next (model.mtp)
 actor/kl_loss | nats a token | mean KL to the reference, where the loss holds it
 distillation/loss | nats a token | mean divergence from the teacher, before the updates where it is
     of sampled tokens

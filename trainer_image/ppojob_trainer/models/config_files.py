@@ -67,6 +67,13 @@ def folder_has_tower(folder: Path | str) -> bool:
     return not isinstance(config, Problem) and has_tower(config)
 
 
+def layer_count(folder: Path) -> int | None:
+    """Layers of the model of a folder, as its config.json says; None where it does not."""
+    config = read_config(folder / "config.json")
+    layers = None if isinstance(config, Problem) else config.get("num_hidden_layers")
+    return layers if isinstance(layers, int) else None
+
+
 def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]:
     text = config.get(TEXT_SECTION)
     kind = config.get("model_type")

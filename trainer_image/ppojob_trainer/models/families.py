@@ -384,14 +384,21 @@ _QWEN3_5_MOE: Final = replace(
     mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True),
     classifiers=(),
 )
+_QWEN2: Final = Family(
+    "Qwen2, Qwen2.5",
+    defaults={"num_key_value_heads": 32},
+    ropes=(*_FIXED_ROPES, "dynamic"),
+    biases={},
+    always_biased=_QUERIES,
+)
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**_ATTENTION, **_FEED_FORWARD}),
-    "qwen2": Family(
-        "Qwen2, Qwen2.5",
-        defaults={"num_key_value_heads": 32},
-        ropes=(*_FIXED_ROPES, "dynamic"),
-        biases={},
-        always_biased=_QUERIES,
+    "qwen2": _QWEN2,
+    "mimo": replace(
+        _QWEN2,
+        models="MiMo-7B",
+        told_vllm={"architectures": ["Qwen2ForCausalLM"]},
+        classifiers=(),
     ),
     "qwen3": Family(
         "Qwen3",

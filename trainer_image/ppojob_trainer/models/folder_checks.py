@@ -28,6 +28,7 @@ from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, WHOLES,
 from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
 from ppojob_trainer.models.layer_kinds import KINDS, layer_kinds
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
+from ppojob_trainer.models.mtp_forms import is_mtp_weight
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
 
@@ -94,7 +95,8 @@ def check_model_folder(
         errors += _of_tensors(folder, needed, optional, weights)
         tower = {name for name in weights.tensors if name.startswith(TOWER)}
         known = needed.keys() | optional.keys() | (tower if has_tower(config) else set())
-        warnings += _unexpected(folder, known, weights)
+        mtp = {name for name in weights.tensors if is_mtp_weight(name, sizes.layers)}
+        warnings += _unexpected(folder, known | mtp, weights)
     embedding = weights.tensors.get(EMBEDDING)
     return ModelReport(
         errors + weights.problems,

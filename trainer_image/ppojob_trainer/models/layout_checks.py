@@ -14,9 +14,10 @@ from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.models.architectures import Sizes, expert_layers, linear_layers, sizes_of
-from ppojob_trainer.models.config_files import folder_has_tower
+from ppojob_trainer.models.config_files import folder_has_tower, read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mixtures import ALIGNED
+from ppojob_trainer.models.mtp_forms import MTP_FORMS, mtp_layer_count
 
 NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"})
 """Types of models that vLLM does not compute in float16, for their numbers become too large."""
@@ -32,6 +33,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     """
     yield from _check_engines(spec)
     yield from _check_routers(spec)
+    yield from _check_mtp(spec)
     yield from _check_tower(spec)
     pods = model_pods(spec.roles)
     references = spec.reference_paths if spec.algorithm.has_reference else ()
@@ -146,6 +148,22 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
     if spec.model.freeze_routers:
         where = "spec.model.freezeRouters"
         yield Problem(where, shown(True), why, allowed, ReasonCode.NO_EFFECT)
+
+
+def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
+    """A layer that predicts further tokens and is to be trained, where there is none to train."""
+    config = read_config(Path(spec.model.path) / "config.json")
+    if spec.model.mtp is None or isinstance(config, Problem):
+        return
+    kind, count = str(config.get("model_type")), mtp_layer_count(config)
+    got, why, allowed = f"a model of {kind}", "", "remove it"
+    if kind not in MTP_FORMS:
+        why = "layers of such models that predict further tokens are not trained"
+        allowed = f"a model of {', '.join(MTP_FORMS)}, or remove it"
+    elif count != 1:
+        why = f"{spec.model.path} tells of {count} layers that predict further tokens, not of one"
+    if why:
+        yield Problem("spec.model.mtp", got, why, allowed, ReasonCode.NOT_IN_THIS_VERSION)
 
 
 def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:

@@ -37,6 +37,7 @@ from ppojob_trainer.models.log_partition import (
 )
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.mixtures import stays_float32
+from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
@@ -82,6 +83,7 @@ def load_model(
     overrides: Mapping[str, Json] = _NOTHING,
     with_tower: bool = False,
     learns_log_z: bool = False,
+    with_mtp: bool = False,
 ) -> PreTrainedModel:
     """Load a model as a job uses it, or make one of a language model, in evaluation mode.
 
@@ -107,13 +109,14 @@ def load_model(
         overrides: changes of its config.json, as `config_changes` gives them.
         with_tower: its vision tower is a part of it, which learns; else it is frozen, beside it.
         learns_log_z: it has the network of `log_partition`, as a job begins with it.
+        with_mtp: it has the layer of its folder that predicts further tokens, which learns.
 
     Raises:
         ConfigError: the folder holds no model, one that cannot be trained here, not all of its
             weights, or values that no model has.
     """
     folder, world = Path(folder), world or World.alone()
-    beside = _Beside(lora, learns_log_z=learns_log_z)
+    beside = _Beside(lora, learns_log_z=learns_log_z, has_mtp=with_mtp)
     model, missing = _load(kind, folder, dtype, world, beside, overrides, with_tower=with_tower)
     parameters = dict(model.named_parameters())
     for name in sorted(missing & parameters.keys()):
@@ -131,9 +134,14 @@ class _Beside:
 
     lora: LoraSpec | None
     learns_log_z: bool
+    has_mtp: bool  # of the folder, but of no class of transformers
 
-    def add_to(self, model: PreTrainedModel) -> None:
-        """Put it into a model that is not cut yet."""
+    def add_to(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        """Put it into a model that is not cut yet, and give all of that its type and form."""
+        if self.has_mtp:
+            add_mtp_layer(model)
+        split_experts(model)
+        hold_in(dtype, model)
         if self.lora is not None:
             add_adapters(model, self.lora)
         if self.learns_log_z:
@@ -250,13 +258,24 @@ def _load_whole(
         raise ValueError(str(error)) from error
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
-    split_experts(model)
-    hold_in(options["dtype"], model)
-    beside.add_to(model)
+    beside.add_to(model, options["dtype"])
+    missing = set(info["missing_keys"])
+    if beside.has_mtp:
+        missing |= _read_mtp_layer(model, folder)
     model.to(world.device)
     for parameter in model.parameters():
         parameter.data = _own(parameter.data)
-    return model, set(info["missing_keys"])
+    return model, missing
+
+
+def _read_mtp_layer(model: PreTrainedModel, folder: Path) -> set[str]:
+    """Fill its weights, and say which of them the folder does not hold."""
+    weights = read_weights(folder)
+    own = {name: one for name, one in model.named_parameters() if is_of_mtp_layer(name, model)}
+    for name in own.keys() & weights.files.keys():
+        stored, path = weights.stored[name], weights.files[name]
+        fill(own[name], _read_part(path, stored, box_of(own[name])))
+    return own.keys() - weights.files.keys()
 
 
 def hold_in(dtype: torch.dtype, model: nn.Module) -> None:
@@ -298,9 +317,7 @@ def _load_sharded(
     """
     with torch.device("meta"):
         model = auto_class.from_config(**options)
-    split_experts(model)
-    hold_in(options["dtype"], model)
-    beside.add_to(model)
+    beside.add_to(model, options["dtype"])
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
     styles = styles_of(model) if world.dims.tensor > 1 else {}
     shard_model(model, world, styles, experts_of(model))

@@ -4,8 +4,6 @@ Weights, gradients, moments and the engine's own weights are certain; activation
 memory of libraries come on top. So what is refused here could never have run.
 """
 
-import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +22,10 @@ from ppojob_trainer.models.architectures import (
     sizes_of,
 )
 from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
 from ppojob_trainer.models.weight_files import read_weights
 
-_FURTHER: Final = "mtp."
-"""Of Qwen3.5 and Qwen3-Next what the names of layers that predict further tokens begin with."""
-_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
+MTP: Final = "mtp"
 GIB: Final = 2**30
 MEMORY_INFO: Final = Path("/proc/meminfo")
 MEMORY_LIMITS: Final = (
@@ -48,8 +45,8 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     """Weights of the models of a run by their folders, of all files that can be read.
 
     Without the output layer: where it is tied it is the embedding, even if a file holds it again.
-    Nor are layers behind the model's own counted. A vision tower that learns is under `TOWER`; one
-    that nobody trains is not counted.
+    A vision tower that learns is under `TOWER`, a layer that predicts further tokens under `MTP`;
+    one that nobody trains is not counted.
     """
     spec = config.spec
     sections = (spec.reward_model, spec.judge)
@@ -60,17 +57,23 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
         tensors = read_weights(Path(spec.model.path)).tensors.items()
         if tower := sum(tensor.size for name, tensor in tensors if name.startswith(TOWER)):
             found[TOWER] = tower
+    if spec.model.mtp is not None and (sizes := sizes_of(spec.model.path)) is not None:
+        copies = mtp_copies(str(sizes.model_type), sizes.layers)
+        tensors = read_weights(Path(spec.model.path)).tensors.items()
+        found[MTP] = sum(
+            tensor.size
+            for name, tensor in tensors
+            if is_mtp_weight(name, sizes.layers) and name not in copies
+        )
     return found
 
 
 def _count_of(folder: str) -> int:
     sizes = sizes_of(folder)
-    layers = math.inf if sizes is None else sizes.layers
+    layers = None if sizes is None else sizes.layers
 
     def counts(name: str) -> bool:
-        layer = _LAYER.match(name)
-        is_beyond = layer is not None and int(layer[1]) >= layers
-        return name != HEAD and not name.startswith((TOWER, _FURTHER)) and not is_beyond
+        return name != HEAD and not name.startswith(TOWER) and not is_mtp_weight(name, layers)
 
     tensors = read_weights(Path(folder)).tensors.items()
     return sum(tensor.size for name, tensor in tensors if counts(name))
@@ -268,7 +271,7 @@ def _one_at_work(models: Sequence[Held]) -> Held:
 def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]:
     """Numbers of the policy and of its adapters; log Z's network is with those that are trained."""
     model = spec.model
-    count = parameters.get(model.path, 0) + parameters.get(TOWER, 0)
+    count = sum(parameters.get(one, 0) for one in (model.path, TOWER, MTP))
     log_z = count_log_partition(spec.algorithm.policy_loss.loss, model.path)
     if model.lora is None:
         return count + log_z, 0

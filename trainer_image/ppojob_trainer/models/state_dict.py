@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import A, Adapter, B, adapters_of, is_adapter
+from ppojob_trainer.models.mtp_layers import is_of_mtp_layer
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
 from ppojob_trainer.parallel.boxes import Join, local_part, whole
 
@@ -80,6 +81,7 @@ def named_full_tensors(
     Merged weights are float32, whatever the model's are. A collective where the model is cut: all
     ranks draw all of it, and one tensor is whole at a time unless it is kept. `on_device` gives a
     weight with its bytes, where those may be elsewhere. Without `merges` adapters are passed over.
+    So is a layer that predicts further tokens, which no engine draws with.
     """
     adapters = every_adapter(model) if merges else {}
 
@@ -89,7 +91,8 @@ def named_full_tensors(
 
     told = told_by_holders(model, joined)
     for name, tensor in every_tensor(model):
-        yield name, told(name, tensor, torch.float32 if name in adapters else tensor.dtype)
+        if not is_of_mtp_layer(name, model):
+            yield name, told(name, tensor, torch.float32 if name in adapters else tensor.dtype)
 
 
 def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

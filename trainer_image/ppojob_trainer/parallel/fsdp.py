@@ -12,7 +12,7 @@ parts of the same experts put together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any, Final, TypeVar
 
@@ -61,8 +61,7 @@ def shard_model(
         *data, tensor = mesh.mesh_dim_names or ()
         cut_layers(model, styles, mesh[tensor])
         mesh = mesh[tuple(data)]
-    base: Any = model.base_model
-    held = (layer for layer in base.layers if any(True for _ in layer.parameters()))
+    held = (layer for layer in decoder_layers(model) if any(True for _ in layer.parameters()))
     meshes = dict.fromkeys((*held, model), mesh)
     if world.dims.expert > 1:
         meshes = dict.fromkeys(experts, _deal_experts(world, experts)) | meshes
@@ -73,6 +72,12 @@ def shard_model(
         module.set_gradient_divide_factor(1.0)
     setattr(model, _ROOT_METHOD, MethodType(lambda _, compute: compute(), model))
     register_fsdp_forward_method(model, _ROOT_METHOD)
+
+
+def decoder_layers(model: nn.Module) -> Iterator[Any]:
+    """The layers of a model of transformers; of MiMo too what predicts further tokens."""
+    base: Any = getattr(model, "base_model", model)
+    yield from (*base.layers, *getattr(base, "mtp_layers", ()))
 
 
 def as_forward(model: nn.Module, compute: Callable[[], Result]) -> Result:

@@ -11,6 +11,7 @@ from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.kto_objective import KtoObjective
+from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.pair_objective import (
     BradleyTerryLoss,
     DpoLoss,
@@ -188,6 +189,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             overrides=overrides,
             with_tower=not is_scorer and not model.freeze_vision_tower,
             learns_log_z=spec.algorithm.policy_loss.loss.learns_log_z,
+            with_mtp=model.mtp is not None,
         )
         if model.freeze_routers:
             freeze_routers(loaded)
@@ -205,6 +207,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             offload,
             RouterCoefficients.of(spec.algorithm),
             spec.model.average_decay,
+            Mtp.of(spec),
         )
 
     return Policy(

@@ -1,0 +1,112 @@
+"""The loss of a layer that predicts further tokens (MTP), beside that of the objective.
+
+Of a row of tokens t with last hidden states h the layer reads h_i and the embedding of t_(i+1) at
+each i, with those of the same row before it, and predicts t_(i+2) (DeepSeek-V3, arXiv:2412.19437,
+section 2.2, at a depth of 1). Its loss is the mean of -log p(a_t) over all trained tokens of the
+mini-batch, at temperature 1; of a token without two others before it in its context it is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.engine.attention import AttentionPlans
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.layout import PackedRows, Span
+from ppojob_trainer.engine.objective import Denominators, LossParts
+from ppojob_trainer.models.mtp_layers import mtp_layer_of
+from ppojob_trainer.parallel.sequence import ALONE
+
+
+@dataclass(frozen=True, slots=True)
+class Mtp:
+    """How the layer is trained."""
+
+    coefficient: float  # of its loss
+    detach: bool  # whether its gradient ends at what it reads, and at the output layer
+    head: PolicyHead  # at temperature 1
+
+    @classmethod
+    def of(cls, spec: PPOJobSpec) -> Mtp | None:
+        """As a job asks for it; None where it does not."""
+        if (mtp := spec.model.mtp) is None:
+            return None
+        settings = LogprobSettings(1.0, spec.training.logprob_chunk_tokens, "none")
+        return cls(mtp.loss_coefficient, mtp.detach, PolicyHead(settings))
+
+    def joined(
+        self, part: LossParts, logprobs: Tensor, denominators: Denominators, area: str
+    ) -> LossParts:
+        """What a micro-batch adds to the mini-batch, and the layer's part of it."""
+        loss = -logprobs.sum() / max(denominators.tokens, 1.0)
+        weighted, whole = self.coefficient * loss, f"{area}/loss"
+        terms = {whole: part.terms[whole] + weighted.item(), mtp_loss_name(area): loss.item()}
+        return replace(part, loss=part.loss + weighted, terms={**part.terms, **terms})
+
+    def logprobs(
+        self, model: PreTrainedModel, states: Tensor, packed: PackedRows, stream: int
+    ) -> Tensor:
+        """(trained,) log p of the trained tokens, or 0 where two others are not before one.
+
+        `states` are the last ones, (1, packed, h), `stream` that of `AttentionPlans`.
+        """
+        spans, before = _pairs(packed.spans)
+        before = before.to(states.device)
+        embeddings = model.get_input_embeddings()(packed.input_ids[None])
+        weight = model.get_output_embeddings().weight
+        if self.detach:
+            states, embeddings, weight = states.detach(), embeddings.detach(), weight.detach()
+        places = packed.position_ids[None]
+        ahead = mtp_layer_of(model)(
+            states.index_select(1, before),
+            embeddings,
+            position_embeddings=model.base_model.rotary_emb(embeddings, places),
+            position_ids=places,
+            attention_mask=None,
+            past_key_values=None,
+            use_cache=False,
+            attention_plans=AttentionPlans(spans, states.device, stream=stream),
+            sequence_ranks=ALONE,
+        )[0]
+        read = packed.predictors
+        settings = self.head.settings_of(model)
+        logprobs = fused_logprobs(ahead.index_select(0, read), weight, packed.targets, settings)[0]
+        return torch.where(before[read] == read, 0.0, logprobs)
+
+
+def mtp_loss_name(area: str) -> str:
+    """Name of its loss among the metrics of an update."""
+    return f"{area}/mtp_loss"
+
+
+def _pairs(spans: Sequence[Span]) -> tuple[tuple[Span, ...], Tensor]:
+    """Who attends to whom of the pairs, each at the place of its embedding's token.
+
+    The first token of a context is in no pair: it attends to itself, and nobody to it.
+
+    Returns:
+        Spans that cover the packed sequence, and (packed,) int64, the place before each in its row;
+        of the first of a context its own.
+    """
+    found: list[Span] = []
+    before = []
+    for span in spans:
+        places = torch.arange(span.start, span.start + span.length) - 1
+        if span.prefix_length:
+            places[0] = span.prefix_start + span.prefix_length - 1
+            first, length = span.prefix_start + 1, span.prefix_length - 1
+            found.append(replace(span, prefix_start=first, prefix_length=length))
+        else:
+            places[0] = span.start
+            found.append(Span(span.start, 1))
+            if span.length > 1:
+                found.append(Span(span.start + 1, span.length - 1))
+        before.append(places)
+    return tuple(found), torch.cat(before)
