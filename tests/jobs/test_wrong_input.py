@@ -250,12 +250,20 @@ def test_a_file_that_is_no_job(wrong: RefusedJob) -> None:
 
 @pytest.mark.timeout(300)
 def test_other_rows_than_the_run_began_with(wrong: RefusedJob, start: Start) -> None:
+    given = wrong.files / "given.jsonl"
+    given.write_text('{"q": "3 + 5", "a": "8"}\n' * 2)
+    wrong.set("spec.data.demonstrations", [{"path": str(given)}])
+    wrong.set("spec.data.demonstrationPromptKey", "q")
+    wrong.set("spec.data.demonstrationAnswerKey", "a")
+    wrong.set("spec.algorithm.supervised", {"coefficient": 0.1, "rowsPerStep": 2})
     checkpoint(2)(wrong)
     run = start(wrong.write_manifest(), wrong.output)
     assert run.wait() == 2
-    (line,) = [line for line in run.lines if "digest" in line]
-    assert "spec.data.train: got prompts with digest " in line
-    assert ": the run began with 000000000000; " in line
+    prompts, answers = [line for line in run.lines if "digest" in line]
+    assert "spec.data.train: got prompts with digest " in prompts
+    assert "spec.data.demonstrations: got rows with digest " in answers
+    for line in (prompts, answers):
+        assert ": the run began with 000000000000; " in line
 
 
 def test_a_refused_job_leaves_nothing(wrong: RefusedJob, start: Start) -> None:

@@ -5,10 +5,12 @@ from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
 
 def progress_behind(step: int, *roles: RoleState) -> Progress:
     """The state of a run that has done a step and nothing of note."""
+    begun = DataCursor(epoch=0, cursor=0, sha256="0" * 64)
     return Progress(
         step=step,
         policy_version=step,
-        data=DataCursor(epoch=0, cursor=0, sha256="0" * 64),
+        data=begun,
+        demonstrations=begun,
         kl_coefficient=None,
         metrics_lines=step,
         tokens=0,
