@@ -227,9 +227,10 @@ def test_neighbours_share_an_engine(models: Path, tmp_path: Path) -> None:
         SCRIPT, models, tmp_path, [["--rank", str(rank), *world] for rank in range(4)]
     )
     assert all(facts == first for facts in others)
-    same, total = first["mixture"]["experts of a forward pass"]
-    assert same == total > 24 * 40
-    for kind in ("tied", "one key head", "mixture", "adapters"):
+    for kind in ("cut experts", "dealt experts"):
+        same, total = first[kind]["experts of a forward pass"]
+        assert same == total > 24 * 40
+    for kind in ("tied", "one key head", "cut experts", "dealt experts", "adapters"):
         found, (largest, mean) = first[kind], LIMITS["float32"]
         assert found["tokens"] >= 99
         assert found["max"] <= largest

@@ -508,7 +508,9 @@ def shared_engine(folder: Path, tensor: int) -> dict[str, Any]:
             again = rows_of(generate(opened, rows)) == rows_of(done)
         found = summary(differences(trainer, rows, done, "float32"))
         facts[kind] = {**found, "rows": rows_of(done), "again": again}
-    facts["mixture"] = told_experts(folder / "mixture", layout)
+    for kind, ranks in (("cut experts", 1), ("dealt experts", tensor)):
+        shared = RolloutParallelism(tensor=tensor, expert=ranks)
+        facts[kind] = told_experts(folder / "mixture", shared)
     apart = adapters_beside(folder / "tied", "float32", tensor)
     facts["adapters"] = {**apart["update"], "rows": apart["rows"], "again": apart["all again"]}
     return facts

@@ -47,7 +47,8 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     hosted = {(role if role in pods else "actorRollout", folder) for role, folder in folders}
     for host, pod in pods.items():
         own = {sizes_of(folder) for where, folder in hosted if where == host and folder}
-        yield from _check_experts(host, pod.parallelism.expert, own)
+        where = f"spec.roles.{host}.parallelism.expert"
+        yield from _check_experts(where, pod.parallelism.expert, own)
     for host, folder in sorted((host, folder) for host, folder in hosted if folder):
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
@@ -98,9 +99,8 @@ def _check_pipeline(host: RoleName, stages: int, folder: str, sizes: Sizes) -> I
         yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
 
 
-def _check_experts(host: RoleName, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
+def _check_experts(where: str, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
     """Experts that cannot be dealt to so many ranks, of models that live in the same pods."""
-    where = f"spec.roles.{host}.parallelism.expert"
     counts = {0 if sizes is None else sizes.experts for sizes in models}
     if ranks > 1 and not any(counts) and None not in models:
         why = "no model of these pods has experts"
@@ -194,7 +194,9 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         if (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0:
             yield from _check_vllm_on_processors(spec, sizes)
     if spec.rollout.parallelism.tensor > 1:
+        dealt = spec.rollout.parallelism.expert
         yield from _check_engine_ranks(spec, sizes)
+        yield from _check_experts("spec.rollout.parallelism.expert", dealt, {sizes})
 
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
@@ -262,10 +264,8 @@ def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Proble
 def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     """Heads and features that the ranks of an engine cannot share; of key heads each has one."""
     tensor = spec.rollout.parallelism.tensor
-    most, keys = (
-        gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain),
-        sizes.numbers_of_key_heads,
-    )
+    inner = sizes.plain if spec.rollout.parallelism.expert > 1 else sizes.inner
+    most, keys = gcd(sizes.heads, inner, sizes.shared, sizes.plain), sizes.numbers_of_key_heads
     of_states = ""
     if sizes.states:
         most = gcd(most, sizes.states.key_heads)
@@ -280,7 +280,7 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             "spec.rollout.parallelism.tensor",
             shown(tensor),
             f"so many ranks share {sizes.heads} query heads, {' or '.join(map(str, keys))} key "
-            f"heads and {sizes.inner} "
+            f"heads and {inner} "
             f"inner features of {spec.model.path}{of_states}",
             f"one of {', '.join(map(str, fitting))}",
             ReasonCode.OUT_OF_RANGE,

@@ -129,6 +129,7 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "tensor_parallel_size": tensor,
+        "enable_expert_parallel": rollout.parallelism.expert > 1,
         # This process is one of the engine's ranks, and vLLM starts no others.
         "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
         "seed": 0,
