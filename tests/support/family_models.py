@@ -14,6 +14,7 @@ from tiny_models import (
     SECTIONS,
 )
 from transformers import (
+    ApertusForCausalLM,
     Cohere2ForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
@@ -86,6 +87,14 @@ TOLD_LAYERS = {
     "vocab_size_per_layer_input": 128,
 }
 JOINT_KEYS = {"attention_k_eq_v": True, "num_key_value_heads": 4, "num_global_key_value_heads": 2}
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
@@ -210,6 +219,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True, **NO_DROPOUT},
     ),
     "exaone4": (Exaone4ForCausalLM, {"sliding_window": WINDOW, "sliding_window_pattern": 2}),
+    "apertus": (ApertusForCausalLM, {"pad_token_id": 0, "rope_parameters": STRETCHED}),
     "ernie4_5": (Ernie4_5ForCausalLM, {"head_dim": 12}),
     "hunyuan_v1_dense": (
         HunYuanDenseV1ForCausalLM,

@@ -33,6 +33,7 @@ from ppojob_trainer.models.adapter_files import (
 )
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import TOWER, file_name, has_tower
+from ppojob_trainer.models.families import FAMILIES, Family
 from ppojob_trainer.models.kinds import SCORE_WEIGHT
 from ppojob_trainer.models.lora import A, Adapter, B
 from ppojob_trainer.models.weight_files import read_weights
@@ -110,6 +111,7 @@ def export_model(
 
     trained = {in_files(name): tensor for name, tensor in tensors}
     frozen = {name: tensor for name, tensor in tower.items() if name not in trained}
+    frozen |= _numbers(model_folder, FAMILIES.get(model_type))
     named = trained | frozen
     plain = told(join)
     changed = {in_files(name): adapter for name, adapter in adapters.items()}
@@ -274,6 +276,15 @@ def _tower(model_folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     read = {path: read_tensors(path) for path in sorted(set(own.values()))}
     tower = {weights.stored[name]: read[path][weights.stored[name]] for name, path in own.items()}
     return tower, weights.stored
+
+
+def _numbers(model_folder: Path, family: Family | None) -> dict[str, Tensor]:
+    """What files hold without a dimension, which nobody trains: here it has one."""
+    if family is None or not family.fixed:
+        return {}
+    paths = set(read_weights(model_folder).files.values())
+    held = (one for path in sorted(paths) for one in read_tensors(path).items())
+    return {name: one for name, one in held if name.endswith(family.fixed) and not one.shape}
 
 
 def _but(those: Mapping[str, Tensor], merge: Join) -> Join:

@@ -13,12 +13,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
-from ppojob_trainer.models.layers_apart import (
-    LAYER_SCALAR,
-    Attention,
-    LayersApart,
-    read_layers_apart,
-)
+from ppojob_trainer.models.layers_apart import Attention, LayersApart, read_layers_apart
 from ppojob_trainer.models.mixtures import (
     expert_tensors,
     key_of_experts,
@@ -325,8 +320,7 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
             yield f"{name}.bias", shape[:1]
     if family.has_sinks:
         yield "self_attn.sinks", (sizes.heads,)
-    if sizes.apart:
-        yield LAYER_SCALAR, (1,)
+    yield from ((name, (1,)) for name in (*family.learnt, *family.fixed))
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)

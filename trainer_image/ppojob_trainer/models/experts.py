@@ -5,6 +5,7 @@ its own, so that loading, ranks, checkpoints, exports and engines know of nothin
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -13,7 +14,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
-from ppojob_trainer.models.layers_apart import LAYER_SCALAR
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.models.nemotron import NEMOTRON, as_others
 from ppojob_trainer.models.routes import follow_routes
@@ -214,9 +214,9 @@ def split_experts(model: PreTrainedModel) -> None:
     base: Any = model.base_model
     if model.config.model_type == NEMOTRON:
         as_others(model)
-    if FAMILIES[model.config.model_type].has_layers_apart:
-        for layer in base.layers:
-            _keep(layer, LAYER_SCALAR)
+    for name, layer in product(FAMILIES[model.config.model_type].fixed, base.layers):
+        owner, _, own = name.rpartition(".")
+        _keep(layer.get_submodule(owner), own)
     if mixture is None:
         return
     for number, layer in enumerate(base.layers):
@@ -245,7 +245,8 @@ def _keep(module: nn.Module, name: str, kind: torch.dtype | None = None) -> None
     """Make a parameter without gradient of a buffer that files hold."""
     values = getattr(module, name).detach().to(kind)
     delattr(module, name)
-    setattr(module, name, nn.Parameter(values, requires_grad=False))
+    shape = values.shape or (1,)  # FSDP2 cuts no number without a dimension
+    setattr(module, name, nn.Parameter(values.reshape(shape), requires_grad=False))
 
 
 def _keep_correction(block: Any, mixture: Mixture) -> None:

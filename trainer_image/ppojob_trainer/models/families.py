@@ -153,6 +153,8 @@ class Family:
             (arXiv:2505.06708).
         recurrence: of models some of whose layers keep a state.
         feed_forward: of models whose blocks are others than llama's.
+        learnt: numbers of a layer that are trained, each a tensor of one.
+        fixed: numbers of a layer that files hold and nobody trains.
         has_layers_apart: whether layers differ from each other; see `layers_apart`.
         file_names: parts of the names that files have for weights, and what stands for them here,
             where transformers' modules have other names.
@@ -193,6 +195,8 @@ class Family:
     has_gates: bool = False
     recurrence: Recurrence | None = None
     feed_forward: FeedForward | None = None
+    learnt: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
     has_layers_apart: bool = False
     file_names: Mapping[str, str] = field(default_factory=dict)
     uncut: str = ""
@@ -283,6 +287,7 @@ _GEMMA4: Final = Family(
     norms=_GEMMA2.norms,
     late_norms=_GEMMA2.late_norms,
     head_norm="each head",
+    fixed=("layer_scalar",),
     has_layers_apart=True,
     logit_cap=_GEMMA2.logit_cap,
     classifiers=(),
@@ -709,6 +714,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
         norms=(),
         late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         head_norm="each head",
+    ),
+    "apertus": Family(
+        "Apertus",
+        only={"hidden_act": ("xielu",)},
+        norms=("attention_layernorm", "feedforward_layernorm"),
+        head_norm="each head",
+        feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
+        learnt=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
+        fixed=("mlp.act_fn.beta", "mlp.act_fn.eps"),
+        classifiers=(TOKENS,),
     ),
     "ernie4_5": Family(
         "ERNIE 4.5 dense",

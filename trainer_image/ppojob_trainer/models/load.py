@@ -329,7 +329,8 @@ def _load_sharded(
 def _read_part(path: Path, name: str, box: Box) -> Tensor:
     with safe_open(path, framework="pt") as file:
         stored = file.get_slice(name)
-        shape = tuple(stored.get_shape())
+        if not (shape := tuple(stored.get_shape())):  # a number, of which there are no parts
+            stored, shape = file.get_tensor(name)[None], (1,)
         if shape != box.shape:
             raise ValueError(f"{name} has shape {shape}: the model needs {box.shape}")
         if box.numel == 0:
