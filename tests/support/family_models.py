@@ -34,6 +34,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    Lfm2ForCausalLM,
+    Lfm2MoeForCausalLM,
     LlamaForCausalLM,
     MiniMaxM2ForCausalLM,
     Ministral3ForCausalLM,
@@ -136,6 +138,11 @@ HYBRID_MIXTURE = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+CONVOLUTIONS = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "pad_token_id": 0,
+}
 GRANITE4 = {
     **MULTIPLIERS,
     "num_hidden_layers": 3,
@@ -220,6 +227,8 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     ),
     "exaone4": (Exaone4ForCausalLM, {"sliding_window": WINDOW, "sliding_window_pattern": 2}),
     "apertus": (ApertusForCausalLM, {"pad_token_id": 0, "rope_parameters": STRETCHED}),
+    "lfm2": (Lfm2ForCausalLM, {**CONVOLUTIONS, "block_multiple_of": 8}),
+    "lfm2_moe": (Lfm2MoeForCausalLM, {**CONVOLUTIONS, **MIXTURE, "num_dense_layers": 1}),
     "ernie4_5": (Ernie4_5ForCausalLM, {"head_dim": 12}),
     "hunyuan_v1_dense": (
         HunYuanDenseV1ForCausalLM,
@@ -274,4 +283,4 @@ def is_half_in_vllm(family: str, device: str = "cpu") -> bool:
     form = FAMILIES[family]
     if device == "cuda" and form.has_latents:
         return True
-    return form.recurrence is not None and not form.recurrence.is_mamba
+    return form.recurrence is not None and form.recurrence.rule == "delta"

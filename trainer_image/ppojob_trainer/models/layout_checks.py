@@ -220,7 +220,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
             ReasonCode.CONFLICT,
         )
     if spec.rollout.engine == "vllm" and kind and is_on_cpu:
-        types = ("bfloat16", "float32") if kind.is_mamba else ("bfloat16",)
+        types = ("bfloat16",) if kind.rule == "delta" else ("bfloat16", "float32")
         if spec.rollout.dtype not in types:
             yield Problem(
                 "spec.rollout.dtype",

@@ -27,7 +27,7 @@ from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import WHOLE_NAMES, folder_has_tower, read_config
 from ppojob_trainer.models.experts import experts_of, split_experts
-from ppojob_trainer.models.families import CORRECTION, FAMILIES, TEXTS, TOKENS
+from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS, FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import POLICY, REWARD, ModelKind
 from ppojob_trainer.models.log_partition import (
@@ -66,6 +66,7 @@ _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".experts.down_proj",
     ".w2.weight",
     CORRECTION,
+    EXPERT_BIAS,
     "score.weight",
 )
 """Biases, a block that was put in as the identity, and a head that begins at zero."""

@@ -202,6 +202,8 @@ def model_config(
     if changed.model_type == "cohere2" and changed.sliding_window:
         # vLLM makes its windows a token longer.
         changed.sliding_window -= 1
+    if changed.model_type == "lfm2":  # whose widths it has under keys of the hub alone
+        changed.block_dim = changed.conv_dim = changed.hidden_size
     kind = _seeing(changed) if sees else None
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None
