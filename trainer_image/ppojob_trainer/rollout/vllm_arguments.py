@@ -17,7 +17,7 @@ from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.families import FAMILIES, Family
 from ppojob_trainer.models.vision_language import language_part, text_config
 from ppojob_trainer.rollout import vllm_pictures
 from ppojob_trainer.rollout.checkpoint_names import (
@@ -37,8 +37,8 @@ _PREFILL_TOKENS = 8192
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
-# Kernels that a model of latent attention uses on the CPU: two read columns of a wider matrix as if
-# they lay one after the other, so that its plain PyTorch computes these.
+# Kernels that models of latent attention and of short convolutions use on the CPU: two read columns
+# of a wider matrix as if they lay one after the other, so that its plain PyTorch computes these.
 _OPERATIONS = ["all", "-rms_norm", "-rotary_embedding"]
 # Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
 # does.
@@ -122,7 +122,7 @@ def engine_args(
             gpu_memory_utilization=rollout.gpu_memory_share or _GPU_MEMORY_SHARE[shares_device],
             enforce_eager=rollout.enforce_eager,
         )
-    if hasattr(config, "kv_lora_rank"):
+    if family is not None and (family.has_latents or _has_convolutions(family)):
         given = common.get("compilation_config", {})
         common["compilation_config"] = {"custom_ops": _OPERATIONS, **given}
     return vllm.EngineArgs(
@@ -135,6 +135,10 @@ def engine_args(
         max_num_batched_tokens=max(length, step_tokens),
         kv_cache_memory_bytes=kv_cache_bytes or _cpu_cache_bytes(rollout, length, config),
     )
+
+
+def _has_convolutions(family: Family) -> bool:
+    return family.recurrence is not None and family.recurrence.rule == "convolution"
 
 
 def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: PreTrainedConfig) -> int:
