@@ -12,9 +12,8 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_forms import PictureForm, why_shown_none
 from ppojob_trainer.models.architectures import Sizes, expert_layers, linear_layers, sizes_of
-from ppojob_trainer.models.config_files import folder_has_tower
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mixtures import ALIGNED
 
@@ -159,8 +158,8 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
     if sizes is None or PictureForm.read(Path(folder)) is not None:
         return
     why = f"a model of {sizes.model_type} sees no pictures"
-    if folder_has_tower(folder):
-        why = f"{folder} has no processor of pictures that is known, so it is shown none"
+    if reason := why_shown_none(Path(folder)):
+        why = f"{reason}, so it is shown none"
     for where, value in said.items():
         if value is not None:
             yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
