@@ -165,6 +165,15 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
             yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
 
 
+def _why_not_in_vllm(model_type: str) -> str:
+    if FAMILIES[model_type].recurrence is not None:
+        return f"what vLLM drew of {model_type} in a job was not what the trainer computes"
+    return (
+        f"vLLM has no model of {model_type} of its own, and would change transformers' "
+        "for the trainer too"
+    )
+
+
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
     """Models that an engine has not, and what it does not compute of them."""
     tensor, sizes = spec.rollout.parallelism.tensor, sizes_of(spec.model.path)
@@ -174,8 +183,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.engine",
             shown(spec.rollout.engine),
-            f"vLLM has no model of {sizes.model_type} of its own, and would change transformers' "
-            "for the trainer too",
+            _why_not_in_vllm(sizes.model_type),
             "huggingface",
             ReasonCode.CONFLICT,
         )
