@@ -12,9 +12,9 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_forms import PictureForm, why_shown_none
 from ppojob_trainer.models.architectures import Sizes, expert_layers, linear_layers, sizes_of
-from ppojob_trainer.models.config_files import folder_has_tower, read_config
+from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mixtures import ALIGNED
 from ppojob_trainer.models.mtp_forms import MTP_FORMS, mtp_layer_count
@@ -177,11 +177,20 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
     if sizes is None or PictureForm.read(Path(folder)) is not None:
         return
     why = f"a model of {sizes.model_type} sees no pictures"
-    if folder_has_tower(folder):
-        why = f"{folder} has no processor of pictures that is known, so it is shown none"
+    if reason := why_shown_none(Path(folder)):
+        why = f"{reason}, so it is shown none"
     for where, value in said.items():
         if value is not None:
             yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
+
+
+def _why_not_in_vllm(model_type: str) -> str:
+    if FAMILIES[model_type].recurrence is not None:
+        return f"what vLLM drew of {model_type} in a job was not what the trainer computes"
+    return (
+        f"vLLM has no model of {model_type} of its own, and would change transformers' "
+        "for the trainer too"
+    )
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
@@ -204,8 +213,7 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.engine",
             shown(spec.rollout.engine),
-            f"vLLM has no model of {sizes.model_type} of its own, and would change transformers' "
-            "for the trainer too",
+            _why_not_in_vllm(sizes.model_type),
             "huggingface",
             ReasonCode.CONFLICT,
         )
@@ -249,7 +257,7 @@ def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Proble
             ReasonCode.CONFLICT,
         )
     if kind:
-        types = ("bfloat16", "float32") if kind.is_mamba else ("bfloat16",)
+        types = ("bfloat16",) if kind.rule == "delta" else ("bfloat16", "float32")
         if spec.rollout.dtype not in types:
             yield Problem(
                 "spec.rollout.dtype",
