@@ -38,9 +38,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def facts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
     made = made_once(
-        tmp_path_factory, "facts", lambda folder: run_together(SCRIPT, models, folder, [["--all"]])
+        tmp_path_factory, "facts", lambda folder: run_together(SCRIPT, models, folder, [[]])
     )
     return json.loads((made / "facts-0.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def ranks(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
+    """What each rank of a world finds, with an engine of its own, and with a neighbour's."""
+
+    def make(folder: Path) -> None:
+        store = ["--store", str(folder / "store")]
+        run_together(SCRIPT, models, folder, [["--rank", str(rank), *store] for rank in range(4)])
+
+    made = made_once(tmp_path_factory, "ranks", make)
+    return [json.loads((made / f"facts-{rank}.json").read_text()) for rank in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +75,6 @@ def test_synchronised_weights_equal_a_fresh_engine_bit_by_bit(facts: Facts, vari
     assert facts[variant]["first equal"]
     assert facts[variant]["fresh equal"]
     assert facts[variant]["versions"] == [3]
-
-
-def test_a_tied_head_that_is_not_packed_again_is_noticed(facts: Facts) -> None:
-    """Guards the guard: with the step left out, only what is not packed keeps the limits."""
-    left_out = facts["no repack"]
-    assert left_out["float32"]["packed"]
-    for dtype, (_, mean) in LIMITS.items():
-        found = left_out[dtype]
-        assert found["mean"] > 2 * mean if found["packed"] else found["mean"] <= mean, (
-            dtype,
-            found,
-        )
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
@@ -111,14 +111,12 @@ def test_the_same_requests_again_give_the_same_bits(facts: Facts, variant: str) 
     assert facts[variant]["again"]
 
 
-def test_two_ranks_each_hold_an_engine_inside_the_world_of_their_role(facts, models, tmp_path):
+def test_ranks_each_hold_an_engine_inside_the_world_of_their_role(facts, ranks) -> None:
     """With other global seeds, and the same bits."""
-    world = ["--world", "2", "--store", str(tmp_path / "store")]
-    commands = [["--noise", str(7 + rank), "--rank", str(rank), *world] for rank in range(2)]
-    for rank in run_together(SCRIPT, models, tmp_path, commands):
+    for rank in ranks:
         assert rank["float32"] == facts["tied float32"]["rows"]
         assert rank["bfloat16"] == facts["tied bfloat16"]["rows"]
-        assert rank["sum over the world"] == 2.0
+        assert rank["sum over the world"] == 4.0
         assert rank["world after close"]
     assert not facts["world after close"]
 
@@ -220,16 +218,14 @@ def test_more_prompts_than_one_step_prefills_and_than_the_cache_holds(facts: Fac
     assert pressure["same tokens"] == pressure["rows"]
 
 
-def test_neighbours_share_an_engine(models: Path, tmp_path: Path) -> None:
+def test_neighbours_share_an_engine(ranks: list[Facts]) -> None:
     """Two engines of two ranks in one world draw what one rank draws, and all ranks the same."""
-    world = ["--world", "4", "--store", str(tmp_path / "store"), "--tensor", "2"]
-    first, *others = run_together(
-        SCRIPT, models, tmp_path, [["--rank", str(rank), *world] for rank in range(4)]
-    )
+    first, *others = ranks
     assert all(facts == first for facts in others)
-    same, total = first["mixture"]["experts of a forward pass"]
-    assert same == total > 24 * 40
-    for kind in ("tied", "one key head", "mixture", "adapters"):
+    for kind in ("cut experts", "dealt experts"):
+        same, total = first[kind]["experts of a forward pass"]
+        assert same == total > 24 * 40
+    for kind in ("tied", "one key head", "cut experts", "dealt experts", "adapters"):
         found, (largest, mean) = first[kind], LIMITS["float32"]
         assert found["tokens"] >= 99
         assert found["max"] <= largest

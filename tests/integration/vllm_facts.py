@@ -1,7 +1,7 @@
 """Run by test_vllm_engine.py in processes of its own: vLLM marks the process that imports it.
 
-Usage: vllm_facts.py FOLDER OUTPUT [--all] [--noise SEED]
-                     [--rank R --world W --store FILE [--tensor N]]
+Usage: vllm_facts.py FOLDER OUTPUT [--rank R --store FILE]: of one engine after the other, or what
+four ranks find with an engine each, and then with one for two of them.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_phase import generate
+from engine_phase import close_quickly, generate
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
@@ -36,7 +36,7 @@ from ppojob_trainer.rollout.protocol import (
     StopTexts,
 )
 from ppojob_trainer.rollout.sampling import penalised, processed_logprobs
-from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_arguments, vllm_weights
+from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_arguments
 
 VOCAB = 512
 LENGTH = 128
@@ -326,30 +326,6 @@ def small_adapters(folder: Path) -> dict[str, float]:
     return {"merged": merged, "beside": apart}
 
 
-def has_packed_head(model: torch.nn.Module) -> bool:
-    """Whether the output head computes with a copy of its weight: not with every processor."""
-    head = next(m for m in model.modules() if hasattr(m, "cpu_linear") and "Embedding" in str(m))
-    states = torch.ones(1, head.weight.shape[1], dtype=head.weight.dtype)
-    return bool(head.cpu_linear(states, torch.zeros_like(head.weight), None).any())
-
-
-def without_repacking(folder: Path, dtype: str) -> dict[str, Any]:
-    """How far log-probabilities are off when the output head is not packed again."""
-    trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    disturb(trainer, 5)
-    rows = requests()
-    repack = vllm_weights._repack_tied_heads
-    with engine(folder, dtype) as opened:
-        vllm_weights._repack_tied_heads = lambda model: None
-        try:
-            opened.load_weights(1, trainer.named_parameters())
-        finally:
-            vllm_weights._repack_tied_heads = repack
-        (packed,) = opened._engine.apply_model(has_packed_head)
-        found = summary(differences(trainer, rows, generate(opened, rows), dtype))
-        return {**found, "packed": packed}
-
-
 def behaviour(folder: Path, dtype: str) -> dict[str, Any]:
     """What the protocol promises beyond numbers, on one engine; it ends unusable."""
     before = process_state()
@@ -474,7 +450,6 @@ def all_facts(folder: Path, output: Path) -> dict[str, Any]:
         for dtype in TYPES:
             export = output.parent / f"export-{kind}-{dtype}"
             facts[f"{kind} {dtype}"] = weight_updates(folder / kind, dtype, export)
-    facts["no repack"] = {d: without_repacking(folder / "tied", d) for d in TYPES}
     facts["adapters"] = {d: merged_adapters(folder / "untied", d) for d in TYPES}
     facts["adapters beside"] = {d: adapters_beside(folder / "tied", d) for d in TYPES}
     facts["small adapters"] = small_adapters(folder / "untied")
@@ -482,25 +457,25 @@ def all_facts(folder: Path, output: Path) -> dict[str, Any]:
     return facts
 
 
-def few_facts(folder: Path, noise: int) -> dict[str, Any]:
+def own_engine(folder: Path, rank: int) -> dict[str, Any]:
     """The same rows as `all_facts` draws first, with the global generators elsewhere."""
-    torch.manual_seed(noise)
-    random.seed(noise)
-    np.random.seed(noise)
+    torch.manual_seed(rank)
+    random.seed(rank)
+    np.random.seed(rank)
     facts: dict[str, Any] = {}
     for dtype in TYPES:
         with engine(folder / "tied", dtype) as opened:
-            torch.rand(noise)
+            torch.rand(7 + rank)
             facts[dtype] = rows_of(generate(opened, requests()))
     return facts
 
 
-def shared_engine(folder: Path, tensor: int) -> dict[str, Any]:
+def shared_engine(folder: Path) -> dict[str, Any]:
     """What an engine of several ranks draws by the weights of an update, on this rank."""
     facts: dict[str, Any] = {}
     for kind in ("tied", "one key head"):  # which has a head of its own
         trainer = AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32)
-        layout, rows = RolloutParallelism(tensor=tensor), requests()
+        layout, rows = RolloutParallelism(tensor=2), requests()
         with engine(folder / kind, "float32", parallelism=layout) as opened:
             disturb(trainer, seed=1)
             opened.load_weights(1, trainer.named_parameters())
@@ -508,8 +483,10 @@ def shared_engine(folder: Path, tensor: int) -> dict[str, Any]:
             again = rows_of(generate(opened, rows)) == rows_of(done)
         found = summary(differences(trainer, rows, done, "float32"))
         facts[kind] = {**found, "rows": rows_of(done), "again": again}
-    facts["mixture"] = told_experts(folder / "mixture", layout)
-    apart = adapters_beside(folder / "tied", "float32", tensor)
+    for kind, ranks in (("cut experts", 1), ("dealt experts", 2)):
+        shared = RolloutParallelism(tensor=2, expert=ranks)
+        facts[kind] = told_experts(folder / "mixture", shared)
+    apart = adapters_beside(folder / "tied", "float32", tensor=2)
     facts["adapters"] = {**apart["update"], "rows": apart["rows"], "again": apart["all again"]}
     return facts
 
@@ -549,30 +526,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--noise", type=int, default=0)
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--world", type=int, default=0)
+    parser.add_argument("--rank", type=int)
     parser.add_argument("--store", type=Path)
-    parser.add_argument("--tensor", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    close_quickly()
     dist = torch.distributed  # noqa: TID251  # the world of the role that the engine must respect
-    if arguments.world:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{arguments.store}",
-            rank=arguments.rank,
-            world_size=arguments.world,
-        )
-    if arguments.all:
-        facts = all_facts(arguments.folder, arguments.output)
-    elif arguments.tensor:
-        facts = shared_engine(arguments.folder, arguments.tensor)
+    if arguments.store:
+        where = f"file://{arguments.store}"
+        dist.init_process_group("gloo", init_method=where, rank=arguments.rank, world_size=4)
+        facts = own_engine(arguments.folder, arguments.rank) | shared_engine(arguments.folder)
     else:
-        facts = few_facts(arguments.folder, arguments.noise)
+        facts = all_facts(arguments.folder, arguments.output)
     facts["world after close"] = dist.is_initialized()
-    if arguments.world:
+    if arguments.store:
         ones = torch.ones(1)
         dist.all_reduce(ones)
         facts["sum over the world"] = float(ones)

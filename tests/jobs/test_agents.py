@@ -14,6 +14,7 @@ import tiny_jobs
 import tiny_models
 import torch
 from answering_service import Answer, services
+from made_once import made_once
 from ruamel.yaml import YAML
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -27,7 +28,7 @@ ROWS = 16
 @pytest.fixture(scope="session")
 def talking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that calls a tool by chance."""
-    return agent_jobs.make_talking_folder(tmp_path_factory.mktemp("talking"))
+    return made_once(tmp_path_factory, "talking", agent_jobs.make_talking_folder)
 
 
 def manifest(
@@ -52,7 +53,11 @@ def undisturbed_talk(
     talking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
 ) -> Path:
     """The run folder of a job that nobody disturbed, whose tool is quick."""
-    return tiny_jobs.run_alone(manifest(tmp_path_factory.mktemp("talk"), talking_folder))
+
+    def make(folder: Path) -> None:
+        tiny_jobs.run_alone(manifest(folder, talking_folder))
+
+    return made_once(tmp_path_factory, "talk", make) / "run"
 
 
 @pytest.mark.vllm
@@ -156,7 +161,7 @@ def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
     points, talking_folder, run_through, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
     """Nor does the latency of its tool change a bit, which is another for each call."""
-    run_through(manifest(tmp_path / "job", talking_folder, seconds=0.05), output, *points)
+    run_through(manifest(tmp_path / "job", talking_folder, seconds=0.01), output, *points)
     assert run_folders.result(output) == run_folders.result(undisturbed_talk)
     if points == KILLED["tools"]:
         assert run_folders.rewinds(output) == 1, "a lost tools pod costs no step"
@@ -231,7 +236,7 @@ def test_conversations_go_on_with_newer_weights(
     job = manifest(
         tmp_path / "job",
         talking_folder,
-        seconds=0.05,
+        seconds=0.01,
         rollout=rollout,
         roles=roles,
         algorithm=compared,
@@ -255,7 +260,7 @@ def test_conversations_go_on_with_newer_weights(
 @pytest.fixture(scope="session")
 def searching_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that searches by chance, a corpus and its index."""
-    return agent_jobs.make_searching_folder(tmp_path_factory.mktemp("searching"))
+    return made_once(tmp_path_factory, "searching", agent_jobs.make_searching_folder)
 
 
 def searching_job(
@@ -272,8 +277,11 @@ def undisturbed_search(
 ) -> Path:
     """The run folder of a job whose tools pods search."""
     index = {"index": str(searching_folder / "index")}
-    folder = tmp_path_factory.mktemp("search")
-    return tiny_jobs.run_alone(searching_job(folder, searching_folder, index))
+
+    def make(folder: Path) -> None:
+        tiny_jobs.run_alone(searching_job(folder, searching_folder, index))
+
+    return made_once(tmp_path_factory, "search", make) / "run"
 
 
 def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(undisturbed_search: Path):

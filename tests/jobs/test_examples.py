@@ -13,6 +13,7 @@ import pytest
 import run_folders
 import tiny_jobs
 import torch
+from made_once import made_once
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -64,8 +65,14 @@ def ppojob(folder: Path, *arguments: str) -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
     """A folder with the model, the data and the examples, as their comments say."""
+
+    def make(made: Path) -> None:
+        ppojob(made, "model", "smollm2", "--output", "smollm2-135m")
+
     folder = tmp_path_factory.mktemp("home")
-    ppojob(folder, "model", "smollm2", "--output", "models/smollm2-135m")
+    (folder / "models").mkdir()
+    real = made_once(tmp_path_factory, "smollm2", make) / "smollm2-135m"
+    (folder / "models" / "smollm2-135m").symlink_to(real)
     fill(folder)
     return folder
 

@@ -8,6 +8,7 @@ import pytest
 import run_folders
 import tiny_jobs
 import tiny_models
+from made_once import made_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -66,9 +67,7 @@ STOPS = [tiny_models.NAMES.index(sign) for sign in ".,:;!?+-*/"]
 NAMES = ("patient", "brief", "notes")
 
 
-@pytest.fixture(scope="session")
-def speaking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("speaking")
+def make_speaking_folder(folder: Path) -> None:
     tiny_jobs.make_tiny_folder(folder)
     (folder / "talk.py").write_text(REWARD)
     (folder / "users.py").write_text(USERS)
@@ -84,7 +83,11 @@ def speaking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             elif number % 5 == 3:
                 row["agent_name"] = "short"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+
+
+@pytest.fixture(scope="session")
+def speaking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "speaking", make_speaking_folder)
 
 
 def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: object) -> Path:
@@ -124,7 +127,11 @@ def undisturbed_speech(
     speaking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
 ) -> Path:
     """The run folder of a job that nobody disturbed, whose users are quick."""
-    return tiny_jobs.run_alone(manifest(tmp_path_factory.mktemp("speech"), speaking_folder))
+
+    def make(folder: Path) -> None:
+        tiny_jobs.run_alone(manifest(folder, speaking_folder))
+
+    return made_once(tmp_path_factory, "speech", make) / "run"
 
 
 def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed_speech: Path):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ppojob_trainer.models.families import CORRECTION
+from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -36,7 +36,7 @@ def loaded(model: Path, export: Path) -> AutoModelForCausalLM:
     before, after = (load_file(folder / "model.safetensors") for folder in (model, export))
     assert after.keys() == before.keys()
     kept = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
-    assert all(name.endswith(CORRECTION) for name in kept)
+    assert all(name.endswith((CORRECTION, EXPERT_BIAS)) for name in kept)
     found, facts = AutoModelForCausalLM.from_pretrained(
         export, dtype=torch.float32, output_loading_info=True
     )
@@ -118,6 +118,7 @@ def test_a_killed_job_trains_the_layer_that_predicts_further_tokens(
         ("hybrid", "huggingface", "float32", 2),
         ("hybrid", "vllm", "bfloat16", 1),
         ("nemotron_h", "huggingface", "float32", 2),
+        ("lfm2_moe", "huggingface", "float32", 2),
         ("granitemoehybrid", "vllm", "float32", 1),
     ],
 )

@@ -106,14 +106,6 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
     assert drawn(still, 2) != drawn(whole, 2), "which is of weights 0"
 
 
-def test_with_weights_that_stay_it_is_the_synchronous_job(finished, tiny_folder):
-    changes = {"optimizer": STILL, "steps": {"total": 3}, "roles": {"rollout": {"replicas": 2}}}
-    ahead = finished("ahead", tiny_folder, **JOB | changes)
-    at_once = finished("at-once", tiny_folder, **JOB | changes | {"rollout": AT_ONCE})
-    for step in (1, 2, 3):
-        assert drawn(ahead, step) == drawn(at_once, step)
-
-
 @pytest.mark.parametrize(
     "points",
     [

@@ -14,6 +14,7 @@ from tiny_models import (
     SECTIONS,
 )
 from transformers import (
+    ApertusForCausalLM,
     Cohere2ForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
@@ -33,6 +34,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    Lfm2ForCausalLM,
+    Lfm2MoeForCausalLM,
     LlamaForCausalLM,
     MiniMaxM2ForCausalLM,
     Ministral3ForCausalLM,
@@ -87,6 +90,14 @@ TOLD_LAYERS = {
     "vocab_size_per_layer_input": 128,
 }
 JOINT_KEYS = {"attention_k_eq_v": True, "num_key_value_heads": 4, "num_global_key_value_heads": 2}
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
@@ -127,6 +138,11 @@ HYBRID_MIXTURE = {
     **MIXTURE,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
+}
+CONVOLUTIONS = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "pad_token_id": 0,
 }
 GRANITE4 = {
     **MULTIPLIERS,
@@ -212,6 +228,9 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True, **NO_DROPOUT},
     ),
     "exaone4": (Exaone4ForCausalLM, {"sliding_window": WINDOW, "sliding_window_pattern": 2}),
+    "apertus": (ApertusForCausalLM, {"pad_token_id": 0, "rope_parameters": STRETCHED}),
+    "lfm2": (Lfm2ForCausalLM, {**CONVOLUTIONS, "block_multiple_of": 8}),
+    "lfm2_moe": (Lfm2MoeForCausalLM, {**CONVOLUTIONS, **MIXTURE, "num_dense_layers": 1}),
     "ernie4_5": (Ernie4_5ForCausalLM, {"head_dim": 12}),
     "hunyuan_v1_dense": (
         HunYuanDenseV1ForCausalLM,
@@ -266,4 +285,4 @@ def is_half_in_vllm(family: str, device: str = "cpu") -> bool:
     form = FAMILIES[family]
     if device == "cuda" and form.has_latents:
         return True
-    return form.recurrence is not None and not form.recurrence.is_mamba
+    return form.recurrence is not None and form.recurrence.rule == "delta"

@@ -2,9 +2,9 @@
 
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `with_mtp`,
-`seeing`, `seeing_3`, `seeing_tiles`, `talker` or `searcher`, or `classifier POLICY FOLDER` or
-`teacher POLICY FOLDER`.
+`hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `lfm2_moe`,
+`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `talker` or `searcher`, or
+`classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import io
@@ -167,7 +167,7 @@ def make_model(
 def draw_corrections(model: PreTrainedModel) -> None:
     """Draw what nobody trains."""
     for name, held in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             held.normal_(std=0.3)  # large enough to choose other experts
         elif name.endswith("layer_scalar"):
             held.uniform_(0.5, 1.5)
@@ -338,7 +338,7 @@ def make(kind: str, first: str, second: str) -> None:
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
-    elif kind in ("hybrid", "granitemoehybrid", "nemotron_h"):
+    elif kind in ("hybrid", "granitemoehybrid", "nemotron_h", "lfm2_moe"):
         save_hybrid(Path(first), float(second), kind)
     elif kind.startswith("seeing"):
         from seeing_models import save_seeing_policy  # which is made of what is here

@@ -193,7 +193,7 @@ CUT_AS_OTHERS = (
     *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo"),
 )
 FAMILIES = {
-    family: Case((0, 1, 0, 1, 0), budget=40, model=family)
+    family: Case((0, 1, 0, 1, 0), budget=80, model=family)
     for family in FAMILY_MODELS
     if family not in (*ABOVE, *CUT_AS_OTHERS) and not TABLE[family].sees_pictures
 }

@@ -15,6 +15,7 @@ from traceback import format_exc
 from typing import Literal
 
 import torch
+from engine_phase import close_quickly
 from family_models import FAMILY_MODELS, is_half_in_vllm
 from padded_reference import token_logprobs
 from tiny_models import make_model, write_model
@@ -177,6 +178,7 @@ def _saved(family: str, folder: Path) -> PreTrainedModel:
 
 
 def main(folder: Path, families: list[str]) -> None:
+    close_quickly()
     found: dict[str, float | str] = {}
     for family in families:
         try:

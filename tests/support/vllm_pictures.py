@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from engine_phase import generate
+from engine_phase import close_quickly, generate
 from padded_reference import as_in_files, whole_logprobs
 from seeing_models import GLM, TEXTS, save_seeing_model
 from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
@@ -313,6 +313,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    close_quickly()
     dist = torch.distributed  # noqa: TID251  # the world of the role that the engine must respect
     if arguments.store:
         where = f"file://{arguments.store}"

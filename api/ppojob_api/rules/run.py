@@ -361,6 +361,11 @@ SAMPLING_RULES = rules(
     when: self.engine == 'huggingface'
     must: self.parallelism.tensor == 1
 
+    spec.rollout | parallelism.expert | Conflict
+        the ranks of an engine cut each expert, or deal all of them; 1, or as many as tensor
+        ${self.parallelism.tensor}
+    must: self.parallelism.expert == 1 || self.parallelism.expert == self.parallelism.tensor
+
     spec | rollout.adapters | NoEffect
         it has no effect without adapters; merged, or model.lora
     when: self.rollout.adapters == 'beside'

@@ -55,6 +55,10 @@ class RolloutParallelism(Section):
     of several whole ones; vLLM alone. It divides the query heads, and is a divisor or a multiple of
     the key heads. verl: tensor_model_parallel_size, 2."""
 
+    expert: Count = 1
+    """Ranks that the experts of a mixture are dealt to: 1, each is cut over the ranks of an engine;
+    or as many as tensor, each rank has some of them whole. verl: expert_parallel_size, 1."""
+
     data: Count | None = None
     """Engines; absent: as many as the ranks over tensor."""
 

@@ -229,14 +229,22 @@ def _gpus_of_engines(verl: Verl) -> int:
 
 
 def engine_ranks(verl: Verl, job: Draft) -> None:
-    """Ranks of an engine, which lies within a pod or is several whole ones; it has no stages."""
-    keys = [f"{_ROLLOUT}.{name}_model_parallel_size" for name in ("tensor", "pipeline")]
+    """Ranks of an engine, which lies within a pod or is several whole ones; it has no stages.
+
+    verl deals experts over the ranks of several copies of all else; here these share that too.
+    """
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
+    tensor, stages, expert = keys = [f"{_ROLLOUT}.{name}" for name in names]
     if not (given := [key for key in keys if verl.is_given(key)]):
         return
     pods = verl[f"{_ROLLOUT}.nnodes"] or verl["trainer.nnodes"]
-    ranks, most = verl[keys[0]] * verl[keys[1]], _gpus_of_engines(verl) * pods
-    job.set("spec.rollout.parallelism.tensor", min(ranks, most), *given)
-    if ranks > most:
+    most, are_dealt = _gpus_of_engines(verl) * pods, verl[expert] > 1
+    wanted = verl[expert if are_dealt else tensor] * verl[stages]
+    ranks = min(wanted, most)
+    job.set("spec.rollout.parallelism.tensor", ranks, *given)
+    if are_dealt:
+        job.set("spec.rollout.parallelism.expert", ranks, expert)
+    if wanted > most:
         job.note("an engine has as many ranks as there are GPUs for it", *given)
 
 

@@ -170,3 +170,21 @@ def test_transformers_loads_it_with_equal_weights(tmp_path: Path):
     for name, tensor in model.named_parameters():
         assert torch.equal(loaded.get_parameter(name), tensor.bfloat16()), name
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.timeout(180)
+def test_numbers_without_a_dimension_go_back_as_they_were(tmp_path: Path):
+    """Of Apertus' activation: ranks hold each as a tensor of one."""
+    from family_models import FAMILY_MODELS
+    from tiny_models import save_model
+
+    from ppojob_trainer.models.load import load_model
+
+    kind, options = FAMILY_MODELS["apertus"]
+    saved = save_model(tmp_path / "model", kind, **options).state_dict()
+    held = load_model(tmp_path / "model").named_parameters()
+    export_model(tmp_path / "export", held, model_folder=tmp_path / "model", dtype=torch.float32)
+    loaded = kind.from_pretrained(tmp_path / "export").state_dict()
+    assert loaded.keys() == saved.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())

@@ -26,30 +26,37 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tokenizer.to_str())
 
 
+def write_folder(
+    folder: Path, tokenizer_json: str, template: str | None = CHATML, **config: object
+) -> Path:
+    """Write a model's folder, as far as prompts are concerned."""
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer_json)
+    settings: dict[str, object] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<pad>",
+        **config,
+    }
+    if template is not None:
+        settings["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
 @pytest.fixture
 def make_folder(tmp_path: Path, tokenizer_json: str) -> MakeFolder:
     def make(template: str | None = CHATML, name: str = "model", **config: object) -> Path:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "tokenizer.json").write_text(tokenizer_json)
-        settings: dict[str, object] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": "<s>",
-            "eos_token": "<|im_end|>",
-            "pad_token": "<pad>",
-            **config,
-        }
-        if template is not None:
-            settings["chat_template"] = template
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        return folder
+        return write_folder(tmp_path / name, tokenizer_json, template, **config)
 
     return make
 
 
-@pytest.fixture
-def chat(make_folder: MakeFolder) -> Iterator[ChatTokenizer]:
-    with ChatTokenizer(make_folder()) as tokenizer:
+@pytest.fixture(scope="session")
+def chat(tmp_path_factory: pytest.TempPathFactory, tokenizer_json: str) -> Iterator[ChatTokenizer]:
+    """Nothing changes it: the process of its templates serves all tests."""
+    with ChatTokenizer(write_folder(tmp_path_factory.mktemp("model"), tokenizer_json)) as tokenizer:
         yield tokenizer
 
 

@@ -152,6 +152,12 @@ def test_the_time_that_templates_see_can_be_fixed(make_folder: MakeFolder) -> No
         assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "03 Feb 2001 05"
 
 
+@pytest.fixture(autouse=True)
+def _no_guardian(chat: ChatTokenizer) -> None:
+    """The process that renders for other tests comes back where one asks it."""
+    chat.close()
+
+
 def children_of(pid: int | str) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]

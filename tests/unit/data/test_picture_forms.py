@@ -20,7 +20,7 @@ from transformers import (
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from ppojob_trainer.data.picture_forms import PictureForm, Wanted
+from ppojob_trainer.data.picture_forms import PictureForm, Wanted, why_shown_none
 from ppojob_trainer.data.pictures import opened, packed
 
 TOKEN = NAMES.index(PICTURE)
@@ -154,3 +154,18 @@ def test_a_folder_with_other_settings_is_shown_none(
     said = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**said, **changes}))
     assert PictureForm.read(folder) is None
+
+
+def test_why_a_folder_is_shown_none_names_its_processor(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["internvl"], tmp_path / "model")
+    path = folder / "preprocessor_config.json"
+    (folder / "processor_config.json").unlink(missing_ok=True)
+    assert why_shown_none(folder) == ""
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_patches": "4"}))
+    assert "has a GotOcr2ImageProcessor" in why_shown_none(folder)
+    path.write_text(json.dumps({"image_processor_type": "SiglipImageProcessor"}))
+    assert "is a SiglipImageProcessor, and those are known whose names" in why_shown_none(folder)
+    path.unlink()
+    assert f"has neither a processor_config.json nor a {path.name}" in why_shown_none(folder)

@@ -228,6 +228,17 @@ def test_a_reward_model_is_shown_no_pictures(folder: Path) -> None:
     assert any("the model sees the mark alone" in line for line in report.warnings)
 
 
+def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> None:
+    path = folder / "model" / "preprocessor_config.json"
+    path.write_text(json.dumps({"image_processor_type": "SiglipImageProcessor"}))
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        report = files.report(
+            files.table("a.parquet", given_rows("sft", "a <image>b")), given="sft"
+        )
+    assert any("(the processor of pictures of " in line for line in report.warnings)
+
+
 def test_a_mark_without_a_picture_is_told(folder: Path) -> None:
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)

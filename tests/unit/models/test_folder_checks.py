@@ -19,6 +19,8 @@ from tiny_models import TWO_LAYERS, make_model, write_model
 from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
@@ -47,7 +49,7 @@ def maker(model_class, **options):
     return partial(make_model, model_class, **{**SIZES, **options})
 
 
-NO_DEFAULTS = ("deepseek_v2", "hunyuan_v1_dense", "granitemoehybrid")
+NO_DEFAULTS = ("deepseek_v2", "hunyuan_v1_dense", "granitemoehybrid", "lfm2_moe")
 """Families whose defaults are no model beside other sizes."""
 MODELS = {
     **{
@@ -87,6 +89,22 @@ def test_layers_that_differ_are_read_as_the_hub_and_transformers_write_them(fami
     assert "per_layer_config" in written
     assert "global_head_dim" not in written
     assert read_sizes(of_hub, Path()) == read_sizes(written, Path())
+
+
+@pytest.mark.parametrize("adjusts", [True, False])
+def test_keys_of_liquid_are_those_of_others(*, adjusts: bool) -> None:
+    of_hub = {
+        **{"model_type": "lfm2", "vocab_size": 50, "hidden_size": 64, "num_attention_heads": 4},
+        **{"num_key_value_heads": 2, "num_hidden_layers": 4, "full_attn_idxs": [1, 3]},
+        **{"block_ff_dim": 100, "block_auto_adjust_ff_dim": adjusts, "block_multiple_of": 16},
+        **{"block_ffn_dim_multiplier": 1.3, "tie_embedding": False},
+    }
+    model = Lfm2ForCausalLM(Lfm2Config(**of_hub))
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    sizes = read_sizes(of_hub, Path())
+    assert sizes == read_sizes(model.config.to_dict(), Path())
+    assert {one[0] for name, one in shapes.items() if name.endswith(".w1.weight")} == {sizes.inner}
+    assert (sizes.states.layers, sizes.is_tied) == ({0, 2}, False)
 
 
 @pytest.mark.parametrize(("letters", "refused"), [("M*-E", None), ("MX", '"X"')])

@@ -126,6 +126,19 @@ def test_ranks_of_an_engine_have_whole_query_heads(tmp_path: Path, ranks, change
     assert found == ({"spec.rollout.parallelism.tensor": allowed} if allowed else {})
 
 
+@pytest.mark.parametrize(("experts", "allowed"), [(8, None), (6, "a divisor of 6")])
+def test_ranks_of_an_engine_have_whole_experts(tmp_path: Path, experts: int, allowed) -> None:
+    """However wide: these do not divide into four."""
+    mixture = {**HEADS, **EXPERTS, "moe_intermediate_size": 18, "num_experts": experts}
+    job = {
+        "rollout": {"engine": "vllm", "parallelism": {"tensor": 4, "expert": 4}},
+        "roles": {"actorRollout": {"ranksPerReplica": 4}},
+        "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
+    }
+    found = out_of_range(problems(tmp_path, {"model": mixture}, **job))
+    assert found == ({"spec.rollout.parallelism.expert": allowed} if allowed else {})
+
+
 @pytest.mark.parametrize(
     ("engine", "family", "refused"),
     [("vllm", "olmo2", True), ("huggingface", "olmo2", False), ("vllm", "mistral", False)],

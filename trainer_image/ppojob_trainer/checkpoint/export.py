@@ -37,7 +37,7 @@ from ppojob_trainer.models.adapter_files import (
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, layer_count
-from ppojob_trainer.models.families import CLASSIFIERS, TEXTS, TOKENS
+from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, TOKENS, Family
 from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import A, Adapter, B
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
@@ -122,6 +122,7 @@ def export_model(
     trained |= beside.copies(trained)
     kept = {**beside.tower, **mtp}
     frozen = {name: tensor for name, tensor in kept.items() if name not in trained}
+    frozen |= _numbers(model_folder, FAMILIES.get(model_type))
     named = trained | frozen
     plain = told(join)
     changed = {in_files(name): adapter for name, adapter in adapters.items()}
@@ -321,6 +322,15 @@ class _Beside:
             return {}
         own = {name: of for name, of in self.copied.items() if name in self.mtp}
         return {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
+
+
+def _numbers(model_folder: Path, family: Family | None) -> dict[str, Tensor]:
+    """What files hold without a dimension, which nobody trains: here it has one."""
+    if family is None or not family.fixed:
+        return {}
+    paths = set(read_weights(model_folder).files.values())
+    held = (one for path in sorted(paths) for one in read_tensors(path).items())
+    return {name: one for name, one in held if name.endswith(family.fixed) and not one.shape}
 
 
 def _but(those: Mapping[str, Tensor], merge: Join) -> Join:

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 from PIL import Image
 
+from ppojob_api.problem import printable
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.picture_settings import GridSettings, LinesSettings, TilesSettings
 from ppojob_trainer.data.pictures import encoded, opened, unpacked
@@ -72,11 +73,7 @@ class PictureForm(ABC):
     def read(folder: Path) -> "PictureForm | None":
         """The form of a model in Hugging Face form; None where it sees none."""
         config = _object(folder / "config.json")
-        # In transformers' order.
-        processor = _object(folder / _NEWER).get("image_processor") or _object(folder / _PROCESSOR)
-        is_one = isinstance(processor, dict) and processor
-        name = str(processor.get("image_processor_type", _QWEN)) if is_one else ""
-        known = next((one for one in _KINDS if name.startswith(one)), None)
+        processor, _, known = _processor_of(folder)
         if known is None or config.get("vision_feature_layer", -1) != -1:
             return None
         of, settings = _KINDS[known]
@@ -415,6 +412,37 @@ _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     "Pixtral": (Lines.of, LinesSettings),
 }
 """What the names of processors begin with that take pictures as is done here."""
+
+
+def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
+    """What a folder says of its picture processor, its class, and which known one that is.
+
+    Of a folder that says nothing the class is empty.
+    """
+    # In transformers' order.
+    processor = _object(folder / _NEWER).get("image_processor") or _object(folder / _PROCESSOR)
+    is_one = isinstance(processor, dict) and processor
+    name = str(processor.get("image_processor_type", _QWEN)) if is_one else ""
+    return processor, name, next((one for one in _KINDS if name.startswith(one)), None)
+
+
+def why_shown_none(folder: Path) -> str:
+    """Why the model of a folder, which has a vision tower, is shown no pictures; else empty."""
+    _, name, known = _processor_of(folder)
+    has_tower = name or "vision_config" in _object(folder / "config.json")
+    if not has_tower or PictureForm.read(folder) is not None:
+        return ""
+    if not name:
+        return f"{folder} has neither a {_NEWER} nor a {_PROCESSOR} with a processor of pictures"
+    if known is None:
+        return (
+            f"the processor of pictures of {folder} is a {printable(name)}, and those are known "
+            f"whose names begin with {', '.join(_KINDS)}"
+        )
+    return (
+        f"{folder} has a {printable(name)}, which is known, with settings, a vision_feature_layer "
+        "or tokens around pictures that are not"
+    )
 
 
 def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:

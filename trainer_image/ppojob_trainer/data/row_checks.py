@@ -154,13 +154,17 @@ def with_control_token(
 
 
 def with_unseen_media(
-    prompt: Prompt, columns: Collection[str], spec: DataSpec
+    prompt: Prompt, columns: Collection[str], spec: DataSpec, because: str
 ) -> DataProblem | None:
-    """Tell of a prompt with marks of what its row has in a column, and the model is not shown."""
+    """Tell of a prompt with marks of what its row has in a column, and the model is not shown.
+
+    `because` says of a model with a tower why it is shown no pictures.
+    """
     contents = [prompt] if isinstance(prompt, str) else [str(one["content"]) for one in prompt]
     for mark, column in MEDIA.items():
         if column in columns and any(mark in content for content in contents):
             why = f"the model sees the mark alone, and nothing of the column {column}"
+            why += f" ({because})" if because and column == pictures.COLUMN else ""
             return DataProblem(spec.prompt_key, mark, why, "fine where it is meant")
     return None
 

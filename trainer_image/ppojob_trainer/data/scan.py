@@ -363,7 +363,12 @@ class Scan:
             (self.warnings, truthless(row, self.spec) if may_need_truth else None),
             (self.warnings, untaken_kwargs(row.extra_info, tools)),
             (self.warnings, with_control_token(whole, control, self.spec)),
-            (self.warnings, with_unseen_media(whole, self._unseen(candidate), self.spec)),
+            (
+                self.warnings,
+                with_unseen_media(
+                    whole, self._unseen(candidate), self.spec, self.chat.why_shown_none
+                ),
+            ),
         )
         for findings, bad in found:
             if bad is not None:

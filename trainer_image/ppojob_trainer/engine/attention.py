@@ -38,6 +38,7 @@ from ppojob_trainer.engine.long_rows import (
     draw_seed,
     scaled_bmm,
 )
+from ppojob_trainer.engine.short_convolutions import plan_neighbours
 from ppojob_trainer.engine.state_spaces import use_packed_states
 from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
@@ -149,6 +150,7 @@ class AttentionPlans:
         self._longest = max(span.prefix_length + span.length for span in spans)
         self._made: dict[tuple[int | None, int, int], AttentionPlan] = {}
         self._chunks: dict[int, ChunkPlan] = {}
+        self._neighbours: dict[int, Tensor] = {}
 
     def of(self, window: int | None, heads: int, key_heads: int) -> AttentionPlan:
         """The plan of a window; one that no row is longer than is none."""
@@ -165,6 +167,12 @@ class AttentionPlans:
         if before not in self._chunks:
             self._chunks[before] = plan_chunks(self._spans, before).to(self._device)
         return self._chunks[before]
+
+    def neighbours(self, before: int) -> Tensor:
+        """So many tokens before each one in its row."""
+        if before not in self._neighbours:
+            self._neighbours[before] = plan_neighbours(self._spans, before).to(self._device)
+        return self._neighbours[before]
 
     @cached_property
     def rows(self) -> VarlenRows:

@@ -60,6 +60,9 @@ class HasChunks(Protocol):
     def chunks(self, before: int) -> ChunkPlan:
         """That of `plan_chunks`."""
 
+    def neighbours(self, before: int) -> Tensor:
+        """Those of `short_convolutions.plan_neighbours`."""
+
 
 def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> ChunkPlan:
     """Cut spans, which cover the packed tokens in order, into chunks.
@@ -84,9 +87,8 @@ def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> Chunk
     ]
     start, length, prefix_start, prefix, first_ = torch.tensor(numbers)[:, :, None].unbind(1)
     total = int(sum(span.length for span in spans))
-    own = first_ + torch.arange(-before, chunk)  # place in the span; below 0 in its prefix
-    in_prefix = torch.where(prefix + own >= 0, prefix_start + prefix + own, total)
-    tokens = torch.where(own < 0, in_prefix, torch.where(own < length, start + own, total))
+    own = first_ + torch.arange(-before, chunk)
+    tokens = torch.where(own < length, placed(own, start, prefix_start, prefix, total), total)
     slots = torch.empty(total + 1, dtype=torch.int64)
     slots[tokens[:, before:].flatten()] = torch.arange(len(numbers) * chunk)
     return ChunkPlan(
@@ -95,6 +97,15 @@ def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> Chunk
         tuple(map(len, waves)),
         tuple(torch.tensor([parent for *_, parent in chunks]) for chunks in waves[1:]),
     )
+
+
+def placed(own: Tensor, start: Tensor, prefix_start: Tensor, prefix: Tensor, total: int) -> Tensor:
+    """Where tokens of spans lie, by their places in these, which are below 0 in their prefixes.
+
+    In front of those is nothing: `total`.
+    """
+    in_prefix = torch.where(prefix + own >= 0, prefix_start + prefix + own, total)
+    return torch.where(own < 0, in_prefix, start + own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +288,7 @@ def padded_lengths(model: PreTrainedModel, lengths: Sequence[int]) -> list[int]:
     """Tokens of spans as a model computes them: in whole chunks, where layers keep a state."""
     # Stages of a pipeline ask alike, whichever layers they have.
     kinds = layer_kinds(model.config.to_dict())
-    has_states = FAMILIES[model.config.model_type].recurrence and (kinds is None or STATE in kinds)
-    multiple = CHUNK if has_states else 1
+    kind = FAMILIES[model.config.model_type].recurrence
+    has_chunks = kind and kind.rule != "convolution" and (kinds is None or STATE in kinds)
+    multiple = CHUNK if has_chunks else 1
     return [-(-length // multiple) * multiple for length in lengths]

@@ -17,7 +17,7 @@ and keys, V size of values, N chunks of C tokens, w of them in a wave, B inputs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import lcm
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ppojob_trainer.engine import linear_attention
+from ppojob_trainer.engine import linear_attention, short_convolutions
 from ppojob_trainer.engine.linear_attention import (
     ChunkPlan,
     HasChunks,
@@ -40,6 +40,9 @@ from ppojob_trainer.engine.linear_attention import (
 )
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
+
+Compute = Callable[[Any, Tensor, HasChunks, SequenceRanks], Tensor]
+"""The forward pass of a layer that keeps a state, over packed rows."""
 
 AT_ONCE: Final = 32
 """Heads that are computed together, at most."""
@@ -222,16 +225,35 @@ def use_packed_states(model: PreTrainedModel) -> None:
     kind = FAMILIES[model.config.model_type].recurrence
     if kind is None:
         return
-    compute = compute_packed if kind.is_mamba else linear_attention.compute_packed
+    compute = _COMPUTE[kind.rule]
     for layer in base.layers:
         net: nn.Module | None = getattr(layer, kind.net, None)
-        if net is not None and hasattr(net, "A_log"):
+        if net is not None and any(isinstance(one, nn.Conv1d) for one in net.children()):
             net.forward = partial(_forward, net, compute)
+            if kind.rule == "convolution":
+                layer.register_forward_pre_hook(partial(_tell, net), with_kwargs=True)
+
+
+def _tell(net: Any, _layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
+    """Give a layer's net the keywords that its code in transformers hands to attention alone.
+
+    They come with each call, for a layer may be computed again behind another pass.
+    """
+    told = {name: options[name] for name in _KEYWORDS if name in options}
+    net.forward = partial(_forward, net, _COMPUTE["convolution"], **told)
+
+
+_COMPUTE: Final[Mapping[str, Compute]] = {
+    "delta": linear_attention.compute_packed,
+    "mamba": compute_packed,
+    "convolution": short_convolutions.compute_packed,
+}
+_KEYWORDS: Final = ("attention_plans", "sequence_ranks")
 
 
 def _forward(
     net: Any,
-    compute: Callable[[Any, Tensor, HasChunks, SequenceRanks], Tensor],
+    compute: Compute,
     hidden_states: Tensor,
     *,
     attention_plans: HasChunks | None = None,

@@ -13,12 +13,8 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
-from ppojob_trainer.models.layers_apart import (
-    LAYER_SCALAR,
-    Attention,
-    LayersApart,
-    read_layers_apart,
-)
+from ppojob_trainer.models.layers_apart import Attention, LayersApart, read_layers_apart
+from ppojob_trainer.models.liquid import with_own_keys
 from ppojob_trainer.models.mixtures import (
     expert_tensors,
     key_of_experts,
@@ -163,7 +159,8 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     mixture, feed_forward = mixture_in(config), family.feed_forward
     own: tuple[str, ...] = _LATENT if family.has_latents else ()
     if kind := family.recurrence:
-        own, config = kind.sizes, with_head_of_states(config)
+        own, config = kind.sizes, with_own_keys(with_head_of_states(config))
+        kinds = layer_kinds(config)
     needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, _MAX_SIZE)
     required = _read_counts(config, needed, path)
     if isinstance(required, list):
@@ -182,7 +179,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if kind:
         layers = layers_with_states(config, kinds, required["num_hidden_layers"])
         if layers:
-            states = States(kind, layers, *(required[key] for key in kind.sizes))
+            states = States.of(kind, layers, required)
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
     has_plain = plain_layers > 0 or feed_forward is not None
     may_tie = True in family.only.get("tie_word_embeddings", (True,))
@@ -277,7 +274,7 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
         found[f"{at}.v_proj"] = (key, hidden)
     if "qkv_proj" in family.fused:
         found = {f"{at}.qkv_proj": (query + 2 * key, hidden)}
-    return found | {f"{at}.o_proj": (hidden, query)}
+    return found | {f"{at}.{family.attention_out}": (hidden, query)}
 
 
 def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
@@ -325,8 +322,7 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
             yield f"{name}.bias", shape[:1]
     if family.has_sinks:
         yield "self_attn.sinks", (sizes.heads,)
-    if sizes.apart:
-        yield LAYER_SCALAR, (1,)
+    yield from ((name, (1,)) for name in (*family.learnt, *family.fixed))
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
@@ -345,7 +341,7 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     if sizes.latents and sizes.latents.query:
         yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
     if sizes.states and sizes.has_state(layer):
-        yield sizes.states.norm()
+        yield from sizes.states.norms()
     elif sizes.has_head_norms:
         each, size = family.head_norm == "each head", attention.head_size
         of_queries, of_keys = family.head_norms

@@ -81,7 +81,7 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
 
 def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
     """Whether attention of a hybrid of Mamba-2 layers knows no positions."""
-    is_of_mamba = family.recurrence is not None and family.recurrence.is_mamba
+    is_of_mamba = family.recurrence is not None and family.recurrence.rule == "mamba"
     return is_of_mamba and config.get("position_embedding_type") != "rope"
 
 

@@ -5,6 +5,7 @@ its own, so that loading, ranks, checkpoints, exports and engines know of nothin
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -12,16 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
-from ppojob_trainer.models.layers_apart import LAYER_SCALAR
+from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
 from ppojob_trainer.models.mixtures import mixture_in
-from ppojob_trainer.models.nemotron import NEMOTRON, as_others
+from ppojob_trainer.models.module_names import rename_modules
+from ppojob_trainer.models.nemotron import NEMOTRON, take_limits_off
 from ppojob_trainer.models.routes import follow_routes
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
 
 # Else transformers rounds it where weights are in 16 bits and a family's class does not say so.
-PreTrainedModel._keep_in_fp32_modules_strict = [CORRECTION]
+PreTrainedModel._keep_in_fp32_modules_strict = [CORRECTION, EXPERT_BIAS]
 
 _GAIN: Final = 1.702
 _LIMIT: Final = 7.0
@@ -212,11 +213,13 @@ def split_experts(model: PreTrainedModel) -> None:
     """
     mixture = mixture_of(model)
     base: Any = model.base_model
+    family = FAMILIES[model.config.model_type]
+    rename_modules(model, family.modules)
     if model.config.model_type == NEMOTRON:
-        as_others(model)
-    if FAMILIES[model.config.model_type].has_layers_apart:
-        for layer in base.layers:
-            _keep(layer, LAYER_SCALAR)
+        take_limits_off(model)
+    for name, layer in product(family.fixed, base.layers):
+        owner, _, own = name.rpartition(".")
+        _keep(layer.get_submodule(owner), own)
     if mixture is None:
         return
     for number, layer in enumerate(base.layers):
@@ -245,7 +248,8 @@ def _keep(module: nn.Module, name: str, kind: torch.dtype | None = None) -> None
     """Make a parameter without gradient of a buffer that files hold."""
     values = getattr(module, name).detach().to(kind)
     delattr(module, name)
-    setattr(module, name, nn.Parameter(values, requires_grad=False))
+    shape = values.shape or (1,)  # FSDP2 cuts no number without a dimension
+    setattr(module, name, nn.Parameter(values.reshape(shape), requires_grad=False))
 
 
 def _keep_correction(block: Any, mixture: Mixture) -> None:
@@ -255,7 +259,8 @@ def _keep_correction(block: Any, mixture: Mixture) -> None:
         delattr(router, BIAS_MODULE)
         setattr(block, BIAS_MODULE, held)
         router.__dict__[BIAS_MODULE] = held
-    _keep(block.get_submodule(mixture.correction.rpartition(".")[0]), CORRECTION, torch.float32)
+    owner, _, own = mixture.correction.rpartition(".")
+    _keep(block.get_submodule(owner), own, torch.float32)
     kind = type(router)
     router.__class__ = type(f"Exact{kind.__name__}", (_Exact, kind), {})
 

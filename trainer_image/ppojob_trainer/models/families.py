@@ -35,6 +35,8 @@ _DELTA_NETWORK_SIZES: Final[Mapping[str, Json]] = {
 }
 CORRECTION: Final = "e_score_correction_bias"
 """The bias by which routers choose; float32 in whatever type the weights are."""
+EXPERT_BIAS: Final = "expert_bias"
+"""What LFM2 calls it."""
 BIAS_MODULE: Final = "moe_statics"
 """Of ERNIE, where files have that bias, in one row."""
 TOKENS: Final = "ForTokenClassification"
@@ -68,6 +70,7 @@ class Mixture:
             experts before the weights and the products.
         correction: the name in a block of a bias with which routers choose and that no gradient
             trains, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
+        floor: what routers add to the sum that they divide the weights of chosen experts by.
     """
 
     block: str = "mlp"
@@ -84,6 +87,7 @@ class Mixture:
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     chooses_first: bool = False
     correction: str = ""
+    floor: float = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +97,15 @@ class Recurrence:
     Attributes:
         net: the name of such a layer in a decoder layer.
         sizes: keys of config.json: heads of queries and keys, heads of values, widths of a key and
-            of a value, inputs of the convolution at a token.
-        is_mamba: whether they are those of Mamba-2 (arXiv:2405.21060); else gated delta networks
-            (arXiv:2412.06464).
+            of a value, inputs of the convolution at a token; of convolutions the last one alone.
+        rule: how a token changes a state: as in gated delta networks (arXiv:2412.06464), as in
+            Mamba-2 (arXiv:2405.21060), or not at all: of a short convolution the state is what it
+            sees of the tokens before one (LFM2: arXiv:2511.23404).
     """
 
     net: str
-    sizes: tuple[str, str, str, str, str]
-    is_mamba: bool = False
+    sizes: tuple[str, ...]
+    rule: Literal["delta", "mamba", "convolution"] = "delta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +152,18 @@ class Family:
             arXiv:2405.04434, section 2.1).
         has_sinks: whether each head has a key whose score is learnt and whose value is 0.
         attention: the name of attention in a layer.
+        attention_out: the name in it of its matrix on the way back.
         has_one_block: whether a layer is attention, or a layer with a state, or a feed-forward
             block, of which there are plain ones and mixtures.
         has_gates: whether queries come with a gate of what attention says, as wide as they are
             (arXiv:2505.06708).
         recurrence: of models some of whose layers keep a state.
         feed_forward: of models whose blocks are others than llama's.
+        learnt: numbers of a layer that are trained, each a tensor of one.
+        fixed: numbers of a layer that files hold and nobody trains.
         has_layers_apart: whether layers differ from each other; see `layers_apart`.
+        modules: modules around the layers that transformers has other names for, and those that all
+            other models have.
         file_names: parts of the names that files have for weights, and what stands for them here,
             where transformers' modules have other names.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
@@ -189,11 +199,15 @@ class Family:
     has_latents: bool = False
     has_sinks: bool = False
     attention: str = "self_attn"
+    attention_out: str = "o_proj"
     has_one_block: bool = False
     has_gates: bool = False
     recurrence: Recurrence | None = None
     feed_forward: FeedForward | None = None
+    learnt: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
     has_layers_apart: bool = False
+    modules: Mapping[str, str] = field(default_factory=dict)
     file_names: Mapping[str, str] = field(default_factory=dict)
     uncut: str = ""
     mixture: Mixture | None = None
@@ -228,6 +242,32 @@ _DELTA_NETWORKS: Final = Recurrence(
         "linear_value_head_dim",
         "linear_conv_kernel_dim",
     ),
+)
+_LFM2: Final = Family(
+    "LFM2, LFM2.5",
+    defaults={
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+        "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+    },
+    only={"conv_bias": (False,)},
+    biases={},
+    norms=("operator_norm", "ffn_norm"),
+    head_norm="each head",
+    head_norms=("q_layernorm", "k_layernorm"),
+    attention_out="out_proj",
+    recurrence=Recurrence("conv", ("conv_L_cache",), "convolution"),
+    feed_forward=FeedForward(
+        "intermediate_size", {"feed_forward.w1": 1, "feed_forward.w3": 1}, "feed_forward.w2"
+    ),
+    modules={"embedding_norm": "norm", "pos_emb": "rotary_emb"},
+    file_names={".embedding_norm.": ".norm."},
+    uncut="layers of short convolutions are whole",
+    is_in_vllm=False,  # its rows were not those of the trainer: ADR 89
+    classifiers=(),
 )
 _INFINITY: Final[Json] = {"__float__": "Infinity"}
 """As transformers 5 writes it."""
@@ -283,6 +323,7 @@ _GEMMA4: Final = Family(
     norms=_GEMMA2.norms,
     late_norms=_GEMMA2.late_norms,
     head_norm="each head",
+    fixed=("layer_scalar",),
     has_layers_apart=True,
     logit_cap=_GEMMA2.logit_cap,
     classifiers=(),
@@ -595,7 +636,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
                 *("mamba_n_groups", "mamba_n_heads"),
                 *("mamba_d_state", "mamba_d_head", "mamba_d_conv"),
             ),
-            is_mamba=True,
+            "mamba",
         ),
         feed_forward=FeedForward(
             "shared_intermediate_size",
@@ -660,9 +701,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
                 *("n_groups", "mamba_num_heads"),
                 *("ssm_state_size", "mamba_head_dim", "conv_kernel"),
             ),
-            is_mamba=True,
+            "mamba",
         ),
         feed_forward=FeedForward("intermediate_size", {"mixer.up_proj": 1}, "mixer.down_proj"),
+        modules={"embeddings": "embed_tokens", "norm_f": "norm"},
         file_names={
             "backbone.embeddings.": "model.embed_tokens.",
             "backbone.norm_f.": "model.norm.",
@@ -716,6 +758,34 @@ FAMILIES: Final[Mapping[str, Family]] = {
         norms=(),
         late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         head_norm="each head",
+    ),
+    "apertus": Family(
+        "Apertus",
+        only={"hidden_act": ("xielu",)},
+        norms=("attention_layernorm", "feedforward_layernorm"),
+        head_norm="each head",
+        feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
+        learnt=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
+        fixed=("mlp.act_fn.beta", "mlp.act_fn.eps"),
+        classifiers=(TOKENS,),
+    ),
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(
+        _LFM2,
+        models="LFM2 mixtures of experts",
+        defaults={
+            **{"num_key_value_heads": 8, "tie_word_embeddings": True},
+            **{"conv_L_cache": 3, "num_dense_layers": 2},
+        },
+        only={"conv_bias": (False,), "use_expert_bias": (True,)},
+        mixture=Mixture(
+            "feed_forward",
+            ("w1", "w3", "w2"),
+            dense_first="num_dense_layers",
+            scoring="sigmoid",
+            floor=1e-6,
+            correction=EXPERT_BIAS,
+        ),
     ),
     "ernie4_5": Family(
         "ERNIE 4.5 dense",

@@ -14,7 +14,7 @@ KINDS: Final = (STATE, ATTENTION, PLAIN, EXPERTS)
 
 PATTERN: Final = "hybrid_override_pattern"
 _LETTERS: Final = {"M": STATE, "*": ATTENTION, "-": PLAIN, "E": EXPERTS}
-_OF_THE_HUB: Final = {"mamba": STATE, "attention": ATTENTION}
+_OF_THE_HUB: Final = {"mamba": STATE, "conv": STATE, "attention": ATTENTION}
 
 
 def layer_kinds(config: Mapping[str, Json]) -> list[str] | None:

@@ -11,9 +11,6 @@ from typing import Final
 
 from ppojob_trainer.json_value import Json
 
-LAYER_SCALAR: Final = "layer_scalar"
-"""What a layer's states are multiplied by; nobody trains it."""
-
 _FULL: Final = "full_attention"
 _PERIOD: Final = 6
 _FULL_HEAD: Final = 512

@@ -12,9 +12,9 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_forms import PictureForm, why_shown_none
 from ppojob_trainer.models.architectures import Sizes, expert_layers, linear_layers, sizes_of
-from ppojob_trainer.models.config_files import folder_has_tower, read_config
+from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mixtures import ALIGNED
 from ppojob_trainer.models.mtp_forms import MTP_FORMS, mtp_layer_count
@@ -47,7 +47,8 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     hosted = {(role if role in pods else "actorRollout", folder) for role, folder in folders}
     for host, pod in pods.items():
         own = {sizes_of(folder) for where, folder in hosted if where == host and folder}
-        yield from _check_experts(host, pod.parallelism.expert, own)
+        where = f"spec.roles.{host}.parallelism.expert"
+        yield from _check_experts(where, pod.parallelism.expert, own)
     for host, folder in sorted((host, folder) for host, folder in hosted if folder):
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
@@ -98,9 +99,8 @@ def _check_pipeline(host: RoleName, stages: int, folder: str, sizes: Sizes) -> I
         yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
 
 
-def _check_experts(host: RoleName, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
+def _check_experts(where: str, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
     """Experts that cannot be dealt to so many ranks, of models that live in the same pods."""
-    where = f"spec.roles.{host}.parallelism.expert"
     counts = {0 if sizes is None else sizes.experts for sizes in models}
     if ranks > 1 and not any(counts) and None not in models:
         why = "no model of these pods has experts"
@@ -177,11 +177,20 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
     if sizes is None or PictureForm.read(Path(folder)) is not None:
         return
     why = f"a model of {sizes.model_type} sees no pictures"
-    if folder_has_tower(folder):
-        why = f"{folder} has no processor of pictures that is known, so it is shown none"
+    if reason := why_shown_none(Path(folder)):
+        why = f"{reason}, so it is shown none"
     for where, value in said.items():
         if value is not None:
             yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
+
+
+def _why_not_in_vllm(model_type: str) -> str:
+    if FAMILIES[model_type].recurrence is not None:
+        return f"what vLLM drew of {model_type} in a job was not what the trainer computes"
+    return (
+        f"vLLM has no model of {model_type} of its own, and would change transformers' "
+        "for the trainer too"
+    )
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
@@ -194,7 +203,9 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         if (spec.roles.rollout or spec.roles.actor_rollout).gpus_per_replica == 0:
             yield from _check_vllm_on_processors(spec, sizes)
     if spec.rollout.parallelism.tensor > 1:
+        dealt = spec.rollout.parallelism.expert
         yield from _check_engine_ranks(spec, sizes)
+        yield from _check_experts("spec.rollout.parallelism.expert", dealt, {sizes})
 
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
@@ -202,8 +213,7 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.engine",
             shown(spec.rollout.engine),
-            f"vLLM has no model of {sizes.model_type} of its own, and would change transformers' "
-            "for the trainer too",
+            _why_not_in_vllm(sizes.model_type),
             "huggingface",
             ReasonCode.CONFLICT,
         )
@@ -247,7 +257,7 @@ def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Proble
             ReasonCode.CONFLICT,
         )
     if kind:
-        types = ("bfloat16", "float32") if kind.is_mamba else ("bfloat16",)
+        types = ("bfloat16",) if kind.rule == "delta" else ("bfloat16", "float32")
         if spec.rollout.dtype not in types:
             yield Problem(
                 "spec.rollout.dtype",
@@ -262,10 +272,8 @@ def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Proble
 def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     """Heads and features that the ranks of an engine cannot share; of key heads each has one."""
     tensor = spec.rollout.parallelism.tensor
-    most, keys = (
-        gcd(sizes.heads, sizes.inner, sizes.shared, sizes.plain),
-        sizes.numbers_of_key_heads,
-    )
+    inner = sizes.plain if spec.rollout.parallelism.expert > 1 else sizes.inner
+    most, keys = gcd(sizes.heads, inner, sizes.shared, sizes.plain), sizes.numbers_of_key_heads
     of_states = ""
     if sizes.states:
         most = gcd(most, sizes.states.key_heads)
@@ -280,7 +288,7 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             "spec.rollout.parallelism.tensor",
             shown(tensor),
             f"so many ranks share {sizes.heads} query heads, {' or '.join(map(str, keys))} key "
-            f"heads and {sizes.inner} "
+            f"heads and {inner} "
             f"inner features of {spec.model.path}{of_states}",
             f"one of {', '.join(map(str, fitting))}",
             ReasonCode.OUT_OF_RANGE,

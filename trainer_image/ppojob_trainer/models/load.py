@@ -27,7 +27,7 @@ from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import WHOLE_NAMES, folder_has_tower, read_config
 from ppojob_trainer.models.experts import experts_of, split_experts
-from ppojob_trainer.models.families import CORRECTION, FAMILIES, TEXTS, TOKENS
+from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS, FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import POLICY, REWARD, ModelKind
 from ppojob_trainer.models.log_partition import (
@@ -67,6 +67,7 @@ _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".experts.down_proj",
     ".w2.weight",
     CORRECTION,
+    EXPERT_BIAS,
     "score.weight",
 )
 """Biases, a block that was put in as the identity, and a head that begins at zero."""
@@ -346,7 +347,8 @@ def _load_sharded(
 def _read_part(path: Path, name: str, box: Box) -> Tensor:
     with safe_open(path, framework="pt") as file:
         stored = file.get_slice(name)
-        shape = tuple(stored.get_shape())
+        if not (shape := tuple(stored.get_shape())):  # a number, of which there are no parts
+            stored, shape = file.get_tensor(name)[None], (1,)
         if shape != box.shape:
             raise ValueError(f"{name} has shape {shape}: the model needs {box.shape}")
         if box.numel == 0:

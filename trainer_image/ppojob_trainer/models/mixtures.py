@@ -10,7 +10,7 @@ from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, FAMILIES, Mixture
+from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
 from ppojob_trainer.models.layer_kinds import EXPERTS, layer_kinds
 from ppojob_trainer.models.problems import ModelReason
 
@@ -24,7 +24,7 @@ def stays_float32(name: str) -> bool:
     Routers choose by the one: rounded it would send tokens to other experts. A gated delta network
     decays by an exponential of the other, which vLLM keeps so.
     """
-    return name.endswith((CORRECTION, ".A_log"))
+    return name.endswith((CORRECTION, EXPERT_BIAS, ".A_log"))
 
 
 def is_sent_float32(name: str) -> bool:

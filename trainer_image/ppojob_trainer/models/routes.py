@@ -77,7 +77,7 @@ def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Ten
     if mixture.scoring == "sigmoid":
         worth = logits.float().sigmoid().gather(-1, chosen)
         if getattr(router, "norm_topk_prob", True):  # MiniMax's always does
-            worth = worth / (worth.sum(dim=-1, keepdim=True) + 1e-20)
+            worth = worth / (worth.sum(dim=-1, keepdim=True) + mixture.floor)
         return worth * float(getattr(router, "routed_scaling_factor", 1.0))
     if mixture.chooses_first or hasattr(router, "bias"):  # the same but for the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)

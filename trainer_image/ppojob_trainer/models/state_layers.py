@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.families import Recurrence
@@ -30,6 +31,17 @@ class States:
     value: int
     taps: int
 
+    @classmethod
+    def of(cls, kind: Recurrence, layers: frozenset[int], sizes: Mapping[str, int]) -> Self:
+        """Those of a model by keys of its config.json.
+
+        A feature of a short convolution is a head of its own, which remembers nothing but tokens.
+        """
+        own = [sizes[key] for key in kind.sizes]
+        if kind.rule == "convolution":
+            return cls(kind, layers, sizes["hidden_size"], sizes["hidden_size"], 0, 1, *own)
+        return cls(kind, layers, *own)
+
     @property
     def inner(self) -> int:
         """Width of the values of all heads."""
@@ -43,7 +55,7 @@ class States:
     @property
     def dealt_heads(self) -> int:
         """Heads that ranks of a sequence divide; of a group of Mamba-2 each has a copy."""
-        return self.heads if self.kind.is_mamba else self.key_heads
+        return self.heads if self.kind.rule == "mamba" else self.key_heads
 
     def linear_layers(self, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
         """Those of a layer by their names in it, with the shapes of their weights."""
@@ -51,8 +63,10 @@ class States:
         parts = {"_qkv": self.channels, "_z": gates, "_b": heads, "_a": heads}
         if is_fused:
             parts = {"_qkvz": self.channels + gates, "_ba": 2 * heads}
-        if self.kind.is_mamba:
+        if self.kind.rule == "mamba":
             parts = {"": gates + self.channels + heads}
+        elif self.kind.rule == "convolution":  # and a gate on either side
+            parts = {"": 3 * self.channels}
         found: dict[str, tuple[int, ...]] = {
             f"{at}.in_proj{name}": (rows, hidden) for name, rows in parts.items()
         }
@@ -61,15 +75,20 @@ class States:
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of the others but the norm."""
         at = self.kind.net
+        if self.kind.rule == "convolution":
+            yield f"{at}.conv.weight", (self.channels, 1, self.taps)
+            return
         yield f"{at}.conv1d.weight", (self.channels, 1, self.taps)
-        if self.kind.is_mamba:
+        if self.kind.rule == "mamba":
             yield f"{at}.conv1d.bias", (self.channels,)
             yield f"{at}.D", (self.heads,)
         yield from ((f"{at}.{name}", (self.heads,)) for name in ("A_log", "dt_bias"))
 
-    def norm(self) -> tuple[str, tuple[int, ...]]:
-        """Name and shape of the norm: of a head, or of Mamba-2 of all."""
-        return f"{self.kind.net}.norm.weight", (self.inner if self.kind.is_mamba else self.value,)
+    def norms(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of the norm, if there is one: of a head, or of Mamba-2 of all."""
+        if self.kind.rule != "convolution":
+            width = self.inner if self.kind.rule == "mamba" else self.value
+            yield f"{self.kind.net}.norm.weight", (width,)
 
 
 def layers_with_states(

@@ -17,6 +17,7 @@ from ppojob_trainer.models.lora import A, B
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeRows,
     Columns,
+    Cut,
     Stacks,
     Style,
     Summands,
@@ -66,7 +67,6 @@ _FEED_FORWARD: Final = {
     "model.layers.*.mlp.down_proj": COLUMNS,
 }
 _LAYERS_APART: Final = {
-    "model.layers.*": WHOLE,  # the number that it is multiplied by
     "model.embed_tokens_per_layer": VOCABULARY,
     "model.per_layer_model_projection": WHOLE,
     "model.per_layer_projection_norm": WHOLE,
@@ -79,11 +79,12 @@ _LAYERS_APART: Final = {
 def plan_of(family: Family) -> dict[str, Style]:
     """The styles of a family's modules that have parameters of their own, or are summed as one."""
     assert not family.uncut, "such a layout is refused"
-    plan = _PLAN | (_mixture(family.mixture) if family.mixture else _FEED_FORWARD)
+    plan = _PLAN | (_mixture(family.mixture) if family.mixture else _feed_forward(family))
     if family.mixture and family.mixture.dense_first:  # whose block is summed as mixtures are
         plan |= _FEED_FORWARD | {"model.layers.*.mlp.down_proj": COLUMNS_ALONE}
     plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
     plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
+    plan |= _numbers(family)
     if family.has_layers_apart:
         plan |= _LAYERS_APART
     if family.has_sinks:
@@ -91,6 +92,25 @@ def plan_of(family: Family) -> dict[str, Style]:
     if family.head_norm != "none":
         plan |= {f"model.layers.*.self_attn.{norm}": IN_EACH_HEAD for norm in family.head_norms}
     return plan
+
+
+def _feed_forward(family: Family) -> dict[str, Style]:
+    """The styles of plain blocks."""
+    if (own := family.feed_forward) is None:
+        return _FEED_FORWARD
+    plan = {f"model.layers.*.{name}": ROWS for name in own.into}
+    return plan | {f"model.layers.*.{own.out}": COLUMNS}
+
+
+def _numbers(family: Family) -> dict[str, Style]:
+    """The styles of modules with numbers of their own: each rank has some of what they are for."""
+    cuts: dict[str, dict[str, Cut]] = {}
+    for name in (*family.learnt, *family.fixed):
+        owner, _, number = f"model.layers.*.{name}".rpartition(".")
+        own = cuts.setdefault(owner, {})
+        if name in family.learnt:
+            own[number] = "summands"
+    return {owner: Style(TensorLayer, own) for owner, own in cuts.items()}
 
 
 def _mixture(mixture: Mixture) -> dict[str, Style]:

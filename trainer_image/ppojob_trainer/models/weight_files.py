@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -95,6 +95,7 @@ class Weights:
             return
         for stored, tensor in found.items():
             name = own_name(stored)
+            tensor = replace(tensor, shape=tensor.shape or (1,))  # numbers are held so
             self.tensors[name], self.files[name], self.stored[name] = tensor, path, stored
 
 

@@ -44,6 +44,7 @@ def stored_weights(
             raise ConfigError(f"{POLICY.where}: got {folder}: it holds no {name}; all weights")
         with safe_open(weights.files[name], framework="pt") as file:
             tensor = file.get_tensor(weights.stored[name])
+            tensor = tensor.reshape(tensor.shape or (1,))
         if tensor.shape != parameter.shape:
             raise ConfigError(
                 f"{POLICY.where}: got {name} of shape {tuple(tensor.shape)} in {folder}: the "

@@ -27,7 +27,8 @@ _SET_BY: Final = {
     "gpu_memory_utilization": "spec.rollout.gpuMemoryShare",
     "enforce_eager": "spec.rollout.enforceEager",
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _LAYOUT),
-    **dict.fromkeys(("data_parallel_size", "distributed_executor_backend", "nnodes"), _LAYOUT),
+    **dict.fromkeys(("data_parallel_size", "enable_expert_parallel"), _LAYOUT),
+    **dict.fromkeys(("distributed_executor_backend", "nnodes"), _LAYOUT),
     **dict.fromkeys(("enable_lora", "max_lora_rank", "lora_target_modules"), "spec.model.lora"),
     **dict.fromkeys(("enable_return_routed_experts", "aux_output_config"), _REPLAY),
     "hf_token": "HF_TOKEN in spec.pods[].env",
@@ -50,11 +51,8 @@ _NOT_YET: Final = {
         "engines get the trainer's own weights at each step",
     ),
     **dict.fromkeys(
-        (
-            *("enable_expert_parallel", "enable_eplb"),
-            *("decode_context_parallel_size", "prefill_context_parallel_size"),
-        ),
-        "ranks of an engine share matrix products, and neither experts nor tokens",
+        ("enable_eplb", "decode_context_parallel_size", "prefill_context_parallel_size"),
+        "ranks of an engine share matrix products and experts, which stay, and no tokens",
     ),
 }
 """What engines do not do, and why."""

@@ -38,8 +38,8 @@ _PREFILL_TOKENS = 8192
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
-# Kernels that a model of latent attention uses on the CPU: two read columns of a wider matrix as if
-# they lay one after the other, so that its plain PyTorch computes these.
+# Kernels that models of latent attention and of short convolutions use on the CPU: two read columns
+# of a wider matrix as if they lay one after the other, so that its plain PyTorch computes these.
 _OPERATIONS = ["all", "-rms_norm", "-rotary_embedding"]
 # Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
 # does.
@@ -97,7 +97,7 @@ def engine_args(
     if tells_experts:
         # A step is recorded before the next one (`vllm_experts`).
         common["async_scheduling"] = False
-    if hasattr(config, "kv_lora_rank"):
+    if _misread_on_processors(config):
         given = common.get("compilation_config", {})
         common["compilation_config"] = {"custom_ops": _OPERATIONS, **given}
     return vllm.EngineArgs(
@@ -129,6 +129,7 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "tensor_parallel_size": tensor,
+        "enable_expert_parallel": rollout.parallelism.expert > 1,
         # This process is one of the engine's ranks, and vLLM starts no others.
         "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
         "seed": 0,
@@ -145,6 +146,13 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
         # GPU alone, so they cannot reach into each other's memory.
         common |= {"async_scheduling": False, "disable_custom_all_reduce": True}
     return common
+
+
+def _misread_on_processors(config: PreTrainedConfig) -> bool:
+    """Whether vLLM's kernels misread what a model that is known computes."""
+    family = FAMILIES.get(config.model_type)
+    rule = family and family.recurrence and family.recurrence.rule
+    return family is not None and (family.has_latents or rule == "convolution")
 
 
 def _keeps_states(config: PreTrainedConfig) -> bool:
@@ -222,6 +230,8 @@ def model_config(
     if changed.model_type == "cohere2" and changed.sliding_window:
         # vLLM makes its windows a token longer.
         changed.sliding_window -= 1
+    if changed.model_type == "lfm2":  # whose widths it has under keys of the hub alone
+        changed.block_dim = changed.conv_dim = changed.hidden_size
     kind = _seeing(changed) if sees else None
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None

@@ -1,18 +1,21 @@
-"""Which experts the tokens of a mixture went to, as vLLM tells it: on each rank, and on the CPU.
+"""Experts of mixtures in vLLM: which ones tokens went to, and those that a rank has, on the CPU.
 
-vLLM records them by itself with its second model runner, which only GPUs have, and on the first
-rank of an engine, which usually is the one with a scheduler. Here each rank has a scheduler, and
-the first model runner is given what the second one has. Imported by vllm_engine alone, which first
-sets what vLLM reads while it is imported.
+vLLM records the first by itself with its second model runner, which only GPUs have, and on the
+first rank of an engine, which usually is the one with a scheduler. Here each rank has a scheduler,
+and the first model runner is given what the second one has. Where experts are dealt to ranks,
+vLLM's kernels on the CPU take numbers of all experts for those of their own. Imported by
+vllm_engine alone, which first sets what vLLM reads while it is imported.
 """
 
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from vllm.distributed.aux_output_connector import worker
 from vllm.distributed.aux_output_connector.connector import AuxOutputSchedulerConnector
 from vllm.distributed.aux_output_connector.worker import AuxOutputWorkerConnector, PendingAuxOutput
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.v1.engine.llm_engine import LLMEngine
 
 
@@ -23,6 +26,30 @@ class _EachRank:
 
 
 worker.get_tp_group = _EachRank
+_compute = CPUUnquantizedExperts.apply
+
+
+def _compute_own(
+    kernel: CPUUnquantizedExperts,
+    *,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    expert_map: Tensor | None,
+    **others: Any,
+) -> None:
+    """Compute the experts that a rank has: others count nothing, whichever number they are given.
+
+    `expert_map`, (E,), has the number of each expert on this rank, or -1; None where all are here.
+    """
+    if expert_map is not None:
+        own = expert_map[topk_ids]
+        topk_weights = topk_weights * (own >= 0)
+        topk_ids = own.clamp(min=0).to(topk_ids.dtype)
+    chosen = {"topk_weights": topk_weights, "topk_ids": topk_ids, "expert_map": expert_map}
+    _compute(kernel, **chosen, **others)
+
+
+CPUUnquantizedExperts.apply = _compute_own
 
 
 class ExpertRecorder:

@@ -19,6 +19,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models import apertus
 from vllm.model_executor.models.glm4 import Glm4ForCausalLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -40,6 +41,9 @@ Glm4ForCausalLM.packed_modules_mapping = {
     **Glm4ForCausalLM.packed_modules_mapping,
     "gate_up_proj": ["gate_up_proj"],
 }
+# It would hold the numbers of its activation in bfloat16, whatever type the weights are.
+_ACTIVATION = apertus.XIELU
+apertus.XIELU = lambda: _ACTIVATION(dtype=torch.get_default_dtype())
 
 
 class EngineWeights:

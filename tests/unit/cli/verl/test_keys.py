@@ -548,6 +548,11 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         " trainer.n_gpus_per_node=8 trainer.nnodes=2",
         {"spec.rollout.parallelism.tensor": 16},
     ),
+    (
+        f"{ROLLOUT}.tensor_model_parallel_size=1 {ROLLOUT}.data_parallel_size=8"
+        f" {ROLLOUT}.expert_parallel_size=8 trainer.n_gpus_per_node=8",
+        {"spec.rollout.parallelism.tensor": 8, "spec.rollout.parallelism.expert": 8},
+    ),
     # The older SFT trainer names columns and fields within them.
     (
         "data.prompt_key=extra_info data.prompt_dict_keys=[question]"
