@@ -93,98 +93,99 @@ def script(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, f"benchmarks/{name}.py", *arguments)
 
 
+SHORT = (
+    Benchmark(
+        "rpc_round_trip",
+        (script("rpc_round_trip"),),
+        (
+            Claim("RPC round trip of a question, p50", "question_p50_us", 150.0, "us"),
+            Claim("RPC round trip of work, p50", "work_p50_us", 150.0, "us"),
+        ),
+        time_limit_seconds=120.0,
+    ),
+    Benchmark(
+        "sandbox_cost",
+        (script("sandbox_cost"),),
+        (
+            Claim(
+                "a program in the sandbox over a bare one, median",
+                "restricted_added_p50_ms",
+                50.0,
+                "ms",
+            ),
+        ),
+    ),
+    Benchmark(
+        "balance",
+        (script("balance"),),
+        (
+            Claim(
+                "work of 8 ranks, long-tailed lengths: largest over mean",
+                "max_over_mean",
+                1.02,
+                "x",
+            ),
+        ),
+    ),
+    Benchmark(
+        "agent_clock",
+        (script("agent_clock"),),
+        (
+            Claim(
+                "phase of 64 conversations, calls of 0.5 s, over the larger of decoding and of "
+                "calls alone",
+                "latency_ratio",
+                1.15,
+                "x",
+            ),
+            Claim(
+                "driver of 2,000 conversations, share of the time of a phase",
+                "driver_share",
+                0.02,
+                "x",
+            ),
+            Claim("memory grown over 50 such phases", "growth_mib", 8.0, "MiB"),
+        ),
+    ),
+    Benchmark("update_phase", (script("update_phase"),), ()),
+    Benchmark(
+        "two_ranks",
+        (script("two_ranks"),),
+        (
+            Claim(
+                "update on two ranks of a thread, times as quick as on one",
+                "speedup",
+                1.6,
+                "x",
+                at_least=True,
+            ),
+        ),
+    ),
+    Benchmark(
+        "one_step_off",
+        (script("one_step_off"),),
+        (
+            Claim("a step drawn ahead over its longer half", "over_longer", 1.1, "x"),
+            Claim(
+                "engine steps for long-tailed lengths, four steps ahead over one",
+                "far_over_one",
+                0.4,
+                "x",
+            ),
+            Claim(
+                "the same of engines that train by turns, four steps beside one over one alone",
+                "beside_over_synchronous",
+                0.4,
+                "x",
+            ),
+        ),
+    ),
+)
+
+
 def benchmarks(run: Path) -> tuple[Benchmark, ...]:
     """All that is registered, in the order in which it runs."""
-    return (
-        Benchmark(
-            "rpc_round_trip",
-            (script("rpc_round_trip"),),
-            (
-                Claim("RPC round trip of a question, p50", "question_p50_us", 150.0, "us"),
-                Claim("RPC round trip of work, p50", "work_p50_us", 150.0, "us"),
-            ),
-            time_limit_seconds=120.0,
-        ),
-        Benchmark(
-            "sandbox_cost",
-            (script("sandbox_cost"),),
-            (
-                Claim(
-                    "a program in the sandbox over a bare one, median",
-                    "restricted_added_p50_ms",
-                    50.0,
-                    "ms",
-                ),
-            ),
-        ),
-        Benchmark(
-            "balance",
-            (script("balance"),),
-            (
-                Claim(
-                    "work of 8 ranks, long-tailed lengths: largest over mean",
-                    "max_over_mean",
-                    1.02,
-                    "x",
-                ),
-            ),
-        ),
-        Benchmark(
-            "agent_clock",
-            (script("agent_clock"),),
-            (
-                Claim(
-                    "phase of 64 conversations, calls of 0.5 s, over the larger of decoding and of "
-                    "calls alone",
-                    "latency_ratio",
-                    1.15,
-                    "x",
-                ),
-                Claim(
-                    "driver of 2,000 conversations, share of the time of a phase",
-                    "driver_share",
-                    0.02,
-                    "x",
-                ),
-                Claim("memory grown over 50 such phases", "growth_mib", 8.0, "MiB"),
-            ),
-        ),
-        Benchmark("update_phase", (script("update_phase"),), ()),
-        Benchmark(
-            "two_ranks",
-            (script("two_ranks"),),
-            (
-                Claim(
-                    "update on two ranks of a thread, times as quick as on one",
-                    "speedup",
-                    1.6,
-                    "x",
-                    at_least=True,
-                ),
-            ),
-        ),
-        Benchmark(
-            "one_step_off",
-            (script("one_step_off"),),
-            (
-                Claim("a step drawn ahead over its longer half", "over_longer", 1.1, "x"),
-                Claim(
-                    "engine steps for long-tailed lengths, four steps ahead over one",
-                    "far_over_one",
-                    0.4,
-                    "x",
-                ),
-                Claim(
-                    "the same of engines that train by turns, four steps beside one over one alone",
-                    "beside_over_synchronous",
-                    0.4,
-                    "x",
-                ),
-            ),
-        ),
-        long_tail(),
-        step_speed(run),
-    )
+    return (*SHORT, long_tail(), step_speed(run))
 
 
 def long_tail() -> Benchmark:
