@@ -11,6 +11,7 @@ from store_runs import content, fail_at, job_of, store_of, train
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint import branches
+from ppojob_trainer.checkpoint.manifest import UNREAD
 from ppojob_trainer.errors import InjectedFault
 
 POINTS = [point for point in failpoints.all_points() if point.startswith("branched")]
@@ -85,6 +86,18 @@ def test_what_shapes_a_checkpoint_is_the_same(where: str, spec, tmp_path: Path) 
     told = branches.problems(branch(tmp_path, **spec))
     assert [line for line in told if line.startswith(f"{where}: got ")], told
     assert not branches.problems(branch(tmp_path, algorithm={**ALGORITHM, "type": "rloo"}))
+
+
+def test_files_with_weights_begin_anew_with_other_batches(tmp_path: Path) -> None:
+    """They are read by whole batches, in the middle of which a place may lie."""
+    data = {"train": [{"path": name, "weight": 1} for name in ("a.jsonl", "b.jsonl")]}
+    train(tmp_path / "runs" / "sum", job_of(tmp_path, data=data), 1)
+    for prompts, is_anew in ((1, False), (2, True)):
+        config = branch(tmp_path, data=data, algorithm={**ALGORITHM, "promptsPerStep": prompts})
+        branches.begin(config, tmp_path / str(prompts))
+        found = store_of(tmp_path / str(prompts), config).recover().checkpoint
+        assert found is not None
+        assert (found.manifest.progress.data == UNREAD) == is_anew
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ same; all else may differ, and is told. This file loads no torch: the controller
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOURNAL_FILE, METRICS_FILE
 from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.schedule import BranchSpec
+from ppojob_api.v1alpha1.training import DataFile
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.identity import changed_settings
@@ -50,6 +51,7 @@ _SHAPES_STATE: Final = (
 )
 """Settings that say which files a checkpoint has, and what its numbers mean."""
 _PROMPTS_PER_STEP: Final = "spec.algorithm.promptsPerStep"
+_ROWS_PER_STEP: Final = "spec.algorithm.supervised.rowsPerStep"
 _SHAPES_ROWS_AHEAD: Final = (
     "spec.data",
     _PROMPTS_PER_STEP,
@@ -217,11 +219,18 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
         progress = msgspec.structs.replace(progress, kl_coefficient=first)
     if any(where.startswith("spec.algorithm.entropyCo") for where in changed):
         progress = msgspec.structs.replace(progress, entropy_coefficient=None)
-    if any(_is_of_prompts(where) for where in changed):
+    # Files with weights are read by whole batches.
+    batch = {_PROMPTS_PER_STEP, _ROWS_PER_STEP} & set(changed)
+    data = config.spec.data
+    if any(map(_is_of_prompts, changed)) or (batch and _has_weights(data.train)):
         progress = msgspec.structs.replace(progress, data=UNREAD)
-    if any(_is_of_demonstrations(where) for where in changed):
+    if any(map(_is_of_demonstrations, changed)) or (batch and _has_weights(data.demonstrations)):
         progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress
+
+
+def _has_weights(files: Sequence[DataFile]) -> bool:
+    return any(file.weight is not None for file in files)
 
 
 def _is_of_prompts(where: str) -> bool:
