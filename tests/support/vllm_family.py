@@ -1,13 +1,14 @@
-"""Print the largest difference of log-probabilities between vLLM and transformers for families.
+"""Write the largest difference of log-probabilities between vLLM and transformers for families.
 
-Run: `python vllm_family.py FOLDER FAMILY...`. It prints an object by family: the difference, or
-what went wrong; of linear attention, which vLLM computes in bfloat16 alone here, the mean. Rows are
-longer than windows; weights reach the engine as the trainer sends them, and are not those of the
-folder. One process has all engines: loading vLLM takes longer.
+Run: `python vllm_family.py FOLDER OUTPUT FAMILY... [--rank R --store FILE]`. It writes an object by
+family: the difference, or what went wrong; of linear attention, which vLLM computes in bfloat16
+alone here, the mean. Rows are longer than windows; weights reach the engine as the trainer sends
+them, and are not those of the folder. One process has all engines: loading vLLM takes longer. With
+a rank it is one of two that share each engine, and experts are dealt to them.
 """
 
+import argparse
 import json
-import sys
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -22,7 +23,7 @@ from tiny_models import make_model, write_model
 from transformers import PreTrainedModel
 from whole_models import save_whole
 
-from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import WHOLES
@@ -76,7 +77,7 @@ HALF_ROTATED = {**SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor":
 STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 OPTIONS = {
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
-    "gpt_oss": {"head_dim": 2 * HALF},
+    "gpt_oss": {"head_dim": 2 * HALF, "num_key_value_heads": 2},
     "mistral": {"rope_parameters": LLAMA3},
     "minimax_m2": {"head_dim": 2 * HALF, "rotary_dim": HALF},
     "deepseek_v2": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
@@ -125,11 +126,22 @@ ADAPTED = ("phi3", "glm4", "glm4v")
 
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
-    model = _saved(family, folder)
+    return _compared(family, _saved(family, folder), folder, device)
+
+
+def _compared(
+    family: str,
+    model: PreTrainedModel,
+    folder: Path,
+    device: Literal["cpu", "cuda"] = "cpu",
+    layout: RolloutParallelism | None = None,
+) -> float:
     is_half = is_half_in_vllm(model.config.model_type, device)
     dtype = "bfloat16" if is_half else "float32"
     rollout = RolloutSpec(engine="vllm", dtype=dtype, max_model_tokens=96, max_sequences=4)
-    rollout = rollout.model_copy(update={"kv_cache_gib": 0.25, "enforce_eager": True})
+    changes = {"kv_cache_gib": 0.25, "enforce_eager": True}
+    changes["parallelism"] = layout or RolloutParallelism()
+    rollout = rollout.model_copy(update=changes)
     lora = LoraSpec(rank=8, alpha=8) if family in ADAPTED else None
     engine = VllmEngine(rollout, folder, device=device, lora=lora)
     if lora is not None:
@@ -177,16 +189,38 @@ def _saved(family: str, folder: Path) -> PreTrainedModel:
     return model
 
 
-def main(folder: Path, families: list[str]) -> None:
+def _dealt(families: list[str], folder: Path, rank: int, store: Path) -> dict[str, float]:
+    """The same on one of two ranks; a rank with a neighbour would leave the saving to the first."""
+    own = folder / f"rank {rank}"
+    models = {family: _saved(family, own / family) for family in families}
+    dist = torch.distributed  # noqa: TID251  # the world of the role
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    layout = RolloutParallelism(tensor=2, expert=2)
+    return {
+        family: _compared(family, model, own / family, layout=layout)
+        for family, model in models.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("families", nargs="+")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--store", type=Path)
+    asked = parser.parse_args()
     close_quickly()
     found: dict[str, float | str] = {}
-    for family in families:
+    if asked.store is not None:
+        found.update(_dealt(asked.families, asked.folder, asked.rank, asked.store))
+    for family in [] if found else asked.families:
         try:
-            found[family] = difference(family, folder / family)
+            found[family] = difference(family, asked.folder / family)
         except Exception:  # which the test of this family tells
             found[family] = format_exc()
-    print(json.dumps(found))
+    asked.output.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main()

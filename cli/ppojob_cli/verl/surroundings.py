@@ -235,13 +235,16 @@ def engine_ranks(verl: Verl, job: Draft) -> None:
     """
     names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
     tensor, stages, expert = keys = [f"{_ROLLOUT}.{name}" for name in names]
-    if not (given := [key for key in keys if verl.is_given(key)]):
+    given = [key for key in keys if verl.is_given(key)]
+    are_dealt, is_cut = verl[expert] > 1, verl[stages] > 1
+    if not (are_dealt or is_cut or tensor in given):
+        job.keep(*given)
         return
+    shared = expert if are_dealt else tensor
     pods = verl[f"{_ROLLOUT}.nnodes"] or verl["trainer.nnodes"]
-    most, are_dealt = _gpus_of_engines(verl) * pods, verl[expert] > 1
-    wanted = verl[expert if are_dealt else tensor] * verl[stages]
+    most, wanted = _gpus_of_engines(verl) * pods, verl[shared] * verl[stages]
     ranks = min(wanted, most)
-    job.set("spec.rollout.parallelism.tensor", ranks, *given)
+    job.set("spec.rollout.parallelism.tensor", ranks, *dict.fromkeys([shared, *given]))
     if are_dealt:
         job.set("spec.rollout.parallelism.expert", ranks, expert)
     if wanted > most:

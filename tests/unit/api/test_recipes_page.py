@@ -18,7 +18,9 @@ EXAMPLES = sorted(
 )
 assert EXAMPLES
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
-RECIPES = dict(re.findall(r"^## (.+?)\n.*?```yaml\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+SHOWN = {name: re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) for name, text in SECTIONS.items()}
+RECIPES = {name: blocks[0] for name, blocks in SHOWN.items() if blocks}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -29,9 +31,12 @@ def test_an_example_is_valid(path: Path) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_valid(name: str) -> None:
-    sections = YAML(typ="safe").load(RECIPES[name])
-    judged = validation.validate({**GOOD_JOB, "spec": {**GOOD_JOB["spec"], **sections}})
-    assert isinstance(judged, PPOJob), judged
+    """And with what its section shows further, one after the other."""
+    spec = dict(GOOD_JOB["spec"])
+    for block in SHOWN[name]:
+        spec |= YAML(typ="safe").load(block)
+        judged = validation.validate({**GOOD_JOB, "spec": spec})
+        assert isinstance(judged, PPOJob), judged
 
 
 def test_every_estimator_but_the_less_usual_has_one() -> None:

@@ -110,6 +110,7 @@ def out_of_range(found: list[Problem]) -> dict[str, str]:
     [
         (2, {}, None),
         (4, {}, None),  # two ranks a key head
+        (4, {"model_type": "olmoe", "num_experts": 6}, "one of 1, 2"),  # for which vLLM has none
         (4, {"num_attention_heads": 2}, "one of 1, 2"),
         (4, {"num_attention_heads": 12, "num_key_value_heads": 3}, "one of 1, 3, 6, 12"),
         (4, {"intermediate_size": 18}, "one of 1, 2"),

@@ -22,6 +22,9 @@ from ppojob_trainer.models.mtp_forms import MTP_FORMS, mtp_layer_count
 NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"})
 """Types of models that vLLM does not compute in float16, for their numbers become too large."""
 
+DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})
+"""Types of models of which vLLM has no key head on several ranks of an engine."""
+
 VLLM_LATENT: Final = 576
 """What a token's latents are for vLLM's kernels: DeepSeek-V3's 512 and 64."""
 
@@ -278,10 +281,11 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     if sizes.states:
         most = gcd(most, sizes.states.key_heads)
         of_states = f", and {sizes.states.key_heads} groups of its layers with states"
+    are_dealt = sizes.model_type in DEALT_KEY_HEADS
     fitting = [
         n
         for n in range(1, most + 1)
-        if most % n == 0 and not any(own % n and n % own for own in keys)
+        if most % n == 0 and not any(own % n and (are_dealt or n % own) for own in keys)
     ]
     if tensor not in fitting:
         yield Problem(

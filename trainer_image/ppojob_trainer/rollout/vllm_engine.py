@@ -285,7 +285,7 @@ class VllmEngine:
         core.model_executor.shutdown()
         core.scheduler.shutdown()
         del self._engine, self._experts, core
-        gc.unfreeze()
+        # vLLM has looked for garbage, but its model runner, a cycle with weights, was none yet.
         gc.collect()
         parallel_state.destroy_model_parallel()
         if self._owns_world:

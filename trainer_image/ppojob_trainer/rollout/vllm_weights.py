@@ -130,10 +130,16 @@ def _weights_of(
 def _by_expert(
     tensors: Iterable[tuple[str, Tensor]], mixture: Mixture | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by their names in files; what experts are stacked in comes expert by expert."""
+    """What experts are stacked in comes expert by expert, but for stacks that vLLM reads as such.
+
+    Of one by one Granite's model reads those that all ranks of an engine have a part of alone.
+    """
+    if mixture is None or not mixture.is_stacked or mixture.is_out_first:
+        yield from tensors
+        return
     for name, tensor in tensors:
         at, _, kind = name.rpartition(".")
-        if mixture is None or not mixture.is_stacked or not at.endswith(".experts"):
+        if not at.endswith(".experts"):
             yield name, tensor
             continue
         for number, own in enumerate(tensor):
@@ -141,8 +147,7 @@ def _by_expert(
                 yield f"{at}.{number}.{kind}", own
                 continue
             names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
-            rows = own if mixture.is_out_first else own.mT
-            for part, matrix in zip(names, rows.chunk(len(names)), strict=True):
+            for part, matrix in zip(names, own.mT.chunk(len(names)), strict=True):
                 yield f"{at}.{number}.{part}.weight", matrix
 
 

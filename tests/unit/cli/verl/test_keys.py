@@ -548,6 +548,15 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         " trainer.n_gpus_per_node=8 trainer.nnodes=2",
         {"spec.rollout.parallelism.tensor": 16},
     ),
+    (  # by verl's own two of each stage
+        f"{ROLLOUT}.pipeline_model_parallel_size=2 trainer.n_gpus_per_node=8",
+        {"spec.rollout.parallelism.tensor": 4},
+    ),
+    (
+        f"{ROLLOUT}.pipeline_model_parallel_size=1 {ROLLOUT}.expert_parallel_size=1"
+        " trainer.n_gpus_per_node=8",
+        {"spec.rollout.parallelism.tensor": None, "spec.rollout.parallelism.expert": None},
+    ),
     (
         f"{ROLLOUT}.tensor_model_parallel_size=1 {ROLLOUT}.data_parallel_size=8"
         f" {ROLLOUT}.expert_parallel_size=8 trainer.n_gpus_per_node=8",
