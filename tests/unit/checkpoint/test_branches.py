@@ -10,7 +10,7 @@ from store_runs import content, fail_at, job_of, store_of, train
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint import branches
-from ppojob_trainer.errors import InjectedFault
+from ppojob_trainer.errors import ConfigError, InjectedFault
 
 POINTS = [point for point in failpoints.all_points() if point.startswith("branched")]
 ALGORITHM = {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2}
@@ -72,7 +72,9 @@ def test_it_begins_once(tmp_path: Path) -> None:
     ("where", "spec"),
     [
         ("spec.model.path", {"model": {"path": "other"}}),
+        ("spec.steps.total", {"steps": {"total": 1}}),
         ("spec.steps.epochs", {"data": OTHER_DATA, "steps": {"epochs": 2}}),
+        ("spec.model.mtp", {"model": {"path": "model", "mtp": {}}}),
         ("spec.optimizer.type", {"optimizer": {"type": "sgd"}}),
         ("spec.algorithm.type", {"algorithm": {**ALGORITHM, "type": "ppo"}}),
         ("spec.algorithm.policyLoss.type", {"algorithm": FLOWRL}),
@@ -84,6 +86,21 @@ def test_what_shapes_a_checkpoint_is_the_same(where: str, spec, tmp_path: Path) 
     told = branches.problems(branch(tmp_path, **spec))
     assert [line for line in told if line.startswith(f"{where}: got ")], told
     assert not branches.problems(branch(tmp_path, algorithm={**ALGORITHM, "type": "rloo"}))
+
+
+def test_how_a_layer_is_trained_may_change(tmp_path: Path) -> None:
+    before, after = ({"path": "model", "mtp": {"lossCoefficient": c}} for c in (0.1, 0.3))
+    train(tmp_path / "runs" / "sum", job_of(tmp_path, model=before), 1)
+    assert branches.problems(branch(tmp_path, model=after)) == []
+
+
+def test_a_damaged_file_is_told_with_its_run(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "sum"
+    train(run, job_of(tmp_path), 1)
+    file = next((run / "checkpoints" / "step-000001").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=rf"got {run}: step-000001/.*{file.name}: "):
+        branches.begin(branch(tmp_path), tmp_path / "run")
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
