@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_runs import content, fail_at, job_of, store_of, train
 
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer import failpoints
-from ppojob_trainer.checkpoint import branches
+from ppojob_trainer.checkpoint import branches, manifest
 from ppojob_trainer.errors import ConfigError, InjectedFault
 
 POINTS = [point for point in failpoints.all_points() if point.startswith("branched")]
@@ -68,6 +69,18 @@ def test_it_begins_once(tmp_path: Path) -> None:
     assert branches.problems(branch(tmp_path, "gone"), tmp_path / "run") == []
 
 
+@pytest.mark.parametrize("spec", [{"seed": 7}, {"data": OTHER_DATA}, {"rewards": []}], ids=str)
+def test_data_in_another_order_begin_anew(spec: dict[str, Any], tmp_path: Path) -> None:
+    """The seed of the data is that of the job where nobody writes it."""
+    train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)
+    told: list[str] = []
+    branches.begin(branch(tmp_path, **spec), tmp_path / "run", told.append)
+    progress = manifest.read(tmp_path / "run" / "checkpoints" / "step-000001").progress
+    has_other_order = "rewards" not in spec
+    assert (progress.data == manifest.UNREAD) == has_other_order
+    assert any(line.endswith("the data begins anew") for line in told) == has_other_order
+
+
 @pytest.mark.parametrize(
     ("where", "spec"),
     [
@@ -110,7 +123,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     assert line == "spec.checkpoint.branch.step: got 7: there is no such checkpoint; 1, 2"
     (line,) = branches.problems(branch(tmp_path, "runs"))
     assert "it holds no checkpoint" in line
-    manifest = run / "checkpoints" / "step-000002" / "manifest.json"
-    manifest.write_text(json.dumps({}))
+    file = run / "checkpoints" / "step-000002" / "manifest.json"
+    file.write_text(json.dumps({}))
     (line,) = branches.problems(branch(tmp_path))
     assert "step-000002/manifest.json" in line

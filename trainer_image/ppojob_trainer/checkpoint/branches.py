@@ -21,7 +21,7 @@ from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.schedule import BranchSpec
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
-from ppojob_trainer.checkpoint.identity import changed_settings
+from ppojob_trainer.checkpoint.identity import Difference, changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, UNREAD, Manifest, Progress, encode
 from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
@@ -109,7 +109,7 @@ def _bring(
     step, found = _fitting(place, branch, config)
     theirs = place.settings(step, found)
     ours: dict[str, Json] = json.loads(_trajectory(config))
-    changes = changed_settings(theirs["spec"], ours["spec"])
+    changes = _changes(theirs["spec"], ours["spec"])
     for where, old, new in changes:
         anew = "; the data begins anew" if _is_of_prompts(where) else ""
         tell(f"{where}: {old} -> {new}{anew}")
@@ -184,7 +184,7 @@ def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Itera
         yield Problem("spec.steps.total", str(total), why, allowed, ReasonCode.OUT_OF_RANGE)
     kinds = _kinds(theirs), _kinds(ours)
     shapes = (*_SHAPES_STATE, *(_SHAPES_ROWS_AHEAD if config.spec.rollout.max_staleness else ()))
-    for where, old, new in changed_settings(theirs, ours):
+    for where, old, new in _changes(theirs, ours):
         is_shape = where not in _SHAPES_NOTHING and any(
             f"{where}.".startswith(f"{one}.") for one in shapes
         )
@@ -198,6 +198,16 @@ def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Itera
             why = f"steps of {shown(place.url)} are counted too, by another {where}"
             where, got = "spec.steps.epochs", str(passes)
             yield Problem(where, got, why, "spec.steps.total", ReasonCode.CONFLICT)
+
+
+def _changes(theirs: Json, ours: Json) -> list[Difference]:
+    """What differs; the seed of the data too where it follows from that of the job."""
+    found = changed_settings(theirs, ours)
+    if any(where == "spec.seed" for where, _, _ in found):
+        assert isinstance(theirs, dict)
+        assert isinstance(ours, dict)
+        found += changed_settings({"data": theirs["data"]}, {"data": ours["data"]})
+    return sorted(set(found))
 
 
 def _kinds(spec: dict[str, Json]) -> dict[str, object]:
