@@ -112,8 +112,7 @@ def export_model(
     """
     given = dict(tensors)
     beside = _Beside.of(model_folder, scores=SCORE_WEIGHT in given)
-    trained = {beside.name_in_files(name): tensor for name, tensor in given.items()}
-    trained |= beside.copies(trained)
+    trained = beside.in_files(given)
     frozen = beside.frozen(trained)
     named = trained | frozen
     plain = told(join)
@@ -133,9 +132,7 @@ def export_model(
         config = _config(model_folder, dtype, kind, overrides, has_mtp=bool(beside.mtp))
         durable.write_file(aside / "config.json", config, FILE_POINT)
         _copy(model_folder, aside, _MODEL_FILES)
-        _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
-        if chat_template is not None:
-            durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
+        _write_tokenizer(aside, tokenizer_folder or model_folder, chat_template)
         _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
             _write_adapters(aside / ADAPTER_FOLDER, adapters, model_folder, kind, head, plain)
@@ -242,6 +239,12 @@ def _config(
     return _json(config)
 
 
+def _write_tokenizer(target: Path, source: Path, chat_template: str | None) -> None:
+    _copy(source, target, _TOKENIZER_FILES)
+    if chat_template is not None:
+        durable.write_file(target / "chat_template.jinja", chat_template.encode(), FILE_POINT)
+
+
 def _json(document: Mapping[str, object]) -> bytes:
     return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
@@ -327,12 +330,13 @@ class _Beside:
     def name_in_files(self, name: str) -> str:
         return self.stored.get(name) or file_name(name, self.model_type)
 
-    def copies(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of weights in such a layer that is trained."""
+    def in_files(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is trained, by the names in files, and what such a layer holds of it again."""
+        trained = {self.name_in_files(name): tensor for name, tensor in given.items()}
         if not self.mtp.keys() & trained.keys():
-            return {}
+            return trained
         own = {name: of for name, of in self.copied.items() if name in self.mtp}
-        return {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
+        return trained | {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
 
     def frozen(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What goes into an export as it was."""

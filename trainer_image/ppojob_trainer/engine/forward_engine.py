@@ -256,17 +256,13 @@ def packed_pass(
     own = packed.run(ranks.number, ranks.size)
     arrived, given = _given(own, stage, model.device)
     attach = None if router_losses is None else router_losses.of_pass(packed, model.device).attach
-    routes = routes_of(
-        rows, packed.sources, own.sources, model.device, records=records, attach=attach
-    )
+    held = packed.sources, own.sources, model.device
+    routes = routes_of(rows, *held, records=records, attach=attach)
     if routes is not None:
         given["routes"] = routes
 
     def compute() -> TokenOutputs:
-        heard: AbstractContextManager[list[Tensor]] = nullcontext([])
-        if mtp is not None:
-            heard = states_for_mtp(model)
-        with saving(), heard as further:
+        with saving(), _heard(model, mtp) as further:
             states = _states(model, given, own, plans, ranks)
         if not stage.ranks.is_last:
             return (states,)
@@ -308,6 +304,11 @@ def _given(
         return None, {"input_ids": own.input_ids[None]}
     arrived = stage.ranks.receive(stage.states_like(len(own.input_ids), device))
     return arrived, {"inputs_embeds": arrived.requires_grad_(torch.is_grad_enabled())}
+
+
+def _heard(model: PreTrainedModel, mtp: Mtp | None) -> AbstractContextManager[list[Tensor]]:
+    """The states that a layer reads which predicts further tokens, where there is one."""
+    return nullcontext([]) if mtp is None else states_for_mtp(model)
 
 
 def _states(
