@@ -124,15 +124,12 @@ def export_model(
             held = {name: named[name] for name in names if name not in frozen}
             give_parts(held, dtype=dtype, join=merge)
         if adapters:
-            named = _peft_named(adapters, head, has_tower=_has_tower(model_folder))
-            give_parts(named, join=plain)
+            give_parts(_peft_named(adapters, head, has_tower=_has_tower(model_folder)), join=plain)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
         config = _config(model_folder, dtype, kind, overrides, has_mtp=bool(beside.mtp))
-        durable.write_file(aside / "config.json", config, FILE_POINT)
-        _copy(model_folder, aside, _MODEL_FILES)
-        _write_tokenizer(aside, tokenizer_folder or model_folder, chat_template)
+        _write_settings(aside, config, model_folder, tokenizer_folder, chat_template)
         _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
             _write_adapters(aside / ADAPTER_FOLDER, adapters, model_folder, kind, head, plain)
@@ -239,8 +236,17 @@ def _config(
     return _json(config)
 
 
-def _write_tokenizer(target: Path, source: Path, chat_template: str | None) -> None:
-    _copy(source, target, _TOKENIZER_FILES)
+def _write_settings(
+    target: Path,
+    config: bytes,
+    model_folder: Path,
+    tokenizer_folder: Path | None,
+    chat_template: str | None,
+) -> None:
+    """Write all of an export but its weights."""
+    durable.write_file(target / "config.json", config, FILE_POINT)
+    _copy(model_folder, target, _MODEL_FILES)
+    _copy(tokenizer_folder or model_folder, target, _TOKENIZER_FILES)
     if chat_template is not None:
         durable.write_file(target / "chat_template.jinja", chat_template.encode(), FILE_POINT)
 

@@ -281,8 +281,7 @@ def packed_pass(
         stage.ranks.send(states.detach())
         return Passed((), arrived, states, routes)
     whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
-    spread = tuple(_spread(output.cpu(), rows.mask) for output in whole)
-    return Passed(spread, arrived, routes=routes)
+    return Passed(tuple(_spread(one.cpu(), rows.mask) for one in whole), arrived, routes=routes)
 
 
 def _packed(
