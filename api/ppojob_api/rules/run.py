@@ -57,6 +57,11 @@ LENGTH_RULES = rules(
     when: has(self.rollout.replay)
     must: !self.steps.generateOnly
 
+    spec | checkpoint.branch | Conflict
+        a job that trains nothing has no checkpoints; an export of that run as model.path
+    when: self.steps.validateOnly || self.steps.generateOnly
+    must: $UNSET
+
     spec | data.validation | Required
         steps.validateOnly has no rows to validate on; a list of files, or validateOnly: false
     when: self.steps.validateOnly

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import kill_server
 import pytest
@@ -10,9 +11,9 @@ from store_runs import content, fail_at, job_of, store_of, train
 
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer import failpoints
-from ppojob_trainer.checkpoint import branches
+from ppojob_trainer.checkpoint import branches, manifest
 from ppojob_trainer.checkpoint.manifest import UNREAD
-from ppojob_trainer.errors import InjectedFault
+from ppojob_trainer.errors import ConfigError, InjectedFault
 
 POINTS = [point for point in failpoints.all_points() if point.startswith("branched")]
 ALGORITHM = {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2}
@@ -70,11 +71,25 @@ def test_it_begins_once(tmp_path: Path) -> None:
     assert branches.problems(branch(tmp_path, "gone"), tmp_path / "run") == []
 
 
+@pytest.mark.parametrize("spec", [{"seed": 7}, {"data": OTHER_DATA}, {"rewards": []}], ids=str)
+def test_data_in_another_order_begin_anew(spec: dict[str, Any], tmp_path: Path) -> None:
+    """The seed of the data is that of the job where nobody writes it."""
+    train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)
+    told: list[str] = []
+    branches.begin(branch(tmp_path, **spec), tmp_path / "run", told.append)
+    progress = manifest.read(tmp_path / "run" / "checkpoints" / "step-000001").progress
+    has_other_order = "rewards" not in spec
+    assert (progress.data == manifest.UNREAD) == has_other_order
+    assert any(line.endswith("the data begins anew") for line in told) == has_other_order
+
+
 @pytest.mark.parametrize(
     ("where", "spec"),
     [
         ("spec.model.path", {"model": {"path": "other"}}),
+        ("spec.steps.total", {"steps": {"total": 1}}),
         ("spec.steps.epochs", {"data": OTHER_DATA, "steps": {"epochs": 2}}),
+        ("spec.model.mtp", {"model": {"path": "model", "mtp": {}}}),
         ("spec.optimizer.type", {"optimizer": {"type": "sgd"}}),
         ("spec.algorithm.type", {"algorithm": {**ALGORITHM, "type": "ppo"}}),
         ("spec.algorithm.policyLoss.type", {"algorithm": FLOWRL}),
@@ -100,6 +115,21 @@ def test_files_with_weights_begin_anew_with_other_batches(tmp_path: Path) -> Non
         assert (found.manifest.progress.data == UNREAD) == is_anew
 
 
+def test_how_a_layer_is_trained_may_change(tmp_path: Path) -> None:
+    before, after = ({"path": "model", "mtp": {"lossCoefficient": c}} for c in (0.1, 0.3))
+    train(tmp_path / "runs" / "sum", job_of(tmp_path, model=before), 1)
+    assert branches.problems(branch(tmp_path, model=after)) == []
+
+
+def test_a_damaged_file_is_told_with_its_run(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "sum"
+    train(run, job_of(tmp_path), 1)
+    file = next((run / "checkpoints" / "step-000001").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=rf"got {run}: step-000001/.*{file.name}: "):
+        branches.begin(branch(tmp_path), tmp_path / "run")
+
+
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "sum"
     train(run, job_of(tmp_path), 1, 2)
@@ -107,8 +137,8 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     assert line == "spec.checkpoint.branch.step: got 7: there is no such checkpoint; 1, 2"
     (line,) = branches.problems(branch(tmp_path, "runs"))
     assert "it holds no checkpoint" in line
-    manifest = run / "checkpoints" / "step-000002" / "manifest.json"
-    manifest.write_text(json.dumps({}))
+    file = run / "checkpoints" / "step-000002" / "manifest.json"
+    file.write_text(json.dumps({}))
     (line,) = branches.problems(branch(tmp_path))
     assert "step-000002/manifest.json" in line
 

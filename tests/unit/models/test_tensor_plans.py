@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 from family_models import FAMILY_MODELS
+from mtp_models import place_of, save_mtp_model
+from safetensors.torch import load_file, save_file
 from tiny_models import CORRECTED, DELTA_NETWORKS, MIXTURE, SIZES, make_model
 from transformers import (
     LlamaForSequenceClassification,
@@ -18,6 +20,7 @@ from ppojob_cli.validate import load_job
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import check_layouts
+from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.tensor_plans import (
     COLUMNS,
     IN_EACH_HEAD,
@@ -152,6 +155,18 @@ def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refu
     )
 
 
+@pytest.mark.parametrize(("family", "refused"), [("lfm2", True), ("olmo2", False)])
+def test_a_judge_is_what_vllm_computes(tmp_path: Path, family: str, refused: bool) -> None:
+    """As a policy OLMo 2 is refused: of a judge's classes vLLM may do what it likes."""
+    layers = {"conv_L_cache": 3, "layer_types": ["conv"] * 2} if family == "lfm2" else {}
+    judge = {"model_type": family, **SIZES, **layers}
+    asked = {"rewards": [{"function": "judge"}], "judge": {"path": str(tmp_path / "judge")}}
+    found = problems(tmp_path, {"model": SIZES, "judge": judge}, **asked)
+    assert [(one.where, one.reason_code) for one in found] == (
+        [("spec.judge.path", ReasonCode.CONFLICT)] if refused else []
+    )
+
+
 @pytest.mark.parametrize(("latent", "refused"), [(512, False), (448, True)])
 def test_an_engine_has_kernels_for_latents(tmp_path: Path, latent: int, refused: bool) -> None:
     widths = {"kv_lora_rank": latent, "n_routed_experts": 6, "n_shared_experts": 1}
@@ -202,6 +217,19 @@ def test_a_layer_that_predicts_further_tokens_is_there_and_known(
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, model=model)
     found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
     assert found == [("spec.model.mtp", ReasonCode.NOT_IN_THIS_VERSION)] * refused
+
+
+def test_a_layer_without_weights_is_not_trained(tmp_path: Path) -> None:
+    """Of which config.json tells alone, as where somebody saved the model by transformers."""
+    save_mtp_model(tmp_path / "model", "glm4_moe")
+    file = tmp_path / "model" / "model.safetensors"
+    layer = place_of("glm4_moe")
+    kept = {name: one for name, one in load_file(file).items() if not name.startswith(layer)}
+    save_file(kept, file, {"format": "pt"})
+    model = {"path": str(tmp_path / "model"), "mtp": {}}
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, model=model)
+    (found,) = check_layouts(resolve(load_job(manifest)).spec)
+    assert (found.where, found.reason_code) == ("spec.model.mtp", ModelReason.WEIGHTS_MISSING)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ from ppojob_api.v1alpha1.schedule import BranchSpec
 from ppojob_api.v1alpha1.training import DataFile
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
-from ppojob_trainer.checkpoint.identity import changed_settings
+from ppojob_trainer.checkpoint.identity import Difference, changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, UNREAD, Manifest, Progress, encode
 from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
@@ -50,6 +51,12 @@ _SHAPES_STATE: Final = (
     "spec.rollout.maxStaleness",
 )
 """Settings that say which files a checkpoint has, and what its numbers mean."""
+_SHAPES_NOTHING: Final = (
+    "spec.model.attentionDropout",
+    "spec.model.mtp.lossCoefficient",
+    "spec.model.mtp.detach",
+)
+"""Settings among those that say how updates are made, and nothing of a checkpoint."""
 _PROMPTS_PER_STEP: Final = "spec.algorithm.promptsPerStep"
 _ROWS_PER_STEP: Final = "spec.algorithm.supervised.rowsPerStep"
 _SHAPES_ROWS_AHEAD: Final = (
@@ -87,35 +94,38 @@ def problems(config: RunConfig, run_folder: Path | None = None) -> list[str]:
     branch = config.spec.checkpoint.branch
     if branch is None or (run_folder is not None and _has_begun(run_folder)):
         return []
-    place = Place(branch.run, f"{FIELD}.run", _log.warning)
     try:
-        step, found = _chosen(place, branch)
-        return [str(problem) for problem in _unfit(place, step, found, config)]
+        with _refusing_damage(branch):
+            _fitting(Place(branch.run, f"{FIELD}.run", _log.warning), branch, config)
     except ConfigError as problem:
         return list(problem.problems)
-    except DamagedCheckpoint as problem:
-        return [f"{FIELD}: got {branch.run}: {problem}; another checkpoint"]
+    return []
 
 
 def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
     """Bring the checkpoint that a run begins with into its folder, unless it has one.
 
     Raises:
-        ConfigError: there is no such checkpoint, or it is of a run of another shape.
-        DamagedCheckpoint: a file of it is gone, or not what its manifest says.
+        ConfigError: there is no such checkpoint, it is damaged, or of a run of another shape.
         JobFailed: the store did not answer, however often it was asked.
         StorageError: the disk refused.
     """
-    branch, root = config.spec.checkpoint.branch, run_folder / CHECKPOINTS_FOLDER
+    branch = config.spec.checkpoint.branch
     if branch is None or _has_begun(run_folder):
         return
-    place = Place(branch.run, f"{FIELD}.run", tell)
-    step, found = _chosen(place, branch)
-    if unfit := list(_unfit(place, step, found, config)):
-        raise ConfigError(map(str, unfit))
+    with _refusing_damage(branch):
+        _bring(Place(branch.run, f"{FIELD}.run", tell), branch, config, run_folder, tell)
+
+
+def _bring(
+    place: Place, branch: BranchSpec, config: RunConfig, run_folder: Path, tell: Tell
+) -> None:
+    """Make it a checkpoint of this job, whose folder has it with the last rename."""
+    root = run_folder / CHECKPOINTS_FOLDER
+    step, found = _fitting(place, branch, config)
     theirs = place.settings(step, found)
     ours: dict[str, Json] = json.loads(_trajectory(config))
-    changes = changed_settings(theirs["spec"], ours["spec"])
+    changes = _changes(theirs["spec"], ours["spec"])
     for where, old, new in changes:
         anew = "; the data begins anew" if _is_of_prompts(where) else ""
         tell(f"{where}: {old} -> {new}{anew}")
@@ -142,6 +152,23 @@ def _has_begun(run_folder: Path) -> bool:
     return root.is_dir() and bool(steps_in(root))
 
 
+@contextmanager
+def _refusing_damage(branch: BranchSpec) -> Iterator[None]:
+    """Tell whose checkpoint is damaged: it is not one of this run."""
+    try:
+        yield
+    except DamagedCheckpoint as problem:
+        raise ConfigError(f"{FIELD}: got {branch.run}: {problem}; another checkpoint") from None
+
+
+def _fitting(place: Place, branch: BranchSpec, config: RunConfig) -> tuple[int, Manifest]:
+    """The checkpoint that a branch names, or ConfigError where this job cannot go on from it."""
+    step, found = _chosen(place, branch)
+    if unfit := list(_unfit(place, step, found, config)):
+        raise ConfigError(map(str, unfit))
+    return step, found
+
+
 def _chosen(place: Place, branch: BranchSpec) -> tuple[int, Manifest]:
     steps = list(place.complete())
     if not steps:
@@ -166,10 +193,17 @@ def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Itera
     """Settings that would make other files of a checkpoint, or another sense of its numbers."""
     theirs, ours = place.settings(step, found)["spec"], json.loads(_trajectory(config))["spec"]
     assert isinstance(theirs, dict)
+    total = config.spec.steps.total
+    if total is not None and total <= step:
+        why = f"steps are counted on from step {step} of {shown(place.url)}: none would be left"
+        allowed = f"more than {step}, or another spec.checkpoint.branch.step"
+        yield Problem("spec.steps.total", str(total), why, allowed, ReasonCode.OUT_OF_RANGE)
     kinds = _kinds(theirs), _kinds(ours)
     shapes = (*_SHAPES_STATE, *(_SHAPES_ROWS_AHEAD if config.spec.rollout.max_staleness else ()))
-    for where, old, new in changed_settings(theirs, ours):
-        is_shape = any(f"{where}.".startswith(f"{one}.") for one in shapes)
+    for where, old, new in _changes(theirs, ours):
+        is_shape = where not in _SHAPES_NOTHING and any(
+            f"{where}.".startswith(f"{one}.") for one in shapes
+        )
         is_kind = where in kinds[0] and kinds[0][where] != kinds[1][where]
         if (is_shape and not where.startswith(_OF_DEMONSTRATIONS)) or is_kind:
             why = f"the checkpoint of {shown(place.url)} was made with {old}"
@@ -180,6 +214,16 @@ def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Itera
             why = f"steps of {shown(place.url)} are counted too, by another {where}"
             where, got = "spec.steps.epochs", str(passes)
             yield Problem(where, got, why, "spec.steps.total", ReasonCode.CONFLICT)
+
+
+def _changes(theirs: Json, ours: Json) -> list[Difference]:
+    """What differs; the seed of the data too where it follows from that of the job."""
+    found = changed_settings(theirs, ours)
+    if any(where == "spec.seed" for where, _, _ in found):
+        assert isinstance(theirs, dict)
+        assert isinstance(ours, dict)
+        found += changed_settings({"data": theirs["data"]}, {"data": ours["data"]})
+    return sorted(set(found))
 
 
 def _kinds(spec: dict[str, Json]) -> dict[str, object]:

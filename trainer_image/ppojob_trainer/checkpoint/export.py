@@ -37,7 +37,7 @@ from ppojob_trainer.models.adapter_files import (
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, layer_count
-from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, TOKENS, Family
+from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import A, Adapter, B
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
@@ -111,38 +111,25 @@ def export_model(
         ConfigError: ``model_folder`` has no readable config.json.
     """
     given = dict(tensors)
-    model_type = str(_read_config(model_folder).get("model_type"))
-    beside = _Beside.of(model_folder)
-    mtp = {} if SCORE_WEIGHT in given else beside.mtp  # one that scores draws no token
-
-    def in_files(name: str) -> str:
-        return beside.stored.get(name) or file_name(name, model_type)
-
-    trained = {in_files(name): tensor for name, tensor in given.items()}
-    trained |= beside.copies(trained)
-    kept = {**beside.tower, **mtp}
-    frozen = {name: tensor for name, tensor in kept.items() if name not in trained}
-    frozen |= _numbers(model_folder, FAMILIES.get(model_type))
+    beside = _Beside.of(model_folder, scores=SCORE_WEIGHT in given)
+    trained = beside.in_files(given)
+    frozen = beside.frozen(trained)
     named = trained | frozen
     plain = told(join)
-    changed = {in_files(name): adapter for name, adapter in adapters.items()}
+    changed = {beside.name_in_files(name): adapter for name, adapter in adapters.items()}
     merge = _but(frozen, told(_merging(changed)))
     head = {name: tensor for name, tensor in named.items() if name in (SCORE_WEIGHT, SCORE_BIAS)}
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
-            give_parts({name: named[name] for name in names}, dtype=dtype, join=merge)
+            held = {name: named[name] for name in names if name not in frozen}
+            give_parts(held, dtype=dtype, join=merge)
         if adapters:
-            named = _peft_named(adapters, head, has_tower=_has_tower(model_folder))
-            give_parts(named, join=plain)
+            give_parts(_peft_named(adapters, head, has_tower=_has_tower(model_folder)), join=plain)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
-        config = _config(model_folder, dtype, kind, overrides, has_mtp=bool(mtp))
-        durable.write_file(aside / "config.json", config, FILE_POINT)
-        _copy(model_folder, aside, _MODEL_FILES)
-        _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
-        if chat_template is not None:
-            durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
+        config = _config(model_folder, dtype, kind, overrides, has_mtp=bool(beside.mtp))
+        _write_settings(aside, config, model_folder, tokenizer_folder, chat_template)
         _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
             _write_adapters(aside / ADAPTER_FOLDER, adapters, model_folder, kind, head, plain)
@@ -249,6 +236,21 @@ def _config(
     return _json(config)
 
 
+def _write_settings(
+    target: Path,
+    config: bytes,
+    model_folder: Path,
+    tokenizer_folder: Path | None,
+    chat_template: str | None,
+) -> None:
+    """Write all of an export but its weights."""
+    durable.write_file(target / "config.json", config, FILE_POINT)
+    _copy(model_folder, target, _MODEL_FILES)
+    _copy(tokenizer_folder or model_folder, target, _TOKENIZER_FILES)
+    if chat_template is not None:
+        durable.write_file(target / "chat_template.jinja", chat_template.encode(), FILE_POINT)
+
+
 def _json(document: Mapping[str, object]) -> bytes:
     return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
@@ -285,52 +287,67 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What a folder holds beside the language model, mapped, by the names in files.
+    """What the folder where training began says of an export, its tensors mapped and not read.
 
     Attributes:
-        tower: a vision tower.
-        mtp: layers that predict further tokens, and
-        copied: what they hold again of the model's weights.
+        model_type: as its config.json has it.
+        tower: a vision tower, by the names in files.
+        mtp: the same of layers that predict further tokens; none for a model that scores, which
+            draws no token.
+        copied: what these hold again of the model's weights.
+        numbers: what files hold without a dimension, which nobody trains: here it has one.
         stored: of a model with a tower the names in files of all weights, by those here.
     """
 
+    model_type: str
     tower: Mapping[str, Tensor]
     mtp: Mapping[str, Tensor]
     copied: Mapping[str, str]
+    numbers: Mapping[str, Tensor]
     stored: Mapping[str, str]
 
     @classmethod
-    def of(cls, model_folder: Path) -> _Beside:
+    def of(cls, model_folder: Path, *, scores: bool) -> _Beside:
+        model_type = str(_read_config(model_folder).get("model_type"))
         weights, sees = read_weights(model_folder), _has_tower(model_folder)
         layers = layer_count(model_folder)
+        tower = {name for name in weights.files if sees and name.startswith(TOWER)}
+        mtp = {name for name in weights.files if not scores and is_mtp_weight(name, layers)}
+        fixed = FAMILIES[model_type].fixed if model_type in FAMILIES else ()
+        numbers = {name for name in weights.files if fixed and name.endswith(fixed)}
+        read = {
+            path: read_tensors(path)
+            for path in {weights.files[name] for name in tower | mtp | numbers}
+        }
 
         def held(names: Iterable[str]) -> dict[str, Tensor]:
-            own = {name: weights.files[name] for name in names}
-            read = {path: read_tensors(path) for path in sorted(set(own.values()))}
-            return {weights.stored[name]: read[own[name]][weights.stored[name]] for name in own}
+            own = {name: weights.stored[name] for name in names}
+            return {stored: read[weights.files[name]][stored] for name, stored in own.items()}
 
         return cls(
-            held(name for name in weights.files if sees and name.startswith(TOWER)),
-            held(name for name in weights.files if is_mtp_weight(name, layers)),
-            mtp_copies(str(_read_config(model_folder).get("model_type")), layers or 0),
+            model_type,
+            held(tower),
+            held(mtp),
+            mtp_copies(model_type, layers or 0),
+            {name: number for name, number in held(numbers).items() if not number.shape},
             weights.stored if sees else {},
         )
 
-    def copies(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of weights in such a layer that is trained."""
+    def name_in_files(self, name: str) -> str:
+        return self.stored.get(name) or file_name(name, self.model_type)
+
+    def in_files(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is trained, by the names in files, and what such a layer holds of it again."""
+        trained = {self.name_in_files(name): tensor for name, tensor in given.items()}
         if not self.mtp.keys() & trained.keys():
-            return {}
+            return trained
         own = {name: of for name, of in self.copied.items() if name in self.mtp}
-        return {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
+        return trained | {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
 
-
-def _numbers(model_folder: Path, family: Family | None) -> dict[str, Tensor]:
-    """What files hold without a dimension, which nobody trains: here it has one."""
-    if family is None or not family.fixed:
-        return {}
-    paths = set(read_weights(model_folder).files.values())
-    held = (one for path in sorted(paths) for one in read_tensors(path).items())
-    return {name: one for name, one in held if name.endswith(family.fixed) and not one.shape}
+    def frozen(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What goes into an export as it was."""
+        kept = {**self.tower, **self.mtp}
+        return {name: one for name, one in kept.items() if name not in trained} | {**self.numbers}
 
 
 def _but(those: Mapping[str, Tensor], merge: Join) -> Join:

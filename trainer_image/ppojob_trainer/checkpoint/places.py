@@ -98,7 +98,11 @@ class Place:
         remote, target = self._checkpoint(step, entry.path), folder / entry.path
         durable.make_folder(target.parent, parents=True, exist_ok=True)
         self._again(_there(step, entry.path)(lambda: self._system.get_file(remote, str(target))))
-        check_content(folder, entry)
+        try:
+            check_content(folder, entry)
+        except DamagedCheckpoint as damaged:  # it was so there
+            name = posixpath.join(folder_name(step), entry.path)
+            raise DamagedCheckpoint(name, damaged.reason) from None
 
     def read_beside(self, name: str) -> bytes:
         """Read a small file beside the folder of checkpoints; empty where there is none."""

@@ -1,6 +1,6 @@
 """ForwardEngine: packed forward passes of one model. All that a frozen model is asked for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -251,43 +251,19 @@ def packed_pass(
     """
     number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
-    tower = tower_of(model)
-    shown = (*rows.pictures, *rows.later_pictures)
-    assert tower is not None or not any(shown), "rows with pictures for a blind model"
-    form = tower.form if tower is not None else None
-    packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size, form=form)
-    packed = packed.to(model.device)
+    packed = _packed(model, rows, ranks, share_prompts=share_prompts)
     plans = AttentionPlans(packed.spans, model.device, stream=place * HEAD_STREAM)
     own = packed.run(ranks.number, ranks.size)
-
-    arrived = None
-    given: dict[str, Any] = {"input_ids": own.input_ids[None]}
-    if not stage.ranks.is_first:
-        arrived = stage.ranks.receive(stage.states_like(len(own.input_ids), model.device))
-        given = {"inputs_embeds": arrived.requires_grad_(torch.is_grad_enabled())}
+    arrived, given = _given(own, stage, model.device)
     attach = None if router_losses is None else router_losses.of_pass(packed, model.device).attach
-    routes = routes_of(
-        rows, packed.sources, own.sources, model.device, records=records, attach=attach
-    )
+    held = packed.sources, own.sources, model.device
+    routes = routes_of(rows, *held, records=records, attach=attach)
     if routes is not None:
         given["routes"] = routes
 
     def compute() -> TokenOutputs:
-        heard: AbstractContextManager[list[Tensor]] = nullcontext([])
-        if mtp is not None:
-            heard = states_for_mtp(model)
-        with saving(), heard as further:
-            read = given
-            if tower is not None and stage.ranks.is_first and (own.pictures or tower.learns):
-                read = given | _with_pictures(model, tower, own)
-                del read["input_ids"]
-            states = model.base_model(
-                **read,
-                position_ids=own.position_ids.unsqueeze(-2),
-                use_cache=False,
-                attention_plans=plans,
-                sequence_ranks=ranks,
-            ).last_hidden_state
+        with saving(), _heard(model, mtp) as further:
+            states = _states(model, given, own, plans, ranks)
         if not stage.ranks.is_last:
             return (states,)
         told = head(model, states[0].index_select(0, own.predictors), own.targets)
@@ -305,8 +281,55 @@ def packed_pass(
         stage.ranks.send(states.detach())
         return Passed((), arrived, states, routes)
     whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
-    spread = tuple(_spread(output.cpu(), rows.mask) for output in whole)
-    return Passed(spread, arrived, routes=routes)
+    return Passed(tuple(_spread(one.cpu(), rows.mask) for one in whole), arrived, routes=routes)
+
+
+def _packed(
+    model: PreTrainedModel, rows: Experience, ranks: SequenceRanks, *, share_prompts: bool
+) -> PackedRows:
+    """The rows of a micro-batch in one sequence, on the model's device."""
+    tower, shown = tower_of(model), (*rows.pictures, *rows.later_pictures)
+    assert tower is not None or not any(shown), "rows with pictures for a blind model"
+    form = tower.form if tower is not None else None
+    packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size, form=form)
+    return packed.to(model.device)
+
+
+def _given(
+    own: PackedRows, stage: PipelineStage, device: torch.device
+) -> tuple[Tensor | None, dict[str, Any]]:
+    """What the layers of a stage read: tokens at the first, else the states that arrive."""
+    if stage.ranks.is_first:
+        return None, {"input_ids": own.input_ids[None]}
+    arrived = stage.ranks.receive(stage.states_like(len(own.input_ids), device))
+    return arrived, {"inputs_embeds": arrived.requires_grad_(torch.is_grad_enabled())}
+
+
+def _heard(model: PreTrainedModel, mtp: Mtp | None) -> AbstractContextManager[list[Tensor]]:
+    """The states that a layer reads which predicts further tokens, where there is one."""
+    return nullcontext([]) if mtp is None else states_for_mtp(model)
+
+
+def _states(
+    model: PreTrainedModel,
+    given: Mapping[str, Any],
+    own: PackedRows,
+    plans: AttentionPlans,
+    ranks: SequenceRanks,
+) -> Tensor:
+    """(1, t, h) what the layers of a stage make of a run of tokens and its pictures."""
+    tower, read = tower_of(model), dict(given)
+    if tower is not None and "input_ids" in read and (own.pictures or tower.learns):
+        del read["input_ids"]
+        read |= _with_pictures(model, tower, own)
+    states: Tensor = model.base_model(
+        **read,
+        position_ids=own.position_ids.unsqueeze(-2),
+        use_cache=False,
+        attention_plans=plans,
+        sequence_ranks=ranks,
+    ).last_hidden_state
+    return states
 
 
 def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:

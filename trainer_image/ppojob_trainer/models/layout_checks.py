@@ -14,10 +14,13 @@ from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.picture_forms import PictureForm, why_shown_none
 from ppojob_trainer.models.architectures import Sizes, expert_layers, linear_layers, sizes_of
-from ppojob_trainer.models.config_files import read_config
+from ppojob_trainer.models.config_files import layer_count, read_config
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.kinds import JUDGE
 from ppojob_trainer.models.mixtures import ALIGNED
-from ppojob_trainer.models.mtp_forms import MTP_FORMS, mtp_layer_count
+from ppojob_trainer.models.mtp_forms import MTP_FORMS, is_mtp_weight, mtp_layer_count
+from ppojob_trainer.models.problems import ModelReason
+from ppojob_trainer.models.weight_files import read_weights
 
 NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"})
 """Types of models that vLLM does not compute in float16, for their numbers become too large."""
@@ -35,6 +38,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     Ranks have whole heads and layers. They need not have equally many tokens of the vocabulary.
     """
     yield from _check_engines(spec)
+    yield from _check_judge(spec)
     yield from _check_routers(spec)
     yield from _check_mtp(spec)
     yield from _check_tower(spec)
@@ -155,18 +159,24 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
 
 def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
     """A layer that predicts further tokens and is to be trained, where there is none to train."""
-    config = read_config(Path(spec.model.path) / "config.json")
+    folder = Path(spec.model.path)
+    config, layers = read_config(folder / "config.json"), layer_count(folder)
     if spec.model.mtp is None or isinstance(config, Problem):
         return
     kind, count = str(config.get("model_type")), mtp_layer_count(config)
     got, why, allowed = f"a model of {kind}", "", "remove it"
+    reason: ReasonCode | ModelReason = ReasonCode.NOT_IN_THIS_VERSION
+    weights = read_weights(folder)
     if kind not in MTP_FORMS:
         why = "layers of such models that predict further tokens are not trained"
         allowed = f"a model of {', '.join(MTP_FORMS)}, or remove it"
     elif count != 1:
         why = f"{spec.model.path} tells of {count} layers that predict further tokens, not of one"
+    elif weights.files and not any(is_mtp_weight(name, layers) for name in weights.files):
+        why = f"the files of {spec.model.path} have no weights of the layer that is to be trained"
+        allowed, reason = "a folder that has them, or remove it", ModelReason.WEIGHTS_MISSING
     if why:
-        yield Problem("spec.model.mtp", got, why, allowed, ReasonCode.NOT_IN_THIS_VERSION)
+        yield Problem("spec.model.mtp", got, why, allowed, reason)
 
 
 def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
@@ -209,6 +219,16 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
         dealt = spec.rollout.parallelism.expert
         yield from _check_engine_ranks(spec, sizes)
         yield from _check_experts("spec.rollout.parallelism.expert", dealt, {sizes})
+
+
+def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
+    """A judge that vLLM, which serves it whatever the policy's engine is, computes wrongly."""
+    sizes = None if spec.judge is None else sizes_of(spec.judge.path)
+    if sizes is None or FAMILIES[sizes.model_type].is_in_vllm or not sizes.states:
+        return
+    why = f"vLLM serves it, and {_why_not_in_vllm(sizes.model_type)}"
+    allowed = "a model of another type"
+    yield Problem(JUDGE.where, f"a model of {sizes.model_type}", why, allowed, ReasonCode.CONFLICT)
 
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
