@@ -120,6 +120,9 @@ OPTIONS = {
     "qwen3_next": STATES,
 }
 
+VARIANTS = {"ernie4_5_moe of 300B": ("ernie4_5_moe", {"moe_num_shared_experts": 0})}
+"""Models that are told from others of their family by keys of config.json."""
+
 ADAPTED = ("phi3", "glm4", "glm4v")
 """Families with adapters beside the weights here: of matrices that are several in one."""
 
@@ -168,8 +171,9 @@ def _saved(family: str, folder: Path) -> PreTrainedModel:
             own["global_head_dim"] = 4 * HALF
         save_whole(folder, family, **SIZES, head_dim=2 * HALF, **own)
         return load_model(folder).requires_grad_()
+    family, own = VARIANTS.get(family, (family, {}))
     kind, options = FAMILY_MODELS[family]
-    changes = {**SIZES, **options, **OPTIONS.get(family, {})}
+    changes = {**SIZES, **options, **OPTIONS.get(family, {}), **own}
     if "sliding_window" in changes:
         changes["sliding_window"] = WINDOW
     model = make_model(kind, **changes)

@@ -31,6 +31,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
         *((family, {}) for family in MIXTURES),
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("qwen3_moe", {"num_experts_per_tok": 6}),
+        ("ernie4_5_moe", {"moe_num_shared_experts": 0}),
     ],
 )
 def test_packed_rows_have_the_numbers_of_rows_by_themselves(make_rows, tmp_path, family, changes):

@@ -49,6 +49,7 @@ def maker(model_class, **options):
     return partial(make_model, model_class, **{**SIZES, **options})
 
 
+ERNIE = FAMILY_MODELS["ernie4_5_moe"]
 NO_DEFAULTS = ("deepseek_v2", "hunyuan_v1_dense", "granitemoehybrid", "lfm2_moe")
 """Families whose defaults are no model beside other sizes."""
 MODELS = {
@@ -60,6 +61,7 @@ MODELS = {
     },
     **{family: maker(kind, **options) for family, (kind, options) in FAMILY_MODELS.items()},
     "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),
+    "ernie without shared experts": maker(ERNIE[0], **{**ERNIE[1], "moe_num_shared_experts": 0}),
 }
 
 

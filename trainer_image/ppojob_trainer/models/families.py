@@ -55,6 +55,7 @@ class Mixture:
         inner: key of the width within an expert.
         shared: the name in a block of the expert that every token goes to, if there is one.
         shared_inner: keys whose product is the width within that.
+        may_share_none: whether the last of them may be 0, of models without such an expert.
         shared_gate: the name of the layer that says how much it counts, if it has one.
         dense_first: key of how many layers, the first ones, have a plain block of the width
             `intermediate_size`.
@@ -78,6 +79,7 @@ class Mixture:
     inner: str = "moe_intermediate_size"
     shared: str = ""
     shared_inner: tuple[str, ...] = ()
+    may_share_none: bool = False
     shared_gate: str = ""
     dense_first: str = ""
     router: str = "gate"
@@ -834,6 +836,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mixture=Mixture(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
+            may_share_none=True,
             dense_first="moe_layer_start_index",
             correction=f"{BIAS_MODULE}.{CORRECTION}",
         ),

@@ -35,8 +35,8 @@ def is_sent_float32(name: str) -> bool:
     return stays_float32(name) or name.endswith(".gate.weight")
 
 
-_MAX_EXPERTS: Final = 10_000
-_MAX_WIDTH: Final = 2**31 - 1
+WIDTHS: Final = range(1, 2**31)
+_NUMBERS: Final = range(1, 10_001)
 
 
 def key_of_experts(config: Mapping[str, Json]) -> str:
@@ -61,16 +61,18 @@ def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
     return None if is_plain else family.mixture
 
 
-def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
-    """Sizes of feed-forward blocks that config.json says, and the most of each."""
+def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
+    """Sizes of feed-forward blocks that config.json says, and what each may be."""
     family = FAMILIES[str(config["model_type"])]
     mixture, own = mixture_in(config), family.feed_forward
     inner = "intermediate_size" if own is None else own.inner
     if mixture is None:
-        return {inner: _MAX_WIDTH}
+        return {inner: WIDTHS}
     plain = (inner,) if mixture.dense_first or own else ()
-    widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), _MAX_WIDTH)
-    return {key_of_experts(config): _MAX_EXPERTS, **widths}
+    widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), WIDTHS)
+    if mixture.may_share_none:
+        widths[mixture.shared_inner[-1]] = range(WIDTHS.stop)
+    return {key_of_experts(config): _NUMBERS, **widths}
 
 
 def expert_tensors(
@@ -105,7 +107,7 @@ def expert_tensors(
 def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
     """Linear layers, by their names in a layer, of the expert that all tokens go to, if any."""
     found = {}
-    if mixture.shared:
+    if mixture.shared and inner:
         at = f"{mixture.block}.{mixture.shared}"
         found = {f"{at}.gate_proj": (inner, hidden)} if len(mixture.matrices) > 2 else {}
         found |= {f"{at}.up_proj": (inner, hidden), f"{at}.down_proj": (hidden, inner)}
