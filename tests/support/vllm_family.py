@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 from engine_phase import close_quickly
-from family_models import FAMILY_MODELS, is_half_in_vllm
+from family_models import FAMILY_MODELS, MIXTURE_MODELS, is_half_in_vllm
 from padded_reference import token_logprobs
 from tiny_models import make_model, write_model
 from transformers import PreTrainedModel
@@ -100,6 +100,10 @@ OPTIONS = {
         "num_key_value_heads": 2,
         "num_global_key_value_heads": 1,
     },
+    "gemma4_text of 26B": {
+        **{"head_dim": 2 * HALF, "global_head_dim": 4 * HALF},
+        **{"num_key_value_heads": 2, "num_global_key_value_heads": 1},
+    },
     "granitemoehybrid": {"mamba_d_head": HALF, "mamba_d_state": HALF},
     "nemotron_h": {  # of experts without gates the CPU has none
         "head_dim": 2 * HALF,
@@ -120,8 +124,12 @@ OPTIONS = {
     "qwen3_next": STATES,
 }
 
-VARIANTS = {"ernie4_5_moe of 300B": ("ernie4_5_moe", {"moe_num_shared_experts": 0})}
-"""Models that are told from others of their family by keys of config.json."""
+ERNIE = FAMILY_MODELS["ernie4_5_moe"]
+MODELS = {
+    **FAMILY_MODELS,
+    "ernie4_5_moe of 300B": (ERNIE[0], {**ERNIE[1], "moe_num_shared_experts": 0}),
+    "gemma4_text of 26B": MIXTURE_MODELS["gemma4_text"],
+}
 
 ADAPTED = ("phi3", "glm4", "glm4v")
 """Families with adapters beside the weights here: of matrices that are several in one."""
@@ -171,9 +179,8 @@ def _saved(family: str, folder: Path) -> PreTrainedModel:
             own["global_head_dim"] = 4 * HALF
         save_whole(folder, family, **SIZES, head_dim=2 * HALF, **own)
         return load_model(folder).requires_grad_()
-    family, own = VARIANTS.get(family, (family, {}))
-    kind, options = FAMILY_MODELS[family]
-    changes = {**SIZES, **options, **OPTIONS.get(family, {}), **own}
+    kind, options = MODELS[family]
+    changes = {**SIZES, **options, **OPTIONS.get(family, {})}
     if "sliding_window" in changes:
         changes["sliding_window"] = WINDOW
     model = make_model(kind, **changes)

@@ -115,6 +115,11 @@ class Sizes:
         """What tells its mixtures of experts, if it has any."""
         return FAMILIES[self.model_type].mixture if self.experts else None
 
+    @property
+    def uncut(self) -> str:
+        """Why blocks cannot be cut over tensor ranks; empty where they can."""
+        return FAMILIES[self.model_type].uncut or (self.mixture.uncut if self.mixture else "")
+
     def has_state(self, layer: int) -> bool:
         """Whether a layer keeps a state in place of keys and values."""
         return self.states is not None and layer in self.states.layers
@@ -280,11 +285,11 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
 def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
     family, hidden = FAMILIES[sizes.model_type], sizes.hidden
     inner = sizes.plain if sizes.mixture else sizes.inner
+    if sizes.apart and not sizes.attention(layer).has_keys:
+        inner = sizes.apart.inner_of_sharing
     if own := family.feed_forward:
         found: dict[str, Shape] = {name: (n * inner, hidden) for name, n in own.into.items()}
         return found | {own.out: (hidden, inner)}
-    if sizes.apart and not sizes.attention(layer).has_keys:
-        inner = sizes.apart.inner_of_sharing
     found = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
     if "gate_up_proj" in family.fused:
         found = {"mlp.gate_up_proj": (2 * inner, hidden)}
@@ -332,7 +337,8 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
 
 def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family, attention = FAMILIES[sizes.model_type], sizes.attention(layer)
-    for norm in (*family.norms, *family.late_norms):
+    mixture = sizes.mixture if sizes.has_experts(layer) else None
+    for norm in (*family.norms, *family.late_norms, *(mixture.norms if mixture else ())):
         yield f"{norm}.weight", (sizes.hidden,)
     if sizes.apart and sizes.apart.told:
         yield "post_per_layer_input_norm.weight", (sizes.hidden,)

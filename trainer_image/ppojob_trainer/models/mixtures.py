@@ -50,7 +50,8 @@ def key_of_experts(config: Mapping[str, Json]) -> str:
 
 def key_of_chosen(config: Mapping[str, Json]) -> str:
     """Where config.json says how many of them a token goes to."""
-    return "moe_k" if "moe_k" in config else "num_experts_per_tok"
+    names = ("moe_k", "top_k_experts")
+    return next((name for name in names if name in config), "num_experts_per_tok")
 
 
 def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
@@ -58,7 +59,10 @@ def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
     family = FAMILIES[str(config["model_type"])]
     kinds = layer_kinds({**family.defaults, **config}) if family.has_one_block else None
     is_plain = config.get(key_of_experts(config)) == 0 if kinds is None else EXPERTS not in kinds
-    return None if is_plain else family.mixture
+    mixture = family.mixture
+    if mixture and mixture.enabled_by:
+        is_plain = config.get(mixture.enabled_by) is not True
+    return None if is_plain else mixture
 
 
 def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
@@ -79,12 +83,15 @@ def expert_tensors(
     mixture: Mixture, experts: int, *, hidden: int, inner: int
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names in a layer, and shapes, of the tensors of a mixture: the router's and each expert's."""
-    router = f"{mixture.block}.{mixture.router}"
-    yield f"{router}.weight", (experts, hidden)
+    router = mixture.within(mixture.router)
+    yield f"{router}.proj.weight" if mixture.has_scales else f"{router}.weight", (experts, hidden)
+    if mixture.has_scales:
+        yield f"{router}.scale", (hidden,)
+        yield f"{router}.per_expert_scale", (experts,)
     if mixture.is_clamped:
         yield f"{router}.bias", (experts,)
     if mixture.is_stacked:
-        at = f"{mixture.block}.experts"
+        at = mixture.within("experts")
         for name, (into, out) in {
             "gate_up_proj": (hidden, 2 * inner),
             "down_proj": (inner, hidden),
