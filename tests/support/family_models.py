@@ -278,6 +278,20 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},
     ),
 }
+MIXTURE_MODELS = {
+    **{name: model for name, model in FAMILY_MODELS.items() if FAMILIES[name].mixture},
+    "gemma4_text": (
+        Gemma4ForCausalLM,
+        {
+            **GEMMA4,
+            **JOINT_KEYS,
+            **{"num_attention_heads": 4, "hidden_size_per_layer_input": 0},
+            **{"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2},
+            "moe_intermediate_size": 16,
+        },
+    ),
+}
+"""Those with experts, of families that have some without too."""
 
 
 def is_half_in_vllm(family: str, device: str = "cpu") -> bool:

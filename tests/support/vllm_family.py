@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 from engine_phase import close_quickly
-from family_models import FAMILY_MODELS, is_half_in_vllm
+from family_models import FAMILY_MODELS, MIXTURE_MODELS, is_half_in_vllm
 from padded_reference import token_logprobs
 from tiny_models import make_model, write_model
 from transformers import PreTrainedModel
@@ -101,6 +101,10 @@ OPTIONS = {
         "num_key_value_heads": 2,
         "num_global_key_value_heads": 1,
     },
+    "gemma4_text of 26B": {
+        **{"head_dim": 2 * HALF, "global_head_dim": 4 * HALF},
+        **{"num_key_value_heads": 2, "num_global_key_value_heads": 1},
+    },
     "granitemoehybrid": {"mamba_d_head": HALF, "mamba_d_state": HALF},
     "nemotron_h": {  # of experts without gates the CPU has none
         "head_dim": 2 * HALF,
@@ -119,6 +123,13 @@ OPTIONS = {
     "qwen3_5_moe_text": {**STATES, "rope_parameters": PARTLY_ROTATED},
     "qwen3_5_moe": {**STATES, "rope_parameters": PARTLY_ROTATED},
     "qwen3_next": STATES,
+}
+
+ERNIE = FAMILY_MODELS["ernie4_5_moe"]
+MODELS = {
+    **FAMILY_MODELS,
+    "ernie4_5_moe of 300B": (ERNIE[0], {**ERNIE[1], "moe_num_shared_experts": 0}),
+    "gemma4_text of 26B": MIXTURE_MODELS["gemma4_text"],
 }
 
 ADAPTED = ("phi3", "glm4", "glm4v")
@@ -180,7 +191,7 @@ def _saved(family: str, folder: Path) -> PreTrainedModel:
             own["global_head_dim"] = 4 * HALF
         save_whole(folder, family, **SIZES, head_dim=2 * HALF, **own)
         return load_model(folder).requires_grad_()
-    kind, options = FAMILY_MODELS[family]
+    kind, options = MODELS[family]
     changes = {**SIZES, **options, **OPTIONS.get(family, {})}
     if "sliding_window" in changes:
         changes["sliding_window"] = WINDOW

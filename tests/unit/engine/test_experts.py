@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from family_models import FAMILY_MODELS
+from family_models import MIXTURE_MODELS
 from padded_reference import as_in_files, gradients, padded_logprobs, relative_difference
 from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from torch import Tensor
@@ -15,12 +15,10 @@ from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.experts import grouped_product
-from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import check_targets
 from ppojob_trainer.models.load import load_model
 
 VOCAB = 97
-MIXTURES = [name for name, family in FAMILIES.items() if family.mixture]
 SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": VOCAB}
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
 
@@ -28,13 +26,14 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        *((family, {}) for family in MIXTURES),
+        *((family, {}) for family in MIXTURE_MODELS),
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("qwen3_moe", {"num_experts_per_tok": 6}),
+        ("ernie4_5_moe", {"moe_num_shared_experts": 0}),
     ],
 )
 def test_packed_rows_have_the_numbers_of_rows_by_themselves(make_rows, tmp_path, family, changes):
-    kind, own = FAMILY_MODELS[family]
+    kind, own = MIXTURE_MODELS[family]
     sizes = {**TWO_LAYERS, "vocab_size": VOCAB, **own, **changes}
     theirs, rows = save_model(tmp_path, kind, **sizes), make_rows()
     theirs.set_experts_implementation("eager")
@@ -86,7 +85,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros(make_rows, tmp_path):
     ],  # so rounding sends none elsewhere
 )
 def test_autocast_stays_close(make_rows, tmp_path, family, changes):
-    kind, own = FAMILY_MODELS[family]
+    kind, own = MIXTURE_MODELS[family]
     save_model(tmp_path, kind, **{**TWO_LAYERS, "vocab_size": VOCAB, **own, **changes})
     model, rows, found = load_model(tmp_path), make_rows(), []
     use_packed_attention(model)
@@ -100,7 +99,7 @@ def test_autocast_stays_close(make_rows, tmp_path, family, changes):
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
 def test_autocast_rounds_no_choice_of_routers_with_a_bias(tmp_path, family):
-    kind, own = FAMILY_MODELS[family]
+    kind, own = MIXTURE_MODELS[family]
     save_model(tmp_path, kind, **{**TWO_LAYERS, "vocab_size": VOCAB, **own})
     router = load_model(tmp_path).base_model.layers[-1].mlp.gate
     states = torch.randn(1, 9, TWO_LAYERS["hidden_size"])

@@ -16,6 +16,7 @@ LOGPROBS = PolicyHead(LogprobSettings())
 
 
 PLAIN = {
+    "gemma4_text": {},
     "granitemoehybrid": {"num_local_experts": 0},
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
 }

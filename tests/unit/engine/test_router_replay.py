@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_phase import generate
-from family_models import FAMILY_MODELS
+from family_models import MIXTURE_MODELS
 from padded_reference import gradients, padded_logprobs, relative_difference
 from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from torch import Tensor
@@ -34,14 +34,13 @@ from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.workers.row_store import own_rows
 
 SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": 97}
-MIXTURES = [name for name, family in FAMILIES.items() if family.mixture]
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
 GOAL = PolicyObjective.of(AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3))
 RATIO_OF_ONE = "actor/ppo_kl"
 
 
 def save_mixture(folder: Path, family: str, **changes: object) -> PreTrainedModel:
-    kind, own = FAMILY_MODELS[family]
+    kind, own = MIXTURE_MODELS[family]
     return save_model(folder, kind, **{**TWO_LAYERS, "vocab_size": 97, **own, **changes})
 
 
@@ -70,7 +69,8 @@ def padded_experts(rows: Experience) -> Tensor:
 def routers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     mixture = FAMILIES[model.config.model_type].mixture
     blocks = [
-        getattr(layer, "mlp", None) or getattr(layer, mixture.block) for layer in model.model.layers
+        (getattr(layer, "mlp", None) or getattr(layer, mixture.block)) if mixture.block else layer
+        for layer in model.model.layers
     ]
     found = [getattr(block, mixture.router, None) for block in blocks]
     return [router for router in found if router is not None]
@@ -89,11 +89,14 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
             chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
             is_sigmoid = FAMILIES[model.config.model_type].mixture.scoring == "sigmoid"
             scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=-1)
+            if (scales := getattr(router, "per_expert_scale", None)) is not None:  # Gemma 4's
+                scores = logits  # are probabilities
             weights = scores.gather(-1, chosen)
             # Mixtral's says nothing, and does; nor does DeepSeek-V2's, and does not.
             if getattr(router, "norm_topk_prob", model.config.model_type != "deepseek_v2"):
                 weights = weights / weights.sum(dim=-1, keepdim=True)
             weights = weights * getattr(router, "routed_scaling_factor", 1.0)
+            weights = weights if scales is None else weights * scales[chosen]
         found.append(chosen)
         told = logits, weights, chosen
         return told[::-1] if chooses_first else told
@@ -113,7 +116,7 @@ def perturb(model: PreTrainedModel) -> None:
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for router in routers_of(model):
-            gate = router.weight
+            gate = router.proj.weight if hasattr(router, "proj") else router.weight
             gate.add_(0.2 * torch.randn(gate.shape, generator=generator))
 
 
@@ -144,7 +147,7 @@ def test_the_record_is_what_routers_choose_for_each_token(make_rows, tmp_path, t
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [*((family, {}) for family in MIXTURES), ("qwen3_moe", {"norm_topk_prob": False})],
+    [*((family, {}) for family in MIXTURE_MODELS), ("qwen3_moe", {"norm_topk_prob": False})],
 )
 def test_later_passes_take_the_record_with_weights_of_then(make_rows, tmp_path, family, changes):
     theirs, rows = save_mixture(tmp_path, family, **changes), make_rows()
@@ -204,7 +207,7 @@ def test_a_ratio_is_one_to_the_bit_before_the_first_update(make_rows, tmp_path):
     assert engine.update(rows, GOAL).token_sums[RATIO_OF_ONE] != 0.0
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", MIXTURE_MODELS)
 def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path, family):
     """They are those that the trainer's routers choose for the same rows."""
     model = save_mixture(tmp_path, family)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_models import FAMILY_MODELS
+from family_models import FAMILY_MODELS, MIXTURE_MODELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_jobs import edit
@@ -37,7 +37,7 @@ from ppojob_trainer.models.architectures import read_sizes
 from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_config, check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
-from ppojob_trainer.models.mixtures import required_sizes
+from ppojob_trainer.models.mixtures import mixture_in, required_sizes
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import BadHeader, read_header
 from ppojob_trainer.rollout.checkpoint_names import state_bytes
@@ -49,6 +49,7 @@ def maker(model_class, **options):
     return partial(make_model, model_class, **{**SIZES, **options})
 
 
+ERNIE = FAMILY_MODELS["ernie4_5_moe"]
 NO_DEFAULTS = ("deepseek_v2", "hunyuan_v1_dense", "granitemoehybrid", "lfm2_moe")
 """Families whose defaults are no model beside other sizes."""
 MODELS = {
@@ -60,6 +61,10 @@ MODELS = {
     },
     **{family: maker(kind, **options) for family, (kind, options) in FAMILY_MODELS.items()},
     "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),
+    "gemma 4 with experts": maker(
+        MIXTURE_MODELS["gemma4_text"][0], **MIXTURE_MODELS["gemma4_text"][1]
+    ),
+    "ernie without shared experts": maker(ERNIE[0], **{**ERNIE[1], "moe_num_shared_experts": 0}),
 }
 
 
@@ -74,7 +79,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family: str) -> Non
     given |= {"num_attention_heads": 8}
     whole = kind.config_class(**given).to_dict()
     short = {"model_type": family, **given}
-    if FAMILIES[family].mixture:  # whose sizes nobody leaves out
+    if mixture_in(whole):  # whose sizes nobody leaves out
         short |= {key: whole[key] for key in required_sizes(whole)}
     assert read_sizes(short, Path()) == read_sizes(whole, Path())
     for key, values in FAMILIES[family].only.items():

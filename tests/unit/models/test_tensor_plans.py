@@ -38,10 +38,16 @@ THEIRS = {
 }
 
 
-CUT = [name for name, one in FAMILIES.items() if not (one.uncut or one.mixture)]
+CUT = [
+    name
+    for name, one in FAMILIES.items()
+    if not (one.uncut or (one.mixture and not one.mixture.uncut))
+]
 NO_PLAN = ("hunyuan_v1_dense",)
 """Of transformers."""
-MIXTURES = [name for name, one in FAMILIES.items() if one.mixture and not one.uncut]
+MIXTURES = [
+    name for name, one in FAMILIES.items() if one.mixture and not (one.uncut or one.mixture.uncut)
+]
 
 
 @pytest.mark.parametrize("family", [name for name in CUT if name not in NO_PLAN])
@@ -371,6 +377,7 @@ def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, all
 
 
 APART = {"model_type": "gemma4_text", **HEADS, "num_hidden_layers": 4, "num_key_value_heads": 4}
+EXPERTS_BESIDE = {**MIXTURE, "enable_moe_block": True, "top_k_experts": 2}
 JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
 
 
@@ -387,6 +394,8 @@ JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
         ({"tensor": 4}, {}, None),
         ({"tensor": 4}, JOINT, "a divisor of 2"),  # heads of the last layer
         ({"sequence": 4}, JOINT, None),
+        ({"tensor": 2}, EXPERTS_BESIDE, "a divisor of 1"),
+        ({"expert": 2}, EXPERTS_BESIDE, None),
     ],
 )
 def test_ranks_of_layers_that_differ(tmp_path: Path, ranks, changes, allowed) -> None:

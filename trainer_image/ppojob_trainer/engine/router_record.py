@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.models.pipeline_stages import PipelineStage, layers_of
-from ppojob_trainer.models.routes import EXPERT_DTYPE, Attach, Routes
+from ppojob_trainer.models.routes import EXPERT_DTYPE, Attach, Routes, chosen_by_a_token
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.rows.experience import Experience
 
@@ -23,7 +23,7 @@ class RouterRecord:
         self._rows = rows
         self._layers: int = config.num_hidden_layers
         self._sizes = [int(rows.prompt_lengths.sum()), rows.num_tokens]
-        shape = (sum(self._sizes), self._layers, config.num_experts_per_tok)
+        shape = (sum(self._sizes), self._layers, chosen_by_a_token(config))
         self._experts = torch.zeros(shape, dtype=EXPERT_DTYPE)
 
     def add(self, rows: Tensor, routes: Routes, ranks: SequenceRanks) -> None:

@@ -16,6 +16,7 @@ from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_k
 from ppojob_trainer.models.layers_apart import Attention, LayersApart, read_layers_apart
 from ppojob_trainer.models.liquid import with_own_keys
 from ppojob_trainer.models.mixtures import (
+    WIDTHS,
     expert_tensors,
     key_of_experts,
     mixture_in,
@@ -32,13 +33,12 @@ from ppojob_trainer.models.state_layers import (
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 
-_MAX_SIZE: Final = 2**31 - 1
 _LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _REQUIRED: Final = {
-    "vocab_size": _MAX_SIZE,
-    "hidden_size": _MAX_SIZE,
-    "num_hidden_layers": 10_000,
-    "num_attention_heads": _MAX_SIZE,
+    "vocab_size": WIDTHS,
+    "hidden_size": WIDTHS,
+    "num_hidden_layers": range(1, 10_001),
+    "num_attention_heads": WIDTHS,
 }
 
 Shape = tuple[int, ...]
@@ -115,6 +115,11 @@ class Sizes:
         """What tells its mixtures of experts, if it has any."""
         return FAMILIES[self.model_type].mixture if self.experts else None
 
+    @property
+    def uncut(self) -> str:
+        """Why blocks cannot be cut over tensor ranks; empty where they can."""
+        return FAMILIES[self.model_type].uncut or (self.mixture.uncut if self.mixture else "")
+
     def has_state(self, layer: int) -> bool:
         """Whether a layer keeps a state in place of keys and values."""
         return self.states is not None and layer in self.states.layers
@@ -161,7 +166,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if kind := family.recurrence:
         own, config = kind.sizes, with_own_keys(with_head_of_states(config))
         kinds = layer_kinds(config)
-    needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, _MAX_SIZE)
+    needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, WIDTHS)
     required = _read_counts(config, needed, path)
     if isinstance(required, list):
         return required
@@ -215,16 +220,16 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
 
 
 def _read_counts(
-    config: Mapping[str, Json], needed: Mapping[str, int], path: Path
+    config: Mapping[str, Json], needed: Mapping[str, range], path: Path
 ) -> dict[str, int] | list[Problem]:
-    """The numbers at keys, of which the most is given, or what is wrong with them."""
+    """The numbers at keys, of which it is given what they may be, or what is wrong with them."""
     found, problems = {}, []
-    for key, most in needed.items():
-        value = _count(config.get(key))
-        if value is None or value > most:
-            got = ABSENT if config.get(key) is None else shown(config[key])
+    for key, fitting in needed.items():
+        value = config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value not in fitting:
+            got = ABSENT if value is None else shown(value)
             why = "the model is built by it"
-            allowed = f"an integer from 1 to {most}"
+            allowed = f"an integer from {fitting.start} to {fitting.stop - 1}"
             problems.append(Problem(f"{path}:{key}", got, why, allowed, ModelReason.BAD_CONFIG))
             continue
         found[key] = value
@@ -280,11 +285,11 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
 def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
     family, hidden = FAMILIES[sizes.model_type], sizes.hidden
     inner = sizes.plain if sizes.mixture else sizes.inner
+    if sizes.apart and not sizes.attention(layer).has_keys:
+        inner = sizes.apart.inner_of_sharing
     if own := family.feed_forward:
         found: dict[str, Shape] = {name: (n * inner, hidden) for name, n in own.into.items()}
         return found | {own.out: (hidden, inner)}
-    if sizes.apart and not sizes.attention(layer).has_keys:
-        inner = sizes.apart.inner_of_sharing
     found = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
     if "gate_up_proj" in family.fused:
         found = {"mlp.gate_up_proj": (2 * inner, hidden)}
@@ -332,7 +337,8 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
 
 def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family, attention = FAMILIES[sizes.model_type], sizes.attention(layer)
-    for norm in (*family.norms, *family.late_norms):
+    mixture = sizes.mixture if sizes.has_experts(layer) else None
+    for norm in (*family.norms, *family.late_norms, *(mixture.norms if mixture else ())):
         yield f"{norm}.weight", (sizes.hidden,)
     if sizes.apart and sizes.apart.told:
         yield "post_per_layer_input_norm.weight", (sizes.hidden,)
@@ -351,7 +357,7 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _count(value: Json) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIZE
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value in WIDTHS
     return value if is_count and isinstance(value, int) else None
 
 

@@ -14,10 +14,11 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
+from ppojob_trainer.models.gemma import tell_logits
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.models.module_names import rename_modules
 from ppojob_trainer.models.nemotron import NEMOTRON, take_limits_off
-from ppojob_trainer.models.routes import follow_routes
+from ppojob_trainer.models.routes import chosen_by_a_token, follow_routes
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
 
@@ -165,6 +166,7 @@ class StackedExperts(nn.Module):
                 matrix = matrix.mT.contiguous()
             setattr(self, name, nn.Parameter(matrix))
         self._is_clamped, self._is_out_first = mixture.is_clamped, mixture.is_out_first
+        self._activation = functional.silu if mixture.is_clamped else stacked.act_fn
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """As `Experts`."""
@@ -182,7 +184,8 @@ class StackedExperts(nn.Module):
             return found
 
         inner = product(rows, "gate_up_proj")
-        said = _clamped(inner) if self._is_clamped else _gated(*inner.chunk(2, dim=-1))
+        gate, up = inner.chunk(2, dim=-1)
+        said = _clamped(inner) if self._is_clamped else self._activation(gate) * up
         return by_expert.summed(product(said, "down_proj"), weights).to(states.dtype)
 
     def _held(self, name: str) -> Any:
@@ -223,9 +226,13 @@ def split_experts(model: PreTrainedModel) -> None:
     if mixture is None:
         return
     for number, layer in enumerate(base.layers):
-        block = getattr(layer, "mlp", None) or getattr(layer, mixture.block)
+        block = layer
+        if mixture.block:
+            block = getattr(layer, "mlp", None) or getattr(layer, mixture.block)
         router = getattr(block, mixture.router, None)
-        follow_routes(layer, router, mixture, number, model.config.num_experts_per_tok)
+        if mixture.has_scales:
+            tell_logits(layer.router)
+        follow_routes(layer, router, mixture, number, chosen_by_a_token(model.config))
         if hasattr(block, "experts"):
             stacked = block.experts
             block.experts = (
@@ -293,7 +300,7 @@ def freeze_routers(model: PreTrainedModel) -> None:
     mixture = mixture_of(model)
     assert mixture is not None, "other models are refused"
     routers = tuple(
-        f".{mixture.block}.{one}." for one in (mixture.router, mixture.shared_gate) if one
+        f".{mixture.within(one)}." for one in (mixture.router, mixture.shared_gate) if one
     )
     for name, weight in model.named_parameters():
         if any(router in name for router in routers):

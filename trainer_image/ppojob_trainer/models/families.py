@@ -49,12 +49,14 @@ class Mixture:
     """What tells blocks that are mixtures of experts from Qwen3's, whose fields are defaults here.
 
     Attributes:
-        block: the name of a feed-forward block in files.
+        block: the name of a feed-forward block in files; empty where router and experts are the
+            layer's own.
         matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`, or where
             they are two `down(relu(up x)²)`.
         inner: key of the width within an expert.
         shared: the name in a block of the expert that every token goes to, if there is one.
         shared_inner: keys whose product is the width within that.
+        may_share_none: whether the last of them may be 0, of models without such an expert.
         shared_gate: the name of the layer that says how much it counts, if it has one.
         dense_first: key of how many layers, the first ones, have a plain block of the width
             `intermediate_size`.
@@ -71,6 +73,11 @@ class Mixture:
         correction: the name in a block of a bias with which routers choose and that no gradient
             trains, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
         floor: what routers add to the sum that they divide the weights of chosen experts by.
+        enabled_by: key that says whether layers have experts; without one they do.
+        norms: of a layer, that only those with experts have.
+        has_scales: whether routers norm and scale what they read, and weigh each expert by a number
+            of its own (Gemma 4).
+        uncut: why such layers cannot be cut over tensor ranks, where plain ones can.
     """
 
     block: str = "mlp"
@@ -78,6 +85,7 @@ class Mixture:
     inner: str = "moe_intermediate_size"
     shared: str = ""
     shared_inner: tuple[str, ...] = ()
+    may_share_none: bool = False
     shared_gate: str = ""
     dense_first: str = ""
     router: str = "gate"
@@ -88,6 +96,14 @@ class Mixture:
     chooses_first: bool = False
     correction: str = ""
     floor: float = 1e-20
+    enabled_by: str = ""
+    norms: tuple[str, ...] = ()
+    has_scales: bool = False
+    uncut: str = ""
+
+    def within(self, name: str) -> str:
+        """The name in a layer of what has a name in a block."""
+        return f"{self.block}.{name}" if self.block else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +321,7 @@ _GEMMA2: Final = replace(
     logit_cap="final_logit_softcapping",
 )
 _GEMMA4: Final = Family(
-    "Gemma 4 E2B, E4B and 31B (text)",
+    "Gemma 4 E2B, E4B, 26B-A4B and 31B (text)",
     defaults={
         "head_dim": 256,
         "num_key_value_heads": 4,
@@ -313,18 +329,31 @@ _GEMMA4: Final = Family(
         "hidden_size_per_layer_input": 256,
         "vocab_size_per_layer_input": 262_144,
     },
-    only={
-        "use_bidirectional_attention": (None, "vision"),
-        "enable_moe_block": (False, None),
-    },
+    only={"use_bidirectional_attention": (None, "vision")},
     has_windows=True,
     ropes=(None, "default", "proportional"),
     has_ropes_by_layer=True,
     norms=_GEMMA2.norms,
     late_norms=_GEMMA2.late_norms,
     head_norm="each head",
+    feed_forward=FeedForward(
+        "intermediate_size", {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", is_beside=True
+    ),
     fixed=("layer_scalar",),
     has_layers_apart=True,
+    mixture=Mixture(
+        block="",
+        router="router",
+        is_stacked=True,
+        is_out_first=True,
+        enabled_by="enable_moe_block",
+        norms=(
+            "pre_feedforward_layernorm_2",
+            *("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
+        ),
+        has_scales=True,
+        uncut="gate and up of experts are of one matrix",
+    ),
     logit_cap=_GEMMA2.logit_cap,
     classifiers=(),
 )
@@ -737,6 +766,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Gemma 4 12B (text)",
         defaults={**_GEMMA4.defaults, "hidden_size_per_layer_input": 0},
         only={"use_bidirectional_attention": ("vision", None)},
+        mixture=None,
         told_vllm={"architectures": ["Gemma4ForCausalLM"]},
     ),
     "glm4": _GLM4,
@@ -834,6 +864,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mixture=Mixture(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
+            may_share_none=True,
             dense_first="moe_layer_start_index",
             correction=f"{BIAS_MODULE}.{CORRECTION}",
         ),
@@ -896,7 +927,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 WHOLES: Final[Mapping[str, Whole]] = {
     "gemma3": Whole("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
-    "gemma4": Whole("Gemma 4 E2B, E4B and 31B", "gemma4_text"),
+    "gemma4": Whole("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
     "gemma4_unified": Whole("Gemma 4 12B", "gemma4_unified_text"),
     "mistral3": Whole("Mistral Small 3.1 and on, Ministral 3", "mistral"),
     "internvl": Whole("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),

@@ -35,8 +35,8 @@ def is_sent_float32(name: str) -> bool:
     return stays_float32(name) or name.endswith(".gate.weight")
 
 
-_MAX_EXPERTS: Final = 10_000
-_MAX_WIDTH: Final = 2**31 - 1
+WIDTHS: Final = range(1, 2**31)
+_NUMBERS: Final = range(1, 10_001)
 
 
 def key_of_experts(config: Mapping[str, Json]) -> str:
@@ -50,7 +50,8 @@ def key_of_experts(config: Mapping[str, Json]) -> str:
 
 def key_of_chosen(config: Mapping[str, Json]) -> str:
     """Where config.json says how many of them a token goes to."""
-    return "moe_k" if "moe_k" in config else "num_experts_per_tok"
+    names = ("moe_k", "top_k_experts")
+    return next((name for name in names if name in config), "num_experts_per_tok")
 
 
 def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
@@ -58,31 +59,39 @@ def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
     family = FAMILIES[str(config["model_type"])]
     kinds = layer_kinds({**family.defaults, **config}) if family.has_one_block else None
     is_plain = config.get(key_of_experts(config)) == 0 if kinds is None else EXPERTS not in kinds
-    return None if is_plain else family.mixture
+    mixture = family.mixture
+    if mixture and mixture.enabled_by:
+        is_plain = config.get(mixture.enabled_by) is not True
+    return None if is_plain else mixture
 
 
-def required_sizes(config: Mapping[str, Json]) -> dict[str, int]:
-    """Sizes of feed-forward blocks that config.json says, and the most of each."""
+def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
+    """Sizes of feed-forward blocks that config.json says, and what each may be."""
     family = FAMILIES[str(config["model_type"])]
     mixture, own = mixture_in(config), family.feed_forward
     inner = "intermediate_size" if own is None else own.inner
     if mixture is None:
-        return {inner: _MAX_WIDTH}
+        return {inner: WIDTHS}
     plain = (inner,) if mixture.dense_first or own else ()
-    widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), _MAX_WIDTH)
-    return {key_of_experts(config): _MAX_EXPERTS, **widths}
+    widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), WIDTHS)
+    if mixture.may_share_none:
+        widths[mixture.shared_inner[-1]] = range(WIDTHS.stop)
+    return {key_of_experts(config): _NUMBERS, **widths}
 
 
 def expert_tensors(
     mixture: Mixture, experts: int, *, hidden: int, inner: int
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names in a layer, and shapes, of the tensors of a mixture: the router's and each expert's."""
-    router = f"{mixture.block}.{mixture.router}"
-    yield f"{router}.weight", (experts, hidden)
+    router = mixture.within(mixture.router)
+    yield f"{router}.proj.weight" if mixture.has_scales else f"{router}.weight", (experts, hidden)
+    if mixture.has_scales:
+        yield f"{router}.scale", (hidden,)
+        yield f"{router}.per_expert_scale", (experts,)
     if mixture.is_clamped:
         yield f"{router}.bias", (experts,)
     if mixture.is_stacked:
-        at = f"{mixture.block}.experts"
+        at = mixture.within("experts")
         for name, (into, out) in {
             "gate_up_proj": (hidden, 2 * inner),
             "down_proj": (inner, hidden),
@@ -105,7 +114,7 @@ def expert_tensors(
 def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
     """Linear layers, by their names in a layer, of the expert that all tokens go to, if any."""
     found = {}
-    if mixture.shared:
+    if mixture.shared and inner:
         at = f"{mixture.block}.{mixture.shared}"
         found = {f"{at}.gate_proj": (inner, hidden)} if len(mixture.matrices) > 2 else {}
         found |= {f"{at}.up_proj": (inner, hidden), f"{at}.down_proj": (hidden, inner)}

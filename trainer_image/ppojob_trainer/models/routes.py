@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_trainer.models.families import Mixture
+from ppojob_trainer.models.mixtures import key_of_chosen
 
 EXPERT_DTYPE = torch.int16
 """Of numbers of experts where they are kept."""
@@ -86,7 +87,12 @@ def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Ten
         return worth * float(scale)
     if getattr(router, "norm_topk_prob", True):  # Mixtral's always does
         worth = worth / worth.sum(dim=-1, keepdim=True)
-    return worth
+    return worth * router.per_expert_scale[chosen] if mixture.has_scales else worth
+
+
+def chosen_by_a_token(config: Any) -> int:
+    """How many experts a token goes to, by the configuration of a mixture."""
+    return int(getattr(config, key_of_chosen(config.to_dict())))
 
 
 def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:
@@ -98,7 +104,7 @@ def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:
 
 def of_bytes(told: bytes, tokens: int, config: Any) -> Tensor:
     """(tokens, layers, k) of what an engine told; of tokens that it has not read 0."""
-    shape = (config.num_hidden_layers, config.num_experts_per_tok)
+    shape = (config.num_hidden_layers, chosen_by_a_token(config))
     experts = torch.zeros(tokens, *shape, dtype=EXPERT_DTYPE)
     known = np.frombuffer(told, _told_as(config)).astype(np.int16).reshape(-1, *shape)
     experts[: len(known)] = torch.from_numpy(known[:tokens])

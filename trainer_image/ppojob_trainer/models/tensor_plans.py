@@ -79,8 +79,9 @@ _LAYERS_APART: Final = {
 def plan_of(family: Family) -> dict[str, Style]:
     """The styles of a family's modules that have parameters of their own, or are summed as one."""
     assert not family.uncut, "such a layout is refused"
-    plan = _PLAN | (_mixture(family.mixture) if family.mixture else _feed_forward(family))
-    if family.mixture and family.mixture.dense_first:  # whose block is summed as mixtures are
+    mixture = None if family.mixture and family.mixture.uncut else family.mixture
+    plan = _PLAN | (_mixture(mixture) if mixture else _feed_forward(family))
+    if mixture and mixture.dense_first:  # whose block is summed as mixtures are
         plan |= _FEED_FORWARD | {"model.layers.*.mlp.down_proj": COLUMNS_ALONE}
     plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
     plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
