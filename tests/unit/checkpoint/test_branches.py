@@ -73,6 +73,7 @@ def test_it_begins_once(tmp_path: Path) -> None:
     [
         ("spec.model.path", {"model": {"path": "other"}}),
         ("spec.steps.epochs", {"data": OTHER_DATA, "steps": {"epochs": 2}}),
+        ("spec.steps.total", {"steps": {"total": 1}}),
         ("spec.optimizer.type", {"optimizer": {"type": "sgd"}}),
         ("spec.algorithm.type", {"algorithm": {**ALGORITHM, "type": "ppo"}}),
         ("spec.algorithm.policyLoss.type", {"algorithm": FLOWRL}),
@@ -93,6 +94,10 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     assert line == "spec.checkpoint.branch.step: got 7: there is no such checkpoint; 1, 2"
     (line,) = branches.problems(branch(tmp_path, "runs"))
     assert "it holds no checkpoint" in line
+    (line,) = branches.problems(branch(tmp_path, "runs/sum/metrics.jsonl"))
+    assert "it holds no checkpoint" in line
+    (line,) = branches.problems(branch(tmp_path, "runs/sum/checkpoints/step-000002"))
+    assert line.endswith(f"it holds no checkpoint; run: {run}, step: 2")
     manifest = run / "checkpoints" / "step-000002" / "manifest.json"
     manifest.write_text(json.dumps({}))
     (line,) = branches.problems(branch(tmp_path))
