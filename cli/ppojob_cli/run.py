@@ -117,15 +117,16 @@ def run_job(
             raise ConfigError(found.errors)
     interrupts = Interrupts()
     with locked(folder):
-        view = open_view(config, folder, plain=plain)
         summary = finished_summary(folder, config)
+        if summary is None:
+            with usable(folder):
+                branches.begin(config, folder, _tell)
+                write_job(folder, config)
+                keep_model(folder, config)
+        view = open_view(config, folder, plain=plain)  # what a branch took over is not new
         if summary is not None:
             view.already_done(summary)
             return contract.EXIT_DONE
-        with usable(folder):
-            branches.begin(config, folder, _tell)
-            write_job(folder, config)
-            keep_model(folder, config)
         return _run_pods(config, folder, view, interrupts)
 
 

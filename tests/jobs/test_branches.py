@@ -34,6 +34,10 @@ def test_with_the_same_settings_it_is_the_run_itself(
     expected, found = run_folders.result(parent), run_folders.result(output)
     assert found == {name: value for name, value in expected.items() if name in found}
     assert len(found["metrics"]) == 5
+    assert [line.split("/")[0] for line in run.lines if line.startswith("step ")] == [
+        "step 3",
+        "step 4",
+    ]
 
 
 def test_other_settings_hold_from_there_whatever_is_killed(

@@ -526,7 +526,8 @@ def resume(verl: Verl, job: Draft) -> None:
     if verl[mode] == "resume_path":
         job.leave_out("no checkpoint of verl's is read", mode)
         if verl.is_given(path):
-            job.leave_out("no checkpoint of verl's is read", path)
+            why = "a model that verl.model_merger makes of it can be spec.model.path"
+            job.leave_out(why, path)
     elif verl[mode] == "disable":
         why = "another run folder, or a job of another name, begins anew"
         job.leave_out(why, mode, changes_numbers=False)

@@ -137,6 +137,10 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     assert line == "spec.checkpoint.branch.step: got 7: there is no such checkpoint; 1, 2"
     (line,) = branches.problems(branch(tmp_path, "runs"))
     assert "it holds no checkpoint" in line
+    (line,) = branches.problems(branch(tmp_path, "runs/sum/metrics.jsonl"))
+    assert "it holds no checkpoint" in line
+    (line,) = branches.problems(branch(tmp_path, "runs/sum/checkpoints/step-000002"))
+    assert line.endswith(f"it holds no checkpoint; run: {run}, step: 2")
     file = run / "checkpoints" / "step-000002" / "manifest.json"
     file.write_text(json.dumps({}))
     (line,) = branches.problems(branch(tmp_path))

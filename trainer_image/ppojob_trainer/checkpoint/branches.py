@@ -6,6 +6,7 @@ same; all else may differ, and is told. This file loads no torch: the controller
 
 import json
 import logging
+import posixpath
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from ppojob_trainer.checkpoint.identity import Difference, changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, UNREAD, Manifest, Progress, encode
 from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
-from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, steps_in
+from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of, steps_in
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.processor import has_native_bfloat16
@@ -172,13 +173,22 @@ def _fitting(place: Place, branch: BranchSpec, config: RunConfig) -> tuple[int, 
 def _chosen(place: Place, branch: BranchSpec) -> tuple[int, Manifest]:
     steps = list(place.complete())
     if not steps:
-        allowed = "the run folder of a job, or what spec.checkpoint.copyTo has of one"
+        allowed = _of_checkpoint(branch.run)
+        allowed = allowed or "the run folder of a job, or what spec.checkpoint.copyTo has of one"
         raise ConfigError(_wrong("run", shown(branch.run), "it holds no checkpoint", allowed))
     step = steps[0] if branch.step is None else branch.step
     if step not in steps:
         there = ", ".join(map(str, sorted(steps)))
         raise ConfigError(_wrong("step", str(step), "there is no such checkpoint", there))
     return step, place.manifest(step)
+
+
+def _of_checkpoint(path: str) -> str:
+    """What to write in place of the folder of a checkpoint, as verl names one; else nothing."""
+    root, _, name = path.rstrip("/").rpartition("/")
+    step = step_of(name)
+    is_one = step is not None and posixpath.basename(root) == CHECKPOINTS_FOLDER
+    return f"run: {posixpath.dirname(root) or '.'}, step: {step}" if is_one else ""
 
 
 def _wrong(name: str, got: str, why: str, allowed: str) -> str:
@@ -193,11 +203,11 @@ def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Itera
     """Settings that would make other files of a checkpoint, or another sense of its numbers."""
     theirs, ours = place.settings(step, found)["spec"], json.loads(_trajectory(config))["spec"]
     assert isinstance(theirs, dict)
-    total = config.spec.steps.total
-    if total is not None and total <= step:
-        why = f"steps are counted on from step {step} of {shown(place.url)}: none would be left"
-        allowed = f"more than {step}, or another spec.checkpoint.branch.step"
-        yield Problem("spec.steps.total", str(total), why, allowed, ReasonCode.OUT_OF_RANGE)
+    steps = config.spec.steps
+    if steps.trains and steps.total is not None and steps.total <= step:
+        why = f"the run begins with {step} steps done, and nothing is left to do"
+        allowed = f"more than {step}; ppojob export writes the model of a checkpoint"
+        yield Problem("spec.steps.total", str(steps.total), why, allowed, ReasonCode.CONFLICT)
     kinds = _kinds(theirs), _kinds(ours)
     shapes = (*_SHAPES_STATE, *(_SHAPES_ROWS_AHEAD if config.spec.rollout.max_staleness else ()))
     for where, old, new in _changes(theirs, ours):

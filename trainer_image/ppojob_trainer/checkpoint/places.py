@@ -58,7 +58,7 @@ class Place:
         def listed() -> list[str]:
             try:
                 return list(self._system.ls(f"{self._root}/{CHECKPOINTS_FOLDER}", detail=False))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return []
 
         names = map(posixpath.basename, (name.rstrip("/") for name in self._again(listed)))
