@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pyarrow.parquet as pq
 import pytest
 import torch
+from transformers import Qwen3MoeConfig
 
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.controller.batch import Batch
@@ -39,7 +39,7 @@ TWO_TURNS = Trajectory(
     experts=bytes(range(6 * 2)),  # one layer, two experts a token, without the last token
     pictures=(LaterPicture(2, b"a"), LaterPicture(3, b"bc")),
 )
-MIXTURE = SimpleNamespace(num_hidden_layers=1, num_experts_per_tok=2, num_experts=32)
+MIXTURE = Qwen3MoeConfig(num_hidden_layers=1, num_experts_per_tok=2, num_experts=32)
 
 
 def extras(row: int) -> dict[str, float | str]:
