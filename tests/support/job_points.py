@@ -22,8 +22,8 @@ _OF_GIVEN_ANSWERS = ("rpc.demonstrate.", "rpc.measure_loss.", "rpc.supervise.")
 """Of given answers: test_sft.py, test_preferences.py and test_demonstrations_beside_rollouts.py."""
 _OF_AN_INDEX = ("index.",)
 """Those of `ppojob index`, whose names are loaded with the tool `search`: test_index_goes_on.py."""
-_OF_STORES = ("fetched.", "copied.", "restored.")
-"""Files behind URLs, and copies: unit/test_remote_files.py, unit/checkpoint/test_copies.py."""
+_OF_STORES = ("fetched.", "copied.", "restored.", "branched.")
+"""Files behind URLs, copies and branches: unit/test_remote_files.py and unit/checkpoint."""
 _OF_GENERATION = ("responses.",)
 """Of a job that only generates: test_generate_and_evaluate.py."""
 _OF_STEPS_AHEAD = ("rows.under_way.",)
