@@ -53,9 +53,9 @@ def make_folder(tmp_path: Path, tokenizer_json: str) -> MakeFolder:
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory, tokenizer_json: str) -> Iterator[ChatTokenizer]:
-    """Nothing changes it: the process of its templates serves all tests."""
+    """Nothing changes it: the process of its templates serves all tests of a module."""
     with ChatTokenizer(write_folder(tmp_path_factory.mktemp("model"), tokenizer_json)) as tokenizer:
         yield tokenizer
 

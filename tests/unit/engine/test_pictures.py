@@ -99,7 +99,7 @@ def test_the_packed_forward_is_that_of_the_whole_model(
     rows = joined([rows.select([0, 1, 2, 3]), rows.select([4, 6, 5, 7])])
     got = as_the_whole(model, whole, rows, partial(whole_logprobs, whole, tmp_path), share, learns)
     head = PolicyHead(LogprobSettings(chunk_tokens=5))
-    torch.testing.assert_close(packed_pass(model, head, rows).outputs[0], got, rtol=0, atol=1e-5)
+    torch.testing.assert_close(packed_pass(model, head, rows).outputs[0], got, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_class", FAMILIES)
@@ -121,7 +121,7 @@ def test_a_critic_sees_what_the_whole_model_does(
             for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
         ]
     expected = torch.cat(logits)[:, 7]
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_class", FAMILIES[1:])
@@ -151,7 +151,7 @@ def test_the_engine_draws_what_the_whole_model_would(
             expected = whole_logprobs(
                 whole, tmp_path, torch.tensor(request.prompt), request.pictures, response
             )
-        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=1e-5, atol=1e-5)
     assert requests[4].prompt == requests[6].prompt  # of two pictures
     assert drawn[4].logprobs != drawn[6].logprobs
 
@@ -194,7 +194,7 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     use_packed_attention(trainer)
     head = PolicyHead(LogprobSettings(chunk_tokens=5))
     said = packed_pass(trainer, head, row).outputs[0][len(before) :]
-    torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_class", FAMILIES)
