@@ -8,10 +8,10 @@ import json
 import logging
 import posixpath
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOURNAL_FILE, METRICS_FILE
 from ppojob_api.v1alpha1.estimators import ESTIMATORS
+from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.schedule import BranchSpec
 from ppojob_api.v1alpha1.training import DataFile
 from ppojob_trainer import durable
@@ -27,7 +28,7 @@ from ppojob_trainer.checkpoint.identity import Difference, changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, UNREAD, Manifest, Progress, encode
 from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
-from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of, steps_in
+from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, has_checkpoint, step_of
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.processor import has_native_bfloat16
@@ -93,7 +94,7 @@ _NOT_OF_DEMONSTRATIONS: Final = (
 def problems(config: RunConfig, run_folder: Path | None = None) -> list[str]:
     """Why a run cannot begin as it asks; nothing where it has begun, or asks for nothing."""
     branch = config.spec.checkpoint.branch
-    if branch is None or (run_folder is not None and _has_begun(run_folder)):
+    if branch is None or (run_folder is not None and has_checkpoint(run_folder)):
         return []
     try:
         with _refusing_damage(branch):
@@ -112,7 +113,7 @@ def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
         StorageError: the disk refused.
     """
     branch = config.spec.checkpoint.branch
-    if branch is None or _has_begun(run_folder):
+    if branch is None or has_checkpoint(run_folder):
         return
     with _refusing_damage(branch):
         _bring(Place(branch.run, f"{FIELD}.run", tell), branch, config, run_folder, tell)
@@ -123,10 +124,7 @@ def _bring(
 ) -> None:
     """Make it a checkpoint of this job, whose folder has it with the last rename."""
     root = run_folder / CHECKPOINTS_FOLDER
-    step, found = _fitting(place, branch, config)
-    theirs = place.settings(step, found)
-    ours: dict[str, Json] = json.loads(_trajectory(config))
-    changes = _changes(theirs["spec"], ours["spec"])
+    step, found, settings, changes = _fitting(place, branch, config)
     for where, old, new in changes:
         anew = "; the data begins anew" if _is_of_prompts(where) else ""
         tell(f"{where}: {old} -> {new}{anew}")
@@ -137,7 +135,7 @@ def _bring(
     for entry in files:
         place.get(step, entry, folder)
     own = msgspec.structs.replace(found, job_uid=config.uid, progress=progress, files=tuple(files))
-    _complete(folder, own, theirs | ours)
+    _complete(folder, own, settings)
     lines = _lines(place, step)[: found.progress.metrics_lines]
     durable.write_file(run_folder / METRICS_FILE, b"".join(lines), BRANCH_FILE)
     journal = Journal(root / JOURNAL_FILE)
@@ -146,11 +144,6 @@ def _bring(
     journal.append(CheckpointSaved(time=time.time(), step=step, size_bytes=size_bytes))
     durable.rename(folder, root / folder_name(step), BRANCH_POINT)
     tell(f"{place.url}: the run begins with the checkpoint of step {step}")
-
-
-def _has_begun(run_folder: Path) -> bool:
-    root = run_folder / CHECKPOINTS_FOLDER
-    return root.is_dir() and bool(steps_in(root))
 
 
 @contextmanager
@@ -162,12 +155,28 @@ def _refusing_damage(branch: BranchSpec) -> Iterator[None]:
         raise ConfigError(f"{FIELD}: got {branch.run}: {problem}; another checkpoint") from None
 
 
-def _fitting(place: Place, branch: BranchSpec, config: RunConfig) -> tuple[int, Manifest]:
+class _Origin(NamedTuple):
+    """What a run begins with: a checkpoint, its settings with those of this job, what differs."""
+
+    step: int
+    found: Manifest
+    settings: dict[str, Json]
+    changes: list[Difference]
+
+
+def _fitting(place: Place, branch: BranchSpec, config: RunConfig) -> _Origin:
     """The checkpoint that a branch names, or ConfigError where this job cannot go on from it."""
     step, found = _chosen(place, branch)
-    if unfit := list(_unfit(place, step, found, config)):
+    theirs = place.settings(step, found)
+    here = config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
+    ours: dict[str, Json] = json.loads(here)
+    old, new = theirs["spec"], ours["spec"]
+    assert isinstance(old, dict)
+    assert isinstance(new, dict)
+    changes = _changes(old, new)
+    if unfit := list(_unfit(place, step, config, (_kinds(old), _kinds(new)), changes)):
         raise ConfigError(map(str, unfit))
-    return step, found
+    return _Origin(step, found, theirs | ours, changes)
 
 
 def _chosen(place: Place, branch: BranchSpec) -> tuple[int, Manifest]:
@@ -195,22 +204,21 @@ def _wrong(name: str, got: str, why: str, allowed: str) -> str:
     return str(Problem(f"{FIELD}.{name}", got, why, allowed, ReasonCode.UNREADABLE))
 
 
-def _trajectory(config: RunConfig) -> bytes:
-    return config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
-
-
-def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Iterator[Problem]:
+def _unfit(
+    place: Place,
+    step: int,
+    config: RunConfig,
+    kinds: tuple[Mapping[str, object], Mapping[str, object]],
+    changes: Iterable[Difference],
+) -> Iterator[Problem]:
     """Settings that would make other files of a checkpoint, or another sense of its numbers."""
-    theirs, ours = place.settings(step, found)["spec"], json.loads(_trajectory(config))["spec"]
-    assert isinstance(theirs, dict)
     steps = config.spec.steps
     if steps.trains and steps.total is not None and steps.total <= step:
         why = f"the run begins with {step} steps done, and nothing is left to do"
         allowed = f"more than {step}; ppojob export writes the model of a checkpoint"
         yield Problem("spec.steps.total", str(steps.total), why, allowed, ReasonCode.CONFLICT)
-    kinds = _kinds(theirs), _kinds(ours)
     shapes = (*_SHAPES_STATE, *(_SHAPES_ROWS_AHEAD if config.spec.rollout.max_staleness else ()))
-    for where, old, new in _changes(theirs, ours):
+    for where, old, new in changes:
         is_shape = where not in _SHAPES_NOTHING and any(
             f"{where}.".startswith(f"{one}.") for one in shapes
         )
@@ -226,12 +234,10 @@ def _unfit(place: Place, step: int, found: Manifest, config: RunConfig) -> Itera
             yield Problem(where, got, why, "spec.steps.total", ReasonCode.CONFLICT)
 
 
-def _changes(theirs: Json, ours: Json) -> list[Difference]:
+def _changes(theirs: dict[str, Json], ours: dict[str, Json]) -> list[Difference]:
     """What differs; the seed of the data too where it follows from that of the job."""
     found = changed_settings(theirs, ours)
     if any(where == "spec.seed" for where, _, _ in found):
-        assert isinstance(theirs, dict)
-        assert isinstance(ours, dict)
         found += changed_settings({"data": theirs["data"]}, {"data": ours["data"]})
     return sorted(set(found))
 
@@ -244,10 +250,10 @@ def _kinds(spec: dict[str, Json]) -> dict[str, object]:
     estimator = {str(name): one for name, one in ESTIMATORS.items()}.get(kind)
     # A type that is no estimator trains on given answers, each its own way.
     state = kind if estimator is None or kind == "spo" else estimator.critic
-    learns_log_z = isinstance(loss, dict) and loss.get("type") == "flowrl"
+    learning = [str(name) for name, one in LOSSES.items() if one.learns_log_z]
     return {
         "spec.algorithm.type": state,
-        "spec.algorithm.policyLoss.type": learns_log_z,
+        "spec.algorithm.policyLoss.type": isinstance(loss, dict) and loss.get("type") in learning,
     }
 
 

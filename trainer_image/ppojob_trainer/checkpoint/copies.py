@@ -37,7 +37,7 @@ from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
-from ppojob_trainer.checkpoint.store import CheckpointStore, folder_name, steps_in
+from ppojob_trainer.checkpoint.store import CheckpointStore, folder_name, has_checkpoint
 from ppojob_trainer.errors import (
     CannotResume,
     ConfigError,
@@ -193,7 +193,7 @@ def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None
     """
     root = run_folder / CHECKPOINTS_FOLDER
     _refuse_run_folder(config, run_folder)
-    if config.spec.checkpoint.copy_to is None or (root.is_dir() and steps_in(root)):
+    if config.spec.checkpoint.copy_to is None or has_checkpoint(run_folder):
         return
     place = _place(config, tell)
     for step in place.complete():

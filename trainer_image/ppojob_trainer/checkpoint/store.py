@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import ppojob_trainer
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.files import FileEntry, check_content, check_size, sha256_of
@@ -112,6 +113,12 @@ def steps_in(root: Path) -> tuple[int, ...]:
     """Steps of all complete checkpoints of a folder, whole or damaged, ascending."""
     found = (step_of(path.name) for path in root.iterdir() if path.is_dir())
     return tuple(sorted(step for step in found if step is not None))
+
+
+def has_checkpoint(run_folder: Path) -> bool:
+    """Whether a run has a complete checkpoint to go on from, whole or damaged."""
+    root = run_folder / CHECKPOINTS_FOLDER
+    return root.is_dir() and bool(steps_in(root))
 
 
 class CheckpointStore:
