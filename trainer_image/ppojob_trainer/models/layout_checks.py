@@ -160,13 +160,12 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
 def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
     """A layer that predicts further tokens and is to be trained, where there is none to train."""
     folder = Path(spec.model.path)
-    config, layers = read_config(folder / "config.json"), layer_count(folder)
-    if spec.model.mtp is None or isinstance(config, Problem):
+    if spec.model.mtp is None or isinstance(config := read_config(folder / "config.json"), Problem):
         return
     kind, count = str(config.get("model_type")), mtp_layer_count(config)
     got, why, allowed = f"a model of {kind}", "", "remove it"
     reason: ReasonCode | ModelReason = ReasonCode.NOT_IN_THIS_VERSION
-    weights = read_weights(folder)
+    weights, layers = read_weights(folder), layer_count(folder)
     if kind not in MTP_FORMS:
         why = "layers of such models that predict further tokens are not trained"
         allowed = f"a model of {', '.join(MTP_FORMS)}, or remove it"
