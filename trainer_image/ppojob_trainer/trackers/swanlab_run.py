@@ -43,7 +43,8 @@ class SwanlabRun:
         if "mode" not in chosen.model_fields_set and chosen.api_key is None:
             mode = "offline"
         if mode == "offline":
-            name = os.environ.setdefault("SWANLAB_RUN_DIR", f"offline-{chosen.run.id}")
+            # No folder of another name: it is removed.
+            name = os.environ["SWANLAB_RUN_DIR"] = f"offline-{chosen.run.id}"
             shutil.rmtree(chosen.log_dir / name, ignore_errors=True)
         self._run: Any = swanlab.init(mode=mode, config=run.config)
         self.last_step = int(self._run._ctx._global_step)
