@@ -39,17 +39,12 @@ ANSWER_RULES = rules(
     when: self.algorithm.type == 'kto' && self.data.splitPairs
     must: $UNSET
 
-    spec | data.splitPairs | NoEffect | here
-        it has no effect with another algorithm.type than kto; remove it
-    when: self.algorithm.type != 'kto'
-    must: $UNSET
-
     spec | data.marginKey | NoEffect | here
         it has no effect with another algorithm.type than reward_model; remove it
     when: self.algorithm.type != 'reward_model'
     must: $UNSET
 
-    spec | data.labelKey | NoEffect | here
+    spec | data.splitPairs data.labelKey | NoEffect | here
         it has no effect with another algorithm.type than kto; remove it
     when: self.algorithm.type != 'kto'
     must: $UNSET
