@@ -35,7 +35,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec, PositiveExamplesSpec
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
@@ -107,6 +107,7 @@ class Case:
     long: int | None = None  # tokens of the first response; None for as few as the others have
     seeing: bool = False  # prompts show pictures
     contexts: bool = False  # rows have several
+    positives: bool = False  # right responses, all of the first coordinate, are learnt as answers
     supervised: bool = False  # given answers are learnt beside, all by the first coordinate
     mtp: Mtp | None = None  # how the layer is trained that predicts further tokens
     nudged: int = 0  # weights are one rounding away from those of the model, in which directions
@@ -175,6 +176,7 @@ CASES = {
     "teachers": Case(
         (0, 1, 1, 1, 0), budget=30, teacher=Divergence("forward_kl"), teachers=(0, 1, 1, 1, 0)
     ),
+    "positives": Case((0, 1, 0, 1, 0), budget=30, positives=True),
     "supervised": Case((1, 1, 0, 1, 0), budget=40, supervised=True),
     "partition": Case((0, 1, 0, 1, 1), budget=30, partition=True),
     "partition_beside_adapters": Case((0, 1, 1, 1, 0), lora=LoraSpec(rank=3), partition=True),
@@ -373,7 +375,9 @@ def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
     return model
 
 
-def objective(*, full_kl: bool = False, partition: bool = False) -> PolicyObjective:
+def objective(
+    *, full_kl: bool = False, partition: bool = False, positives: bool = False
+) -> PolicyObjective:
     kl = KlSpec(in_="loss", estimator="full", coefficient=0.3) if full_kl else KlSpec()
     loss = PolicyLossSpec(type="flowrl" if partition else "clip")
     return PolicyObjective.of(
@@ -383,6 +387,7 @@ def objective(*, full_kl: bool = False, partition: bool = False) -> PolicyObject
             samples_per_prompt=SAMPLES,
             kl=kl,
             policy_loss=loss,
+            positive_examples=PositiveExamplesSpec(coefficient=0.5) if positives else None,
             loss_aggregation="sequence_mean_token_mean" if partition else "token_mean",
         )
     )
@@ -414,6 +419,10 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         ]
     everything.critic_ref_logprobs = torch.full((everything.num_tokens,), -4.0)
     everything.outcomes = everything.token_rows % 3 / 2
+    if case.positives:  # none of the second coordinate; some have no advantage
+        everything.positives = everything.token_rows % (2 * SAMPLES) == 1
+        assert everything.advantages is not None
+        everything.advantages[everything.token_rows < SAMPLES] = 0.0
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))
     results = {"logprobs": engine.predict(rows, records=case.replayed)[0]}
     if rows.experts is not None and rows.prompt_experts is not None:
@@ -421,7 +430,8 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         rows.experts = (rows.experts + 1) % MIXTURE["num_experts"]
         rows.prompt_experts = (rows.prompt_experts + 1) % MIXTURE["num_experts"]
     heads = [head_with_kl(engine, folder, world, "tied")] if case.full_kl else []
-    goal: Objective = objective(full_kl=case.full_kl, partition=case.partition)
+    chosen = {"full_kl": case.full_kl, "partition": case.partition, "positives": case.positives}
+    goal: Objective = objective(**chosen)
     if case.outcomes:
         goal = OutcomeObjective(beta=0.5)
     if case.teacher is not None:

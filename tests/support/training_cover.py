@@ -29,7 +29,7 @@ ALL_BUT_OF_ONE_KIND = (
 _SHARED = (
     *("even", "small_micro_batches", "recomputed", "experts", "adapters", "muon", "full_kl"),
     *("dropout", "dropout_recomputed", "bfloat16", "a_gradient_that_is_not_finite"),
-    *("pictures", "outcomes", "partition", "contexts", "supervised"),
+    *("pictures", "outcomes", "partition", "contexts", "supervised", "positives"),
 )
 _CASES = {
     "2": (

@@ -64,6 +64,11 @@ ALGORITHM_RULES = rules(
     when: self.type == 'custom'
     must: has(self.custom)
 
+    spec.algorithm.ppo | lambda | NoEffect
+        criticLambda and lengthAdaptiveAlpha take its place; remove it
+    when: has(self.criticLambda) && has(self.lengthAdaptiveAlpha)
+    must: self.lambda == 1.0
+
     spec.algorithm.gdpo | rewardWeights | OutOfRange
         one belongs to each of rewardKeys ${self.rewardKeys.size()}; as many, or none
     must: self.rewardWeights.size() == 0

@@ -159,12 +159,12 @@ ANSWER_RULES = rules(
     must: self.model.freezeVisionTower
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
-    " offPolicyThreshold lossAggregation resampling",
+    " offPolicyThreshold lossAggregation resampling positiveExamples",
     GIVEN=words(GIVEN),
     MARGIN_NAMES=" or ".join(_WITH_MARGIN),
     OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling groupFilter resampling"
-    " overlongPenalty scoreClip truncationPenalty"
+    " overlongPenalty scoreClip truncationPenalty positiveExamples"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated"
     " routerReplay kl supervised",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"

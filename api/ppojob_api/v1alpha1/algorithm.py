@@ -228,6 +228,17 @@ class SupervisedSpec(Section):
     one of them; absent: promptsPerStep."""
 
 
+class PositiveExamplesSpec(Section):
+    """Learn right responses as given answers, beside the policy loss (VAPO: arXiv:2504.05118)."""
+
+    coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 0.1
+    """Weight of their mean cross-entropy a token, which is added to the loss of each optimizer step
+    of the policy. VAPO: 0.1."""
+
+    min_score: Score = 1.0
+    """Responses that score as much, before penalties, are right."""
+
+
 class AlgorithmSpec(Section):
     """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
 
@@ -280,6 +291,10 @@ class AlgorithmSpec(Section):
 
     supervised: SupervisedSpec | None = None
     """Learn given answers, the rows of data.demonstrations, beside what is drawn; absent: none."""
+
+    positive_examples: PositiveExamplesSpec | None = None
+    """Raise the likelihood of responses that scored well, whatever their advantages are; absent:
+    do not."""
 
     resampling: ResamplingSpec | None = None
     """Train on responses that are drawn by their scores, some of them several times; absent: on

@@ -317,12 +317,22 @@ def whitened_rewards(rewards: Column, mask: Mask) -> Column:
     return [[r + center for r in row] for row in whiten(rewards, mask)]
 
 
+def length_adaptive_lambdas(mask: Mask, alpha: float) -> list[float]:
+    """That of each row, such that Σ_t λ^t over all t >= 0 is α l; rows too short for it have 0."""
+    lengths = [sum(row) for row in mask]
+    return [1.0 - 1.0 / (alpha * length) if alpha * length > 1.0 else 0.0 for length in lengths]
+
+
 def gae(
-    rewards: Column, values: Column, mask: Mask, gamma: float, lam: float
+    rewards: Column, values: Column, mask: Mask, gamma: float, lam: float | list[float]
 ) -> tuple[Column, Column]:
-    """Advantages before whitening and returns: Σ (γλ)^k δ, over the trained tokens from t on."""
+    """Advantages before whitening and returns: Σ (γλ)^k δ, over the trained tokens from t on.
+
+    λ is one for all, or one for each row.
+    """
+    lambdas = lam if isinstance(lam, list) else [lam] * len(mask)
     advantages, returns = [], []
-    for row, known, trained in zip(rewards, values, mask, strict=True):
+    for row, known, trained, own in zip(rewards, values, mask, lambdas, strict=True):
         times = [t for t in range(len(row)) if trained[t]]
         errors = []
         for i, t in enumerate(times):
@@ -331,7 +341,7 @@ def gae(
         advantages.append([0.0] * len(row))
         returns.append([0.0] * len(row))
         for i, t in enumerate(times):
-            total = math.fsum((gamma * lam) ** k * error for k, error in enumerate(errors[i:]))
+            total = math.fsum((gamma * own) ** k * error for k, error in enumerate(errors[i:]))
             advantages[-1][t] = total
             returns[-1][t] = total + known[t]
     return advantages, returns

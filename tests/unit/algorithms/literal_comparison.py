@@ -242,6 +242,26 @@ def compare_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
         assert_close(result.advantages, flatten(literal.whiten(advantages, batch.mask)))
 
 
+def compare_decoupled_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    """Critic and policy with a λ of their own, that of the policy by the length of the row."""
+    columns = (
+        batch.flat_poisoned("rewards", dtype),
+        batch.flat_poisoned("values", dtype),
+        batch.flat_mask,
+        batch.lengths,
+    )
+    literals = (batch.rewards, batch.values, batch.mask)
+    for gamma, critic, alpha in ((1.0, 1.0, None), (0.9, 0.7, 0.4), (1.0, None, 2.0)):
+        result = gae.CRITIC_ADVANTAGES["ppo"](
+            *columns, gamma=gamma, lam=0.8, critic_lambda=critic, length_adaptive_alpha=alpha
+        )
+        own = 0.8 if alpha is None else literal.length_adaptive_lambdas(batch.mask, alpha)
+        advantages, _ = literal.gae(*literals, gamma, own)
+        _, returns = literal.gae(*literals, gamma, 0.8 if critic is None else critic)
+        assert_close(result.returns, flatten(returns))
+        assert_close(result.advantages, flatten(literal.whiten(advantages, batch.mask)))
+
+
 def compare_penalized_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
     """From log-probabilities to advantages: KL in the reward, masked tokens in between."""
     new, ref = (batch.flat_poisoned(name, dtype) for name in ("logprobs", "ref_logprobs"))

@@ -64,6 +64,17 @@ MISTAKES = {
         ("masked tokens take time", "trained = row_count(mask, lengths)",
          "mask = torch.ones_like(mask); rewards, known = token_rewards, values; trained = lengths"),
     ),
+    ("gae", "decoupled_gae"): (
+        ("critic learns what the policy does", "gamma * of_critic", "gamma * of_policy"),
+        ("policy has the critic's", "lam if critic_lambda is None else critic_lambda\n",
+         "lam if critic_lambda is None else critic_lambda; of_policy = of_critic\n"),
+        ("short rows have a negative one", ".clamp(min=0.0)", ""),
+        ("length of masked tokens too", "* trained.to(", "* lengths.to("),
+    ),
+    ("masked", "decoupled_gae"): (
+        ("discounted sum: factors of other segments", "discount[longer]",
+         "discount[: int(longer.sum())]"),
+    ),
     ("masked", "gae"): (
         ("discounted sum: of the entry before", "sums[at + 1]", "sums[at - 1]"),
         ("discounted sum: stops a step early", "int(lengths.max()) if",

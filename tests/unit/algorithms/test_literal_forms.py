@@ -27,6 +27,7 @@ from correction_comparison import (
 from literal_comparison import (
     compare_advantages,
     compare_aggregate,
+    compare_decoupled_gae,
     compare_gae,
     compare_kl,
     compare_kl_gradient,
@@ -49,6 +50,7 @@ LOSSES = tuple(dict.fromkeys(case.name for case in CASES))
 COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], None]]] = {
     "advantages": ("advantages", compare_advantages),
     "gae": ("gae", compare_gae),
+    "decoupled_gae": ("gae", compare_decoupled_gae),
     "penalized_gae": ("gae", compare_penalized_gae),
     "token_baselines": ("token_baseline", compare_token_baselines),
     "turns": ("turn_advantages", compare_turns),

@@ -53,6 +53,7 @@ CANNOT_BE_SET = {
         for model in ("", ".critic")
         for name in ("warmupRatio", "decayRatio", "power")
     ),
+    "spec.algorithm.ppo.lengthAdaptiveAlpha",  # beside lambda and criticLambda
     *("spec.algorithm.distillation", "spec.algorithm.dpo", "spec.algorithm.rewardModel"),
     *(
         "spec.algorithm.kto",

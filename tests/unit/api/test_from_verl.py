@@ -26,6 +26,8 @@ OURS = {
     "spec.model.averageDecay",
     *("spec.algorithm.groupFilter", "spec.algorithm.ppo.whitenRewards", "spec.rewardModel.mean"),
     "spec.algorithm.kl.unbiased",
+    *("spec.algorithm.ppo.criticLambda", "spec.algorithm.ppo.lengthAdaptiveAlpha"),
+    "spec.algorithm.positiveExamples",
     "spec.algorithm.policyLoss.flowrl",  # whose numbers stand in the recipe's code
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports
     *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),

@@ -1,10 +1,21 @@
 import pytest
 import torch
+from padded_reference import gradients, padded_logprobs, relative_difference
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlLossSpec, KlSpec, LossAggregation
+from ppojob_api.v1alpha1.algorithm import (
+    AlgorithmSpec,
+    KlLossSpec,
+    KlSpec,
+    LossAggregation,
+    PositiveExamplesSpec,
+)
 from ppojob_api.v1alpha1.policy_loss import LOSSES, DroSpec, PolicyLossSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.objective import Denominators
 from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.train_engine import TrainEngine
 
 MODES = LossAggregation.__args__
 
@@ -161,3 +172,75 @@ def test_only_rows_without_advantage_or_without_trained_tokens_have_no_gradient(
     with_kl = PolicyObjective.of(algorithm(kl=KlSpec(in_="loss", estimator="k3")))
     assert with_kl.rows_with_gradient(rows).tolist() == list(range(8))
     assert Denominators.of(rows) == Denominators(rows.num_tokens - int(rows.lengths[8]), 8)
+
+
+POSITIVE = PositiveExamplesSpec(coefficient=0.25)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in LOSSES if not name.endswith("_cov") and name != "custom"]
+)
+def test_right_responses_are_learnt_beside_every_loss(make_rows, parts_add_up, name):
+    rows = make_rows(groups=4, old=True)
+    rows.positives = rows.token_rows % 5 == 2
+    dro = DroSpec(beta=0.5) if name == "dro" else None
+    spec = algorithm(
+        policy_loss=PolicyLossSpec(type=name, dro=dro),
+        loss_aggregation="sequence_mean_token_mean",
+        entropy_coefficient=0.1,
+        positive_examples=POSITIVE,
+    )
+    objective, outputs = PolicyObjective.of(spec), policy(rows)
+    if name == "flowrl":
+        outputs += (torch.linspace(-1.0, 1.0, rows.num_tokens).requires_grad_(),)  # log Z
+    parts_add_up(objective, outputs, rows, (3, 6) if spec.whole_groups else (5, 6))
+    given = outputs, rows, Denominators.of(rows)
+    plain = PolicyObjective.of(spec.model_copy(update={"positive_examples": None}))(*given)
+    parts = objective(*given)
+    right = rows.mask & (rows.token_rows % 5 == 2)
+    likelihood = -outputs[0][right].mean().item()
+    assert parts.terms["actor/positive_loss"] == pytest.approx(likelihood, rel=1e-5)
+    assert parts.loss.item() == pytest.approx(plain.loss.item() + 0.25 * likelihood, rel=1e-5)
+    ours, theirs = (
+        torch.autograd.grad(one.loss, outputs[0], retain_graph=True)[0] for one in (parts, plain)
+    )
+    torch.testing.assert_close(ours - theirs, -0.25 * right / right.sum())
+
+
+def test_a_right_response_without_advantage_has_a_gradient(make_rows):
+    rows = make_rows()
+    rows.advantages[:] = 0.0
+    rows.mask[:] = True
+    rows.mask[rows.token_index(torch.tensor([8]))] = False
+    rows.positives = torch.isin(rows.token_rows, torch.tensor([1, 4, 8]))
+    objective = PolicyObjective.of(algorithm(positive_examples=POSITIVE))
+    assert objective.rows_with_gradient(rows).tolist() == [1, 4]
+    tokens = int(rows.lengths[[1, 4]].sum())
+    assert Denominators.of(rows) == Denominators(rows.mask.sum(), 8, tokens)
+
+
+def test_a_mini_batch_without_a_right_response_has_no_such_loss(make_rows):
+    rows = make_rows()
+    rows.positives = torch.zeros_like(rows.mask)
+    given = policy(rows), rows, Denominators.of(rows)
+    parts = PolicyObjective.of(algorithm(positive_examples=POSITIVE))(*given)
+    assert parts.terms["actor/positive_loss"] == 0.0
+    assert parts.loss.item() == PolicyObjective.of(algorithm())(*given).loss.item()
+
+
+@pytest.mark.parametrize("budget", [30, 10_000])
+def test_the_gradient_of_vapo_is_that_of_a_padded_model(make_model, make_rows, budget):
+    """The first update of a step; one group has no advantage, and one right response."""
+    ours, theirs = (make_model(dtype=torch.float64) for _ in range(2))
+    rows = make_rows(groups=3)
+    rows.advantages[rows.token_rows < 3] = 0.0
+    rows.positives = torch.isin(rows.token_rows, torch.tensor([1, 5]))
+    training = TrainingSpec(autocast="none", logprob_chunk_tokens=8, micro_batch_tokens=budget)
+    head = PolicyHead(LogprobSettings(0.7, 8, "value"))
+    engine = TrainEngine(ours, head, training, OptimizerSpec(gradient_clip=0.0), 1)
+    engine.update(rows, PolicyObjective.of(algorithm(positive_examples=POSITIVE)))
+    logprobs, _ = padded_logprobs(theirs, rows, temperature=0.7)
+    surrogate = ((logprobs - logprobs.detach()).exp() * rows.advantages)[rows.mask].mean()
+    loss = -surrogate - 0.25 * logprobs[rows.mask & rows.positives].mean()
+    found = {name: weight.grad for name, weight in ours.named_parameters()}
+    assert relative_difference(found, gradients(theirs, loss)) < 1e-6

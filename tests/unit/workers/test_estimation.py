@@ -304,6 +304,19 @@ def test_updates_train_on_the_rows_that_were_drawn(rows: BatchRows):
     assert prompts == [4 + token // 4 for token in staged.response_tokens[::2].tolist()]
 
 
+def test_updates_are_told_which_rows_scored_well(rows: BatchRows):
+    scores = [1.0, 0.5, 0.0, 1.0, 0.5, 0.0]
+    given = Advantages(scores, 0.0, positives=[0, 3])
+    add_advantages(SPEC, rows, given)
+    assert rows.mine.positives is None, "nobody asks"
+    spec = spec_of(positiveExamples={}, resampling={"method": "max_min"})
+    add_advantages(spec, rows, given)
+    staged = rows.staged([1, 0, 2], ("positives",))
+    assert staged.positives is not None
+    rows_of_tokens = staged.response_tokens // 2  # whose numbers are those of the tokens
+    assert torch.equal(staged.positives, torch.isin(rows_of_tokens, torch.tensor([0, 3])))
+
+
 def test_what_is_drawn_belongs_to_seed_and_step(rows: BatchRows):
     scores = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]
 

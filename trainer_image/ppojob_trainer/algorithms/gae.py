@@ -22,6 +22,8 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float = 1.0,
+    critic_lambda: float | None = None,
+    length_adaptive_alpha: float | None = None,
     whiten_rewards: bool = False,
 ) -> Advantages:
     """Exponentially weighted sum of what each token did better than foretold.
@@ -30,6 +32,10 @@ def gae(
     `δ_t = r_t + γ V_{t+1} - V_t`, `Â_t = δ_t + γλ Â_{t+1}`, with V = Â = 0 past the last one. The
     critic's targets are `R_t = Â_t + V_t`; the advantages are Â whitened over all trained tokens of
     the step. λ = 1 is the discounted return minus the value, λ = 0 the one-step error.
+
+    With `critic_lambda` the targets are of advantages with this λ, and Â stays as it is: decoupled
+    GAE (VC-PPO, arXiv:2503.01491). With `length_adaptive_alpha`, α, Â has the λ `1 - 1 / (α l)` in
+    a row of l trained tokens, at least 0 (VAPO, arXiv:2504.05118).
 
     Masked tokens (tool output) are passed over, as in verl: they take no time, and neither their
     reward nor their value counts. Values are those of the states before the tokens.
@@ -50,10 +56,13 @@ def gae(
     following = known.roll(-1)
     following[trained.cumsum(0)[trained > 0] - 1] = 0.0
     errors = rewards + gamma * following - known
-    advantages = rewards.new_zeros(mask.shape)
-    advantages[mask] = discounted_sum(errors, trained, gamma * lam)
-    returns = advantages.clone()
-    returns[mask] += known
+    advantages, returns = (rewards.new_zeros(mask.shape) for _ in range(2))
+    of_policy: float | Tensor = lam
+    if length_adaptive_alpha is not None:
+        of_policy = (1.0 - 1.0 / (length_adaptive_alpha * trained.to(rewards.dtype))).clamp(min=0.0)
+    of_critic = lam if critic_lambda is None else critic_lambda
+    advantages[mask] = discounted_sum(errors, trained, gamma * of_policy)
+    returns[mask] = discounted_sum(errors, trained, gamma * of_critic) + known
     dtype = token_rewards.dtype
     return Advantages(whiten(advantages, mask).to(dtype), returns.to(dtype))
 

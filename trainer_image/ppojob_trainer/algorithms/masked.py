@@ -70,17 +70,20 @@ def row_max(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     return torch.segment_reduce(kept, "max", lengths=lengths, initial=0.0)
 
 
-def discounted_sum(values: Tensor, lengths: Tensor, discount: float) -> Tensor:
+def discounted_sum(values: Tensor, lengths: Tensor, discount: float | Tensor) -> Tensor:
     """Sum what follows each entry of its segment, a factor less for each step away.
 
-    `S_t = x_t + γ S_{t+1}` within each segment, S = 0 past its end: (n,) -> (n,).
+    `S_t = x_t + γ S_{t+1}` within each segment, S = 0 past its end: (n,) -> (n,). The factor γ is
+    one for all, or one for each segment: (segments,).
     """
     sums = values.clone()
     ends = lengths.cumsum(0)
     # Step by step from the back, all segments at once: entry -1 of each, then -2, and so on.
     for back in range(1, int(lengths.max()) if lengths.numel() else 0):
-        at = ends[lengths > back] - 1 - back
-        sums[at] += discount * sums[at + 1]
+        longer = lengths > back
+        at = ends[longer] - 1 - back
+        factor = discount[longer] if isinstance(discount, Tensor) else discount
+        sums[at] += factor * sums[at + 1]
     return sums
 
 

@@ -370,6 +370,7 @@ class TrainingStep:
             step=step,
             outcomes=outcomes,
             baselines=[value(belief) for belief in known],
+            positives=self._positives(batch),
         )
         id_ = RequestId(0, step, "advantages")
         return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
@@ -379,6 +380,13 @@ class TrainingStep:
         if not self.spec.algorithm.estimator.tracks_values:
             return []
         return [beliefs.get(prompt.asks, PRIOR) for prompt in batch.prompts]
+
+    def _positives(self, batch: Batch) -> list[int]:
+        """The rows that scored well; none where no loss reads it."""
+        settings = self.spec.algorithm.positive_examples
+        if settings is None:
+            return []
+        return [row for row, score in enumerate(batch.scores) if score >= settings.min_score]
 
     def _shaped(self, batch: Batch) -> list[float]:
         """(rows,) the scores as estimators get them."""

@@ -22,12 +22,14 @@ class Denominators:
 
     tokens: float  # trained tokens
     sequences: float  # rows with at least one trained token
+    positives: float = 0.0  # trained tokens of rows that scored well, where that is known
 
     @classmethod
     def of(cls, rows: Experience) -> Denominators:
         """Those of rows that are all on this rank."""
         counts = row_count(rows.mask, rows.lengths)
-        return cls(float(rows.mask.sum()), float((counts > 0).sum()))
+        positives = 0.0 if rows.positives is None else float((rows.mask & rows.positives).sum())
+        return cls(float(rows.mask.sum()), float((counts > 0).sum()), positives)
 
 
 @dataclass(frozen=True, slots=True)

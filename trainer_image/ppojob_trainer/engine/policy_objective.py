@@ -2,7 +2,7 @@
 
 `L = aggregate(policy loss) - c_H aggregate(H) + β aggregate(KL)`: PPO (arXiv:1707.06347), equation
 9, without its value term (the critic has its own update), and GRPO's KL (arXiv:2402.03300),
-equation 3.
+equation 3. VAPO (arXiv:2504.05118) adds `μ L_pos`, the cross-entropy of right responses.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class PolicyObjective:
     correction: Correction | None = None
     entropy_coefficient: float = 0.0  # c_H; 0 for no bonus
     kl: KlTerm | None = None
+    positive_coefficient: float = 0.0  # μ; 0 for no such term
     # of `off_policy`; None where every token has its loss
     off_policy_threshold: float | None = None
     whole_groups: bool = False  # the loss compares the rows of a group
@@ -108,6 +109,9 @@ class PolicyObjective:
                 spec.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
             ),
             kl=KlTerm.of(spec.kl, kl_coefficient),
+            positive_coefficient=(
+                0.0 if spec.positive_examples is None else spec.positive_examples.coefficient
+            ),
             off_policy_threshold=spec.off_policy_threshold,
             whole_groups=spec.whole_groups,
         )
@@ -116,7 +120,8 @@ class PolicyObjective:
     def term_names(self) -> tuple[str, ...]:
         """Names of `LossParts.terms`."""
         bonus = ("actor/entropy_loss",) if self.entropy_coefficient else ()
-        return ("actor/loss", "actor/pg_loss", *bonus)
+        positive = ("actor/positive_loss",) if self.positive_coefficient else ()
+        return ("actor/loss", "actor/pg_loss", *bonus, *positive)
 
     @property
     def token_names(self) -> tuple[str, ...]:
@@ -133,13 +138,16 @@ class PolicyObjective:
 
         A row without trained tokens never has one. Where the policy loss vanishes with the
         advantages, a row whose advantages are all zero has none either, unless an entropy or KL
-        term is on.
+        term is on, or it scored well and is learnt for that.
         """
         needed = rows.mask
         vanishes = self.policy_loss.vanishes_without_advantage
         if vanishes and not self.entropy_coefficient and self.kl is None:
             assert rows.advantages is not None, "advantages come before the update"
-            needed = needed & (rows.advantages != 0)
+            has_some = rows.advantages != 0
+            if self.positive_coefficient and rows.positives is not None:
+                has_some |= rows.positives
+            needed = needed & has_some
         return rows_with_any(needed, rows.lengths)
 
     def __call__(
@@ -178,6 +186,10 @@ class PolicyObjective:
             distance = self.aggregation(estimate, rows, denominators)
             parts.loss = parts.loss + self.kl.coefficient * distance
             diagnostics["actor/kl_loss"] = estimate.detach()
+        if self.positive_coefficient:
+            likelihood = positive_loss(logprobs, rows, denominators)
+            parts.terms["actor/positive_loss"] = likelihood.item()
+            parts.loss = parts.loss + self.positive_coefficient * likelihood
         parts.terms["actor/loss"] = parts.loss.item()
         parts.token_sums = token_sums(diagnostics, rows.mask)
         return parts
@@ -229,6 +241,15 @@ class PolicyObjective:
             loss = torch.where(is_left_out, 0.0, loss)
             told = {**told, OFF_POLICY_SHARE: is_left_out.float()}
         return {**output.metrics, **told}, self.aggregation(loss, rows, denominators, mask)
+
+
+def positive_loss(logprobs: Tensor, rows: Experience, denominators: Denominators) -> Tensor:
+    """A micro-batch's share of the mean of `-log pi` over the trained tokens of right responses.
+
+    VAPO (arXiv:2504.05118), positive example LM loss; 0 where a mini-batch has no such response.
+    """
+    assert rows.positives is not None, "what scored well is told with the advantages"
+    return -masked_sum(logprobs, rows.mask & rows.positives) / max(1.0, denominators.positives)
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:

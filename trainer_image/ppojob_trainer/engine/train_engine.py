@@ -214,7 +214,8 @@ class TrainEngine(ForwardEngine):
     def _denominators(self, rows: Experience) -> Denominators:
         """Those of a mini-batch, of which these are this rank's rows; all ranks call it."""
         mine = Denominators.of(rows)
-        return Denominators(*sum_over_data(self._world, (mine.tokens, mine.sequences)))
+        counts = (mine.tokens, mine.sequences, mine.positives)
+        return Denominators(*sum_over_data(self._world, counts))
 
     def _passes_of_update(self, term: _Term, heads: Sequence[HeadOf]) -> list[tuple[_Term, Tensor]]:
         """The micro-batches of the mini-batch, with each head those of its rows."""

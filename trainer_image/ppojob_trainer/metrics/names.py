@@ -213,6 +213,9 @@ actor/rewards/accuracies | share | pairs whose chosen response has the larger re
 actor/pg_loss | 1 | policy term of the loss
 actor/sft_loss | nats | with algorithm.supervised cross-entropy of the demonstrations, a mean over
     their trained tokens; supervised.coefficient times it is in actor/loss, but with online_dpo
+actor/positive_loss | nats | with algorithm.positiveExamples cross-entropy of the responses that
+    scored well, a mean over their trained tokens, 0 in optimizer steps without any;
+    positiveExamples.coefficient times it is in actor/loss
 actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
 actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has
     instead

@@ -61,6 +61,8 @@ class Experience:
     returns: Tensor | None = None  # (tokens,) float32, R_t
     # (tokens,) bool, what of the mask the updates train on; None for all of it
     update_mask: Tensor | None = None
+    # (tokens,) bool, at every token whether its row scored well; None where nobody asks
+    positives: Tensor | None = None
     # (tokens, layers, k) int16, experts that each token goes to as the input of every layer, where
     # passes are to take these; None where their routers choose
     experts: Tensor | None = None
@@ -256,6 +258,7 @@ COLUMN_DTYPES = {
     "mask": torch.bool,
     "context_starts": torch.bool,
     "update_mask": torch.bool,
+    "positives": torch.bool,
     "copies": torch.int64,
     **dict.fromkeys(ROUTER_COLUMNS, torch.int16),
 }

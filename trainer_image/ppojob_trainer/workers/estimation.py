@@ -83,6 +83,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
+    _keep_positives(spec, rows, given, lengths)
     if spec.algorithm.estimator.has_teacher:
         told[DISTILLATION_LOSS] = -float(estimated.advantages[kept].mean())
     if (prime := spec.algorithm.prime) is not None:
@@ -118,6 +119,14 @@ def _leave_out(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
     """Train on no token of some rows; a row without trained tokens does not count in its group."""
     batch.columns["mask"] = _without(batch["mask"], dropped, batch.lengths)
     rows.keep("update_mask", batch["mask"])
+
+
+def _keep_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Tensor) -> None:
+    """Tell the rows which of them scored well, where a loss reads it."""
+    if spec.algorithm.positive_examples is not None:
+        is_positive = torch.zeros(len(lengths), dtype=torch.bool)
+        is_positive[given.positives] = True
+        rows.keep("positives", is_positive.repeat_interleave(lengths))
 
 
 def _without(mask: Tensor, rows: Sequence[int], lengths: Tensor) -> Tensor:

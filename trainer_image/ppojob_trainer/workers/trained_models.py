@@ -105,7 +105,8 @@ class Policy:
             staged = rows.staged(request.prompts, ("ref_logprobs", "turn_rewards"))
             return self.learner.engine.update(*self._of_policy(staged, self._given))
         objective = self._objective(request)
-        columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages", *ROUTER_COLUMNS)
+        read = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages", "positives")
+        columns = (*read, *ROUTER_COLUMNS)
         staged, engine = rows.staged(request.prompts, columns), self.learner.engine
         supervised = self._supervised(request)
         if self.reference is None:

@@ -27,6 +27,7 @@ class Advantages(msgspec.Struct, frozen=True):
         step: whose rows they are, for what is drawn.
         outcomes: (rows,) what a process reward model learns; empty where there is none.
         baselines: (prompts,) what each was known to score; empty where nobody reads it.
+        positives: rows that scored well; empty likewise.
     """
 
     scores: list[float]
@@ -38,6 +39,7 @@ class Advantages(msgspec.Struct, frozen=True):
     step: int = 0
     outcomes: list[float] = []
     baselines: list[float] = []
+    positives: list[int] = []
 
 
 class Advantaged(msgspec.Struct, frozen=True):
