@@ -92,3 +92,36 @@ def test_three_ranks_change_only_rounding(
     run_folders.assert_close(
         finished("three", **sections_of(rows, even_folder, **three, **small)), one
     )
+
+
+def test_a_coefficient_that_falls_is_that_of_its_step_whatever_is_killed(
+    run_twice: Callable[..., Path],
+    start: Callable[..., Run],
+    tiny_job,
+    rows: Path,
+    tiny_folder: Path,
+    tmp_path: Path,
+) -> None:
+    """CHORD: from one half to nothing over two steps of the policy; then no rows are drawn."""
+    falling = {"schedule": "linear", "decaySteps": 2, "interpolate": True, "uncertainTokens": True}
+    chord = {"coefficient": 0.5, "rowsPerStep": 6, **falling}
+    points = ("rpc.supervise.answer.after@2=kill", "controller.step.computed@3=kill")
+    sections = sections_of(rows, tiny_folder, chord, checkpoint={"every": 2})
+    calm = run_twice(tiny_job(**sections), *points)
+    records = run_folders.metrics(calm)
+    assert run_folders.unnamed(records) == set()
+    trained = [record for record in records if "actor/pg_loss" in record]
+    assert [record["actor/sft_coeff"] for record in trained] == [0.5, 0.25, 0.0]
+    assert "actor/sft_loss" not in trained[-1]
+    for record in trained:
+        c = record["actor/sft_coeff"]
+        terms = (1 - c) * record["actor/pg_loss"] + c * record.get("actor/sft_loss", 0.0)
+        assert record["actor/loss"] == pytest.approx(terms, rel=1e-5)
+    # The branch goes on where its checkpoint was, at half of the schedule.
+    origin = {"every": 2, "branch": {"run": str(calm), "step": 2}}
+    sections["checkpoint"] = origin
+    manifest = tiny_jobs.write_manifest(tmp_path / "b", tiny_folder, **sections)
+    branch = start(manifest, tmp_path / "branch").succeed().output
+    weights = "export/model.safetensors"
+    assert (branch / weights).read_bytes() == (calm / weights).read_bytes()
+    assert run_folders.metrics(branch)[-1]["actor/sft_coeff"] == 0.0

@@ -33,7 +33,7 @@ START: dict[str, Any] = {
             "entropyControl": {"maxCoefficient": 1.0},
             "scoreClip": {"low": -1.0, "high": 1.0},
             "groupFilter": {"keep": 2},
-            "supervised": {"coefficient": 0.1},
+            "supervised": {"coefficient": 1.0, "schedule": "cosine", "decaySteps": 8},
         },
         "optimizer": {"schedule": "cosine", "type": "muon"},
         "reference": {

@@ -441,7 +441,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     coordinate, supervised = world.dims.data_coordinate(world.rank), None
     if case.supervised:
         given = everything.select(range(SAMPLES) if coordinate == 0 else ())
-        supervised = Supervised(given, SupervisedObjective(0.5), HEAD)
+        supervised = Supervised(given, SupervisedObjective(0.4, uncertain_tokens=True), HEAD, 0.6)
     torch.manual_seed(coordinate)
     engine.update(rows, goal, heads, supervised)
     trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}

@@ -71,6 +71,32 @@ ANSWER_RULES = rules(
     when: has(self.supervised)
     must: $SUPERVISED_ROWS >= $UPDATES
 
+    spec.algorithm.supervised | coefficient | OutOfRange | here
+        interpolate weighs the loss of the policy with 1 - coefficient; at most 1, or interpolate:
+        false
+    when: self.interpolate
+    must: self.coefficient <= 1.0
+
+    spec.algorithm.supervised | decaySteps | Required | here
+        the coefficient falls until then; a number of steps, or schedule: constant
+    when: self.schedule != 'constant'
+    must: has(self.decaySteps)
+
+    spec.algorithm.supervised | decaySteps minCoefficient | NoEffect | here
+        it has no effect with schedule: constant; remove it, or schedule: cosine or linear
+    when: self.schedule == 'constant'
+    must: $UNSET
+
+    spec.algorithm.supervised | decaySteps | OutOfRange | here
+        the warm-up ${self.warmupSteps} takes them; above warmupSteps
+    when: has(self.decaySteps) && self.schedule != 'constant'
+    must: self.decaySteps > self.warmupSteps
+
+    spec.algorithm.supervised | minCoefficient | OutOfRange | here
+        nothing is left to fall; below coefficient ${self.coefficient}
+    when: self.schedule != 'constant'
+    must: self.minCoefficient < self.coefficient
+
     spec.algorithm | promptsPerStep | OutOfRange | here
         kto reads each prompt with the answer to another one of its step as well; at least 2, or
         kto.lossType: apo_zero_unpaired

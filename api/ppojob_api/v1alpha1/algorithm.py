@@ -221,11 +221,32 @@ class SupervisedSpec(Section):
 
     coefficient: Annotated[float, Field(gt=0, le=1_000_000)]
     """Weight of the mean cross-entropy of their trained tokens, which is added to the loss of each
-    optimizer step of the policy. OpenRLHF: ptx_coef, 0.05."""
+    optimizer step of the policy; the largest one where it changes. OpenRLHF: ptx_coef, 0.05."""
 
     rows_per_step: Count | None = None
     """Rows of data.demonstrations in each step, parted evenly over its optimizer steps, each row in
     one of them; absent: promptsPerStep."""
+
+    interpolate: bool = False
+    """Weigh the loss of the policy with 1 - coefficient, so that both weights add up to 1
+    (CHORD: arXiv:2508.11408)."""
+
+    uncertain_tokens: bool = False
+    """Weigh each token with p (1 - p), p its probability by the policy: little is learnt of what
+    the policy is sure of, or would never write (CHORD)."""
+
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """First steps of the policy, in which the coefficient rises from 0."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the coefficient falls after the warm-up. CHORD: cosine."""
+
+    decay_steps: Count | None = None
+    """Step of the policy from which on the coefficient is minCoefficient, counted with the
+    warm-up."""
+
+    min_coefficient: Coefficient = 0.0
+    """What the schedule falls to; with 0 no rows are learnt from then on."""
 
 
 class PositiveExamplesSpec(Section):

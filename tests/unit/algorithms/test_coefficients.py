@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_trainer.algorithms.coefficients import EntropyController, next_kl_coefficient
+from ppojob_trainer.algorithms.coefficients import (
+    EntropyController,
+    SupervisedSchedule,
+    next_kl_coefficient,
+)
 
 CONTROLLER = EntropyController(target=0.2, step=0.005, low=0.0, high=0.011)
 
@@ -77,3 +81,37 @@ def test_a_step_changes_the_kl_coefficient_by_a_fifth_at_most(
 ):
     following = next_kl_coefficient(1e-3, measured, responses, target=0.1, horizon=horizon)
     assert 0.8e-3 <= following <= 1.2e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.5] * 9),
+        ({"warmup_steps": 2}, [0.0, 0.25, *[0.5] * 7]),
+        (
+            {"schedule": "linear", "decay_steps": 4, "min_coefficient": 0.1},
+            [0.5, 0.4, 0.3, 0.2, *[0.1] * 5],
+        ),
+        # What CHORD's authors compute with peak 0.5, valley 0.02, two steps of warm-up and four of
+        # decay, which they do not count with the warm-up.
+        (
+            {
+                "warmup_steps": 2,
+                "schedule": "cosine",
+                "decay_steps": 6,
+                "min_coefficient": 0.02,
+            },
+            [0.0, 0.25, 0.5, 0.4297056, 0.26, 0.0902944, 0.02, 0.02, 0.02],
+        ),
+    ],
+)
+def test_what_given_answers_count_by_hand(settings: dict[str, Any], expected: list[float]):
+    schedule = SupervisedSchedule(0.5, **settings)
+    assert list(map(schedule.after, range(9))) == pytest.approx(expected)
+    assert schedule.changes == (len(set(expected)) > 1)
+
+
+def test_a_schedule_that_falls_to_nothing_is_nothing_in_the_end():
+    schedule = SupervisedSchedule(0.9, schedule="cosine", decay_steps=7)
+    assert schedule.after(6) > 0.0
+    assert schedule.after(7) == schedule.after(10**6) == 0.0

@@ -168,3 +168,31 @@ def test_beside_a_policy_its_gradient_is_added(
     assert measured.tokens == int(rows.mask.sum()), "means are over the policy's tokens alone"
     found = {name: weight.grad for name, weight in ours.named_parameters()}
     assert relative_difference(found, gradients(theirs, whole)) < 1e-6
+
+
+@pytest.mark.parametrize("budget", [30, 10_000])
+def test_tokens_by_their_uncertainty_and_both_losses_weighed(
+    make_model: MakeModel,
+    make_rows: Callable[..., Experience],
+    experience: Experience,
+    chat: ChatTokenizer,
+    budget: int,
+) -> None:
+    """The gradient of CHORD, `(1 - μ) L_policy + μ L_sft`, whose weights φ have none."""
+    ours, theirs = (make_model(dtype=torch.float64, vocab_size=120) for _ in range(2))
+    rows = make_rows(groups=3)
+    head = PolicyHead(LogprobSettings(1.0, 8))
+    supervised = Supervised(experience, SupervisedObjective(0.3, uncertain_tokens=True), head, 0.7)
+    goal = PolicyObjective.of(AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3))
+    trained = engine(ours, temperature=0.7, micro_batch_tokens=budget)
+    measured = trained.update(rows, goal, supervised=supervised)
+    policy_loss = literal_policy_loss(theirs, rows)
+    logprobs, _ = padded_logprobs(theirs, experience)
+    likely = logprobs.detach().exp()
+    sft_loss = -(likely * (1.0 - likely) * logprobs)[experience.mask].mean()
+    assert measured.values["actor/sft_loss"] == pytest.approx(sft_loss.item(), rel=1e-6)
+    assert measured.values["actor/pg_loss"] == pytest.approx(policy_loss.item(), rel=1e-6)
+    whole = 0.7 * policy_loss + 0.3 * sft_loss
+    assert measured.values["actor/loss"] == pytest.approx(whole.item(), rel=1e-6)
+    found = {name: weight.grad for name, weight in ours.named_parameters()}
+    assert relative_difference(found, gradients(theirs, whole)) < 1e-6

@@ -1,4 +1,4 @@
-"""The coefficients of the KL penalty and of the entropy bonus, from step to step.
+"""The coefficients of the KL penalty, the entropy bonus and given answers, from step to step.
 
 Numbers only: the controller's process holds them, and that process loads no torch.
 """
@@ -27,6 +27,39 @@ def next_kl_coefficient(
         return coefficient
     error = min(max(kl / target - 1.0, -MAX_PROPORTIONAL_ERROR), MAX_PROPORTIONAL_ERROR)
     return coefficient * (1.0 + error * min(1.0, num_responses / horizon))
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedSchedule:
+    """The weight of given answers, by how many steps of the policy are done.
+
+    CHORD (arXiv:2508.11408), μ: `c done / warmup` in the warm-up, which the first step begins with
+    0. Then c, or from c towards the least one m: `m + (c - m) f`. With x the share of the steps
+    from the warm-up to the end that are done, f is `1 - x` of a linear schedule, and
+    `(1 + cos(pi x)) / 2` of a cosine.
+    """
+
+    coefficient: float  # c
+    warmup_steps: int = 0
+    schedule: str = "constant"
+    decay_steps: int | None = None  # the end; None with a constant alone
+    min_coefficient: float = 0.0  # m
+
+    @property
+    def changes(self) -> bool:
+        """Whether the weight is another one in other steps."""
+        return self.schedule != "constant" or self.warmup_steps > 0
+
+    def after(self, done: int) -> float:
+        """The weight in the next step."""
+        if done < self.warmup_steps:
+            return self.coefficient * done / self.warmup_steps
+        if self.schedule == "constant":
+            return self.coefficient
+        assert self.decay_steps is not None, "a schedule that falls says until when"
+        x = min(1.0, (done - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
+        share = 1.0 - x if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * x))
+        return self.min_coefficient + (self.coefficient - self.min_coefficient) * share
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ disk.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.algorithms.coefficients import SupervisedSchedule
 from ppojob_trainer.checkpoint.manifest import DataCursor
 from ppojob_trainer.controller.batch import Batch, spread
 from ppojob_trainer.controller.one_round import Draw, Rows
@@ -125,13 +126,17 @@ class SupervisedRows:
     """Rows with answers that the policy learns beside those of the step.
 
     Attributes:
+        schedule: what they count.
         updates: optimizer steps of the policy in a step.
+        first_step: the first step that trains the policy.
     """
 
     demonstrations: Demonstrations
     dataset: PromptDataset
     order: PromptOrder
+    schedule: SupervisedSchedule
     updates: int
+    first_step: int
 
     @classmethod
     def of(
@@ -142,6 +147,7 @@ class SupervisedRows:
         dataset: PromptDataset,
         *,
         updates: int,
+        first_step: int,
     ) -> SupervisedRows:
         """Those that a job asks for.
 
@@ -153,7 +159,9 @@ class SupervisedRows:
         assert settings.rows_per_step is not None, "a resolved configuration says how many"
         order = dataset.order(spec.data.of_demonstrations, settings.rows_per_step, field=field)
         given = Demonstrations(roles, actor, settings.rows_per_step, answers=1)
-        return cls(given, dataset, order, updates)
+        own = {one.name for one in fields(SupervisedSchedule)}
+        schedule = SupervisedSchedule(**settings.model_dump(by_alias=False, include=own))
+        return cls(given, dataset, order, schedule, updates, first_step)
 
     def load(self, cursor: DataCursor) -> None:
         """Go on from a place in their order."""
@@ -164,10 +172,17 @@ class SupervisedRows:
         """The place that the next step begins at."""
         return DataCursor(**self.order.state_dict(), sha256=self.dataset.digest)
 
-    def place(self, step: int) -> None:
-        """Draw the rows of a step, and have them owned."""
-        drawn = self.order.next_batch(self.demonstrations.rows_per_step)
-        self.demonstrations.place_beside(self.dataset.rows(drawn), step)
+    def coefficient(self, step: int) -> float:
+        """What they count in a step; 0: nothing, and none are drawn."""
+        return self.schedule.after(step - self.first_step)
+
+    def begin(self, step: int) -> dict[str, float]:
+        """Draw the rows of a step, and have them owned; tells what they count, if that changes."""
+        coefficient = self.coefficient(step)
+        if coefficient > 0.0:
+            drawn = self.order.next_batch(self.demonstrations.rows_per_step)
+            self.demonstrations.place_beside(self.dataset.rows(drawn), step)
+        return {"actor/sft_coeff": coefficient} if self.schedule.changes else {}
 
     def of_update(self, number: int) -> list[int]:
         """Positions of the rows of one optimizer step: a run, all about equally long."""

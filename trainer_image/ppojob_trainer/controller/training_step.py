@@ -261,7 +261,7 @@ class TrainingStep:
             if step >= updates.first_step and not updates.of_outcomes:
                 if self.supervised is not None and updates.model == "policy":
                     with timer("data"):
-                        self.supervised.place(step)
+                        before |= self.supervised.begin(step)
                 with timer(updates.timer):
                     statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
@@ -414,10 +414,11 @@ class TrainingStep:
         measured = []
         order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
         beside = self.supervised if updates.model == "policy" else None
+        weight = 0.0 if beside is None else beside.coefficient(step)
         for index, positions in enumerate(order):
             weights = (coefficients.kl, coefficients.entropy)
-            given = [] if beside is None else beside.of_update(index)
-            request = Update(updates.model, positions, *weights, list(outcomes), given)
+            given = beside.of_update(index) if beside is not None and weight else []
+            request = Update(updates.model, positions, *weights, list(outcomes), given, weight)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
             measured.append(self.stages.roles.ask_all(updates.host, UPDATE, request, id_)[0])
         return step_statistics(measured)

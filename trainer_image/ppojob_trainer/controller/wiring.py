@@ -290,7 +290,12 @@ def _training_step(
         supervised=None
         if demonstrations is None
         else SupervisedRows.of(
-            spec, stages.roles, stages.actor, demonstrations, updates=updates[-1].of_step
+            spec,
+            stages.roles,
+            stages.actor,
+            demonstrations,
+            updates=updates[-1].of_step,
+            first_step=updates[-1].first_step,
         ),
     )
 

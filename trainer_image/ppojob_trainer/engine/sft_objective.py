@@ -57,10 +57,13 @@ class SftObjective:
 class SupervisedObjective:
     """`c L` with the mean over tokens, to be added to the loss of a policy.
 
-    PPO-ptx (InstructGPT, arXiv:2203.02155), equation 2.
+    PPO-ptx (InstructGPT, arXiv:2203.02155), equation 2. With `uncertain_tokens` each token is
+    weighed with p (1 - p), p its probability, of which no gradient is taken: CHORD's φ
+    (arXiv:2508.11408).
     """
 
     coefficient: float  # c
+    uncertain_tokens: bool = False
 
     area: ClassVar = "actor"
     term_names: ClassVar = ("actor/sft_loss",)
@@ -74,6 +77,10 @@ class SupervisedObjective:
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
         """The share of a micro-batch; its tokens do not count among those of the policy's rows."""
-        loss = _TOKEN_MEAN(-outputs[0], rows, denominators)
+        losses = -outputs[0]
+        if self.uncertain_tokens:
+            likely = outputs[0].detach().exp()
+            losses = losses * likely * (1.0 - likely)
+        loss = _TOKEN_MEAN(losses, rows, denominators)
         weighed = self.coefficient * loss
         return LossParts(weighed, {"actor/sft_loss": loss.item(), "actor/loss": weighed.item()})

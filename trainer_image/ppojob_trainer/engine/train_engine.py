@@ -13,7 +13,7 @@ from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
-from ppojob_trainer.engine.head import Head
+from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
 from ppojob_trainer.engine.mtp import Mtp, mtp_loss_name
@@ -69,6 +69,7 @@ class Supervised:
     rows: Experience  # this rank's, maybe none
     objective: SupervisedObjective
     head: Head
+    policy_weight: float = 1.0  # by which the loss of the update's own rows is multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,16 @@ class _Term:
     head_of: HeadOf | None = None
     router_losses: RouterLosses | None = None
     mtp: Mtp | None = None
+    weight: float = 1.0  # of the objective's loss
+
+    def loss(self, outputs: TokenOutputs, rows: Experience) -> LossParts:
+        """What the objective says of a micro-batch, weighed."""
+        part = self.objective(outputs, rows, self.denominators)
+        if self.weight != 1.0:
+            part.loss = self.weight * part.loss
+            if (name := f"{self.objective.area}/loss") in part.terms:
+                part.terms[name] *= self.weight
+        return part
 
 
 UPDATES = "updates"
@@ -155,7 +166,8 @@ class TrainEngine(ForwardEngine):
         The rows are this rank's of the mini-batch, maybe none, with the columns that the objective
         reads. `heads` make the head of each micro-batch, one for the rows of each model of the
         reference, model after model; none for the engine's own. All ranks call each equally often.
-        The gradient of `supervised` is added; its denominators are of its own rows.
+        The gradient of `supervised` is added; its denominators are of its own rows. Losses of
+        routers and of `mtp` keep their weights beside it.
 
         Returns:
             What all ranks have measured. Losses are divided by the denominators; sums over tokens
@@ -164,7 +176,8 @@ class TrainEngine(ForwardEngine):
         self.model.train()
         denominators = self._denominators(experience)
         router_losses = self._router_losses(denominators)
-        own = _Term(experience, objective, denominators, None, router_losses, self._mtp)
+        weight = 1.0 if supervised is None else supervised.policy_weight
+        own = _Term(experience, objective, denominators, None, router_losses, self._mtp, weight)
         self._clear_gradients()
         passes = self._passes_of_update(own, heads)
         names = [*objective.term_names]
@@ -266,9 +279,9 @@ class TrainEngine(ForwardEngine):
             trained = [output for output in passed.outputs if output.requires_grad]
             return passed, LossParts(torch.cat(trained).sum() * 0.0)
         if term.mtp is None:
-            return passed, objective(passed.outputs, rows, term.denominators)
+            return passed, term.loss(passed.outputs, rows)
         *outputs, further = passed.outputs
-        part = objective(tuple(outputs), rows, term.denominators)
+        part = term.loss(tuple(outputs), rows)
         return passed, term.mtp.joined(part, further, term.denominators, objective.area)
 
     def _backward(self, passed: Passed, part: LossParts | None) -> None:

@@ -212,7 +212,9 @@ actor/rewards/margins | reward | by how much the chosen are above the rejected
 actor/rewards/accuracies | share | pairs whose chosen response has the larger reward
 actor/pg_loss | 1 | policy term of the loss
 actor/sft_loss | nats | with algorithm.supervised cross-entropy of the demonstrations, a mean over
-    their trained tokens; supervised.coefficient times it is in actor/loss, but with online_dpo
+    their trained tokens, of which uncertainTokens weighs each; supervised.coefficient times it is
+    in actor/loss, but with online_dpo
+actor/sft_coeff | 1 | weight of actor/sft_loss, where it changes from step to step
 actor/positive_loss | nats | with algorithm.positiveExamples cross-entropy of the responses that
     scored well, a mean over their trained tokens, 0 in optimizer steps without any;
     positiveExamples.coefficient times it is in actor/loss

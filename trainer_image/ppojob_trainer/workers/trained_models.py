@@ -120,13 +120,14 @@ class Policy:
 
     def _supervised(self, request: Update) -> Supervised | None:
         """The given answers of an update, at the temperature 1, that of supervised fine-tuning."""
-        settings = self._spec.algorithm.supervised
-        if settings is None:
+        settings, weight = self._spec.algorithm.supervised, request.supervised_coefficient
+        if settings is None or not weight:
             return None
         assert self.demonstrations is not None, "they come before the update"
         rows = self.demonstrations.staged(request.demonstrations, ())
         head = PolicyHead(LogprobSettings(1.0, self._spec.training.logprob_chunk_tokens))
-        return Supervised(rows, SupervisedObjective(settings.coefficient), head)
+        objective = SupervisedObjective(weight, settings.uncertain_tokens)
+        return Supervised(rows, objective, head, 1.0 - weight if settings.interpolate else 1.0)
 
     def _objective(
         self, request: Update

@@ -83,6 +83,7 @@ class Update(msgspec.Struct, frozen=True):
         outcomes: (rows of the batch,) what a process reward model learns of each, NaN for nothing;
             empty for others.
         demonstrations: given answers that are learnt beside, positions in a batch of their own.
+        supervised_coefficient: their weight; 0 where there are none.
     """
 
     model: str
@@ -91,3 +92,4 @@ class Update(msgspec.Struct, frozen=True):
     entropy_coefficient: float = 0.0
     outcomes: list[float] = []
     demonstrations: list[int] = []
+    supervised_coefficient: float = 0.0
