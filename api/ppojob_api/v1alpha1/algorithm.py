@@ -242,8 +242,8 @@ class SupervisedSpec(Section):
     """How the coefficient falls after the warm-up. CHORD: cosine."""
 
     decay_steps: Count | None = None
-    """Step of the policy from which on the coefficient is minCoefficient, counted with the
-    warm-up."""
+    """Steps of the policy, the warm-up among them, behind which the coefficient is
+    minCoefficient."""
 
     min_coefficient: Coefficient = 0.0
     """What the schedule falls to; with 0 no rows are learnt from then on."""
