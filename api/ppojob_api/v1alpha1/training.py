@@ -45,8 +45,8 @@ class LoraSpec(Section):
     the decoder layers, neither head nor embedding. verl: target_modules."""
 
     experts: bool = False
-    """Experts of a mixture get adapters too, each its own: with a rank that is a multiple of 8,
-    without dropout, and not in families whose experts lie in one tensor."""
+    """Experts of a mixture get adapters too, each its own: with a rank that is a multiple of 8, and
+    without dropout. PEFT and verl: target_parameters, of experts that lie in one tensor."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that updates drop. PEFT and verl: 0. TRL: lora_dropout, 0.05."""
