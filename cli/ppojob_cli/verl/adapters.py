@@ -13,7 +13,7 @@ _LINEAR_LAYERS: Final = {
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
 }
 """PEFT's all-linear of a language model, with the parts of a block that they are in."""
-_STACKS: Final = ["gate_up_proj", "down_proj"]
+_STACKS: Final = ["experts.gate_up_proj", "experts.down_proj"]
 """PEFT's parameters of the experts of a layer, where they are of one tensor each way."""
 _OF_MEGATRON: Final = {
     "linear_q": "q_proj",
@@ -99,10 +99,10 @@ def _stacks(verl: Verl, job: Draft) -> list[str]:
     if not verl.is_on(key):
         return []
     names = verl[key] if isinstance(verl[key], list) else [verl[key]]
-    if {str(name).rpartition(".")[2] for name in names} != set(_STACKS):
-        job.leave_out(f"adapters of {' and '.join(_STACKS)} of experts", key)
+    if {".".join(str(name).split(".")[-2:]) for name in names} != set(_STACKS):
+        job.leave_out(f"adapters of {' and '.join(_STACKS)}", key)
         return []
-    job.set("spec.model.lora.experts", True, key)  # noqa: FBT003  the field's value
+    job.set("spec.model.lora.experts", True, key)
     return _STACKS
 
 

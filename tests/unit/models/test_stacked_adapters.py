@@ -18,6 +18,7 @@ from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.adapter_names import matrix_names
 from ppojob_trainer.models.architectures import adapter_shapes, sizes_of
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.layout_checks import check_targets
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_in, adapters_of, adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors, trained_tensors
@@ -163,6 +164,20 @@ def test_stacks_alone_are_named_as_peft_wraps_them(tmp_path, targets, names):
         begun = lora.model_copy(update={"path": str(tmp_path / "adapter"), "target_modules": asked})
         problems = list(check_adapters(begun, str(tmp_path), "lora"))
         assert bool(problems) == (asked != targets)
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "qwen3_5_moe_text"])
+def test_experts_alone_are_adapted_beside_blocks_of_such_names(tmp_path, family):
+    """As PEFT's parameters are matched: by the end of their paths."""
+    save(tmp_path, family)
+    lora = LORA.model_copy(update={"target_modules": ("experts.down_proj", "q_proj")})
+    assert not list(check_targets(lora, str(tmp_path), "lora"))
+    found = {name.split(".")[-2:][0] for name in adapters_of(load_model(tmp_path, lora=lora))}
+    assert found == {"experts", "q_proj"}
+    without = lora.model_copy(update={"experts": False})
+    (problem,) = check_targets(without, str(tmp_path), "lora")
+    assert problem.where == "lora.targetModules[0]"
+    assert "experts: true" in problem.why
 
 
 def test_each_matrix_of_a_stack_is_drawn_by_its_own_width(tmp_path):

@@ -332,31 +332,33 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
     }
     if lora.experts:
         yield from _check_expert_adapters(lora, sizes, where)
-        names |= {name.rpartition(".")[2] for name in _expert_matrices(sizes)}
+        names |= _expert_targets(sizes)
     for index, target in enumerate(lora.target_modules or ()):
         if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
-            of_experts = {name.rpartition(".")[2] for name in _expert_matrices(sizes)}
             yield Problem(
                 f"{where}.targetModules[{index}]",
                 shown(target),
                 "experts of a mixture take none without experts: true"
-                if target in of_experts
+                if target in _expert_targets(sizes)
                 else f"no linear layer of the model is called so{meant}",
                 f"{', '.join(sorted(names))}; without the field all of them",
                 ReasonCode.NOT_ONE_OF,
             )
 
 
-def _expert_matrices(sizes: Sizes) -> list[str]:
-    """Names in a layer of what can get an adapter of its experts."""
-    return [name.removesuffix(".weight") for name in expert_weights(sizes)]
+def _expert_targets(sizes: Sizes) -> set[str]:
+    """What targets may call the matrices of experts; stacks also with the name of their module."""
+    weights = expert_weights(sizes)
+    stacks = {".".join(name.split(".")[-2:]) for name in weights if not name.endswith(".weight")}
+    return stacks | {name.removesuffix(".weight").rpartition(".")[2] for name in weights}
 
 
 def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator[Problem]:
     """What keeps experts from having adapters."""
-    if not any(map(lora.adapts, _expert_matrices(sizes))):
+    names = (name.removesuffix(".weight") for name in expert_weights(sizes))
+    if not any(map(lora.adapts, names)):
         why = f"no target is a matrix of an expert of {sizes.model_type}"
         reason = ReasonCode.NO_EFFECT
         yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)

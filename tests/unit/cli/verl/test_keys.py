@@ -633,7 +633,11 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{MODEL}.lora_rank=8 {MODEL}.target_modules=[q_proj] {MODEL}.target_parameters={STACKS}",
         {
             "spec.model.lora.experts": True,
-            "spec.model.lora.targetModules": ["q_proj", "gate_up_proj", "down_proj"],
+            "spec.model.lora.targetModules": [
+                "q_proj",
+                "experts.gate_up_proj",
+                "experts.down_proj",
+            ],
         },
     ),
     (
