@@ -207,7 +207,7 @@ def drawn(values: Tensor, seed: int, name: str) -> Tensor:
 
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     """The adapters of a model by the names of the weights that they change; empty without LoRA."""
-    found = {}
+    found: dict[str, Adapter] = {}
     for at, layer in model.named_modules():
         if not isinstance(layer, LoraLinear | LoraMatrix | LoraStacks):
             continue
@@ -224,7 +224,7 @@ def adapters_in(
 
     `is_in_first` says of stacks among them that they have their inputs first.
     """
-    found = {}
+    found: dict[str, Adapter] = {}
     for weight in (weight_of(name) for name in sorted(tensors) if name.endswith(A)):
         a, b = (tensors[name] for name in matrix_names(weight))
         found[weight] = Adapter(a, b, lora, is_in_first and a.ndim > 2)
