@@ -26,7 +26,8 @@ from ppojob_trainer.models.kinds import ModelKind
 from ppojob_trainer.models.lora import Adapter, in_peft_form
 from ppojob_trainer.parallel.boxes import Join
 
-FILE_POINT: Final = durable.point("export.adapters", *durable.FILE_ACTS)
+FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
+"""Of all small files of an export."""
 
 _TASKS: Final = {TEXTS: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.adapter_folder import give_adapters, write_adapters
+from ppojob_trainer.checkpoint.adapter_folder import FILE_POINT, give_adapters, write_adapters
 from ppojob_trainer.checkpoint.tensors import (
     give_parts,
     join,
@@ -39,7 +39,6 @@ from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import Join
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
-FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
 CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
 
 MAX_FILE_BYTES: Final = 5 << 30

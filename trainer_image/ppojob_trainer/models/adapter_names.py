@@ -6,6 +6,7 @@ Loads no torch.
 from typing import Final
 
 from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.models.mixtures import STACKS
 
 A: Final = "lora_a"
 B: Final = "lora_b"
@@ -15,7 +16,6 @@ LANGUAGE_PART: Final = "language_model"
 
 _WEIGHT: Final = "weight"
 PEFT_MATRICES: Final = {A: "lora_A.weight", B: "lora_B.weight"}
-_INNER, _OUTER = "gate_up_proj", "down_proj"
 
 
 def matrix_names(weight: str) -> tuple[str, str]:
@@ -49,7 +49,8 @@ def peft_name(name: str, lora: LoraSpec, *, has_tower: bool = False) -> str:
     """
     weight, matrix = weight_of(name), name[-len(A) :]
     layer, _, own = weight.rpartition(".")
-    if own == _INNER and lora.adapts(f"{layer}.{_OUTER}"):
+    first, second = STACKS
+    if own == first and lora.adapts(f"{layer}.{second}"):
         layer = f"{layer}.base_layer"
     if has_tower:
         layer = layer.replace("model.", f"model.{LANGUAGE_PART}.", 1)

@@ -152,10 +152,9 @@ class Experts(nn.ModuleList):
 class StackedExperts(nn.Module):
     """The experts of a layer whose files have one matrix of all of them, under its name there."""
 
-    gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) where the family has it so
+    gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) where outputs come first
     down_proj: nn.Parameter  # (e, i, h), or (e, h, i)
     is_out_first: bool
-    """Whether it has."""
     expert_ranks: ExpertRanks = ALONE
     """Those that share them: of each stack, cut over them, a rank sees its own experts."""
 
