@@ -3,6 +3,8 @@
 By both engines: kills lose nothing.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,44 @@ def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
     gate, up, down = (after[name].float() for name in names)
     assert torch.equal(first.gate_up_proj[3], torch.cat([gate, up]))
     assert torch.equal(first.down_proj[3], down)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "ranks"), [("granitemoehybrid", "vllm", 1), ("gpt_oss", "huggingface", 2)]
+)
+def test_a_killed_job_trains_adapters_of_experts_of_one_tensor(
+    run_twice, tiny_folder_of, tmp_path: Path, model: str, engine: str, ranks: int
+):
+    """Merged for vLLM, and beside the weights over two ranks with half of the experts each."""
+    folder = tiny_folder_of(0.0, model)
+    beside = {"adapters": "beside"} if engine == "huggingface" else ENGINES[engine]
+    job = {
+        **SHORT,
+        "model": {"path": str(folder / "model"), "lora": {"rank": 8, "experts": True}},
+        "optimizer": {"learningRate": 1e-2},
+        "rollout": {"engine": engine, "dtype": "float32", "maxSequences": 16, **beside},
+        "roles": {"actorRollout": {"ranksPerReplica": ranks, "parallelism": {"expert": ranks}}},
+        "checkpoint": {"every": 1},
+    }
+    calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
+    for record in run_folders.metrics(calm)[-2:]:
+        assert record["actor/grad_norm"] > 0.0
+        assert record["training/rollout_probs_diff_mean"] < 1e-4
+    before, after = (
+        load_file(one / "model.safetensors") for one in (folder / "model", calm / "export")
+    )
+    assert after.keys() == before.keys()
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    stacks = {name for name, tensor in before.items() if tensor.ndim == 3 and "conv" not in name}
+    assert stacks <= changed
+    held = load_file(calm / "export" / "adapter" / "adapter_model.safetensors")
+    assert len(changed) == len(held) // 2
+    assert len([name for name in held if ".experts." in name]) == 2 * len(stacks)
+
+    command = [sys.executable, "-m", "ppojob_cli", "export", calm, "--output", tmp_path / "again"]
+    subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (calm / "export" / name).read_bytes()
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("vllm", 1), ("huggingface", 2)])

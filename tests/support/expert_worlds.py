@@ -28,21 +28,21 @@ from training_scenarios import run_checkpoint, run_foreign_checkpoints, run_offl
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.models.experts import experts_of
-from ppojob_trainer.models.state_dict import every_tensor, told_by_holders
+from ppojob_trainer.models.state_dict import every_adapter, every_tensor, told_by_holders
 from ppojob_trainer.parallel.boxes import local_part, whole
 from ppojob_trainer.parallel.world import World
 
 TRIED = {
     "e2": (
         *("experts_replayed", "experts_recomputed", "experts_by_muon", "stacks_replayed"),
-        "adapters_of_experts",
+        *("adapters_of_experts", "adapters_of_stacks"),
     ),
-    "2x1s2e2": ("experts", "stacks_replayed"),
-    "2t2e2": ("experts", "stacks_replayed", "adapters_of_experts"),
-    "2e2p2": ("experts_recomputed", "stacks_replayed"),
+    "2x1s2e2": ("experts", "stacks_replayed", "adapters_of_stacks"),
+    "2t2e2": ("experts", "stacks_replayed", "adapters_of_experts", "adapters_of_stacks"),
+    "2e2p2": ("experts_recomputed", "stacks_replayed", "adapters_of_stacks"),
 }
 """The cases that each layout is tried with."""
-SAVED = ("experts_by_muon", "stacks_replayed")
+SAVED = ("experts_by_muon", "stacks_replayed", "adapters_of_stacks")
 """Those of checkpoints and exports."""
 
 
@@ -81,7 +81,14 @@ def run_export(root: Path, world: World, name: str) -> dict[str, Tensor]:
     target = root / f"export-of-{name_of(world.dims)}-{name}" if world.rank == 0 else None
     told = partial(told_by_holders, model)
     folder = root / CASES[name].model
-    export_model(target, every_tensor(model), model_folder=folder, dtype=torch.bfloat16, told=told)
+    export_model(
+        target,
+        every_tensor(model),
+        model_folder=folder,
+        dtype=torch.bfloat16,
+        adapters=every_adapter(model),
+        told=told,
+    )
     return {}
 
 

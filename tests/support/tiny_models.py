@@ -313,8 +313,8 @@ def save_teacher(policy: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def save_hybrid(folder: Path, dropout: float, kind: str) -> None:
-    """Write a policy some of whose layers keep a state."""
+def save_of_family(folder: Path, dropout: float, kind: str) -> None:
+    """Write a policy some of whose layers keep a state, or of gpt-oss."""
     from family_models import FAMILY_MODELS  # which is made of what is here
 
     model_class, own = FAMILY_MODELS.get(kind, (Qwen3_5ForCausalLM, DELTA_NETWORKS))
@@ -338,8 +338,8 @@ def make(kind: str, first: str, second: str) -> None:
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
-    elif kind in ("hybrid", "granitemoehybrid", "nemotron_h", "lfm2_moe"):
-        save_hybrid(Path(first), float(second), kind)
+    elif kind in ("hybrid", "granitemoehybrid", "nemotron_h", "lfm2_moe", "gpt_oss"):
+        save_of_family(Path(first), float(second), kind)
     elif kind.startswith("seeing"):
         from seeing_models import save_seeing_policy  # which is made of what is here
 

@@ -55,6 +55,7 @@ from ppojob_trainer.engine.sft_objective import SupervisedObjective
 from ppojob_trainer.engine.train_engine import HeadOf, Objective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
+from ppojob_trainer.models.adapter_names import B
 from ppojob_trainer.models.families import FAMILIES as TABLE
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import (
@@ -144,6 +145,14 @@ CASES = {
     ),
     "adapters_of_experts": Case(
         (0, 1, 0, 1, 0), model="qwen2_moe", lora=LoraSpec(rank=8, experts=True)
+    ),
+    "adapters_of_stacks": Case(
+        (0, 0, 0, 0, 1),
+        budget=30,
+        model="gpt_oss",
+        recompute=True,
+        replayed=True,
+        lora=LoraSpec(rank=8, experts=True),
     ),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
@@ -366,6 +375,8 @@ def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
     for name, weight in model.named_parameters():
         if name == "log_partition.output.weight":  # else nothing in front has a gradient
             fill(weight, torch.linspace(-0.1, 0.2, weight.numel())[None])
+        if name.endswith(f"_{B}"):  # of experts, for the same reason
+            fill(weight, torch.linspace(-0.1, 0.2, weight.numel()).view(weight.shape))
     if case.nudged:
         generator = torch.Generator().manual_seed(case.nudged)
         with torch.no_grad():

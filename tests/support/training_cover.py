@@ -41,6 +41,7 @@ _CASES = {
             "adapters_recomputed",
             "muon_of_adapters",
             "shared_keys_recomputed",
+            "adapters_of_stacks",
             "partition_beside_adapters",
         ),
         *("sgd", "low_moments", "pictures_in_lines", "mtp", "mtp_by_muon"),
@@ -58,6 +59,7 @@ _CASES = {
             "muon_of_adapters",
             "low_moments",
             "adapters_of_experts",
+            "adapters_of_stacks",
             "adapters_of_told_layers",
         ),
         *("pictures_behind_layers", "pictures_of_glm"),
@@ -65,6 +67,7 @@ _CASES = {
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
         *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm", "teacher"),
+        "adapters_of_stacks",
     ),
     "3": ("small_micro_batches", "spread", "adapters_recomputed"),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16", "mtp_recomputed"),

@@ -41,9 +41,9 @@ from ppojob_trainer.engine.optimizer import OF_ADAMW
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import ConfigError, PPOJobError
+from ppojob_trainer.models.adapter_names import B, is_adapter
 from ppojob_trainer.models.kinds import CRITIC, REWARD
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.lora import B, is_adapter
 from ppojob_trainer.models.state_dict import (
     every_adapter,
     every_tensor,

@@ -42,11 +42,12 @@ class LoraSpec(Section):
 
     target_modules: Annotated[Items[Name], Field(min_length=1, max_length=64)] | None = None
     """Linear layers that get an adapter, such as [q_proj, v_proj]; absent, or [all-linear]: all of
-    the decoder layers, neither head nor embedding. verl: target_modules."""
+    the decoder layers, neither head nor embedding. Experts that lie in one tensor are
+    experts.gate_up_proj and experts.down_proj. verl: target_modules."""
 
     experts: bool = False
-    """Experts of a mixture get adapters too, each its own: with a rank that is a multiple of 8,
-    without dropout, and not in families whose experts lie in one tensor."""
+    """Experts of a mixture get adapters too, each its own: with a rank that is a multiple of 8, and
+    without dropout. PEFT and verl: target_parameters, of experts that lie in one tensor."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that updates drop. PEFT and verl: 0. TRL: lora_dropout, 0.05."""
@@ -62,7 +63,9 @@ class LoraSpec(Section):
     def adapts(self, layer: str) -> bool:
         """Whether a linear layer of a decoder layer, by its name there, gets an adapter."""
         targets = self.target_modules
-        return not targets or ALL_LINEAR in targets or layer.rpartition(".")[2] in targets
+        if not targets or ALL_LINEAR in targets:
+            return True
+        return any(f".{layer}".endswith(f".{target}") for target in targets)
 
     @property
     def scale(self) -> float:

@@ -13,6 +13,8 @@ _LINEAR_LAYERS: Final = {
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
 }
 """PEFT's all-linear of a language model, with the parts of a block that they are in."""
+_STACKS: Final = ["experts.gate_up_proj", "experts.down_proj"]
+"""PEFT's parameters of the experts of a layer, where they are of one tensor each way."""
 _OF_MEGATRON: Final = {
     "linear_q": "q_proj",
     "linear_k": "k_proj",
@@ -78,6 +80,7 @@ def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
     """The targets, without those of `exclude_modules`: names, or a pattern that fits paths."""
     key, other = f"{model}.target_modules", f"{model}.exclude_modules"
     names, excluded, row = verl[key], verl[other] or (), table.find(key)
+    stacks = _stacks(verl, job) if model == _MODEL else []
     assert row is not None
     if isinstance(names, str):
         names = list(_LINEAR_LAYERS) if names == "all-linear" else [names]
@@ -86,8 +89,21 @@ def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
     except (re.error, ValueError):
         job.leave_out("spec.model.lora.targetModules chooses for all blocks alike", other)
         left = names
-    is_all = left == list(_LINEAR_LAYERS)
-    job.set(row.row.here[0], None if is_all else left, key, *((other,) if left != names else ()))
+    targets = None if left == list(_LINEAR_LAYERS) else [*left, *stacks]
+    job.set(row.row.here[0], targets, key, *((other,) if left != names else ()))
+
+
+def _stacks(verl: Verl, job: Draft) -> list[str]:
+    """The stacks of experts that get adapters: both of them, or none."""
+    key = f"{_MODEL}.target_parameters"
+    if not verl.is_on(key):
+        return []
+    names = verl[key] if isinstance(verl[key], list) else [verl[key]]
+    if {".".join(str(name).split(".")[-2:]) for name in names} != set(_STACKS):
+        job.leave_out(f"adapters of {' and '.join(_STACKS)}", key)
+        return []
+    job.set("spec.model.lora.experts", True, key)
+    return _STACKS
 
 
 def _is_excluded(layer: str, excluded: Any) -> bool:

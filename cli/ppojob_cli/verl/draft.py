@@ -162,7 +162,7 @@ def _at_home(value: JsonValue) -> JsonValue:
 def takes_text(row: Key | None) -> bool:
     """Whether the field of a key could hold the text of what was not read."""
     field = row.row.here[0] if row is not None and row.row.here else ""
-    if row is not None and isinstance(row.default, bool):
+    if row is not None and isinstance(row.default, int | float):  # or a boolean
         return False
     found = shape.at(tuple(field.replace("[]", ".0").split("."))) if field else None
     return found is None or found.kind not in {"integer", "number", "boolean", "enum"}

@@ -175,7 +175,10 @@ def test_adapters_that_differ_in_experts_are_told_by_that_field(tmp_path, has_so
         ({"dropout": 0.1}, Qwen2MoeForCausalLM, "dropout"),
         ({"target_modules": ("q_proj",)}, Qwen2MoeForCausalLM, "experts"),
         ({"target_modules": ("down_proj",)}, Qwen2MoeForCausalLM, None),
-        ({}, GptOssForCausalLM, "experts"),
+        ({}, GptOssForCausalLM, None),
+        ({"dropout": 0.1}, GptOssForCausalLM, "dropout"),
+        ({"target_modules": ("down_proj",)}, GptOssForCausalLM, None),
+        ({"target_modules": ("q_proj",)}, GptOssForCausalLM, "experts"),
         ({}, Qwen2ForCausalLM, "experts"),
     ],
 )

@@ -26,10 +26,11 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models import families
+from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, SCORER
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.lora import adapters_of, is_adapter
+from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.weight_stream import stored_weights
 

@@ -16,11 +16,12 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.models import families
+from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, SCORER
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.lora import adapters_of, is_adapter
+from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import tower_of

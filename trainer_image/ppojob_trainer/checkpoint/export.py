@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.adapter_folder import FILE_POINT, give_adapters, write_adapters
 from ppojob_trainer.checkpoint.tensors import (
     give_parts,
     join,
@@ -26,33 +27,23 @@ from ppojob_trainer.checkpoint.tensors import (
 )
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.adapter_files import (
-    ADAPTER_FOLDER,
-    BEGINNING,
-    CONFIG_FILE,
-    LANGUAGE_PART,
-    WEIGHTS_FILE,
-    peft_name,
-)
+from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, layer_count
-from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, TOKENS
+from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES
 from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
-from ppojob_trainer.models.lora import A, Adapter, B
+from ppojob_trainer.models.lora import Adapter
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import Join
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
-FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
 CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
 
 MAX_FILE_BYTES: Final = 5 << 30
 _NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
 _NO_CHANGES: Final[Mapping[str, Json]] = {}
-
-_PEFT_TASKS: Final = {TEXTS: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
 
 _TOKENIZER_FILES: Final = (
     "tokenizer*",
@@ -124,7 +115,7 @@ def export_model(
             held = {name: named[name] for name in names if name not in frozen}
             give_parts(held, dtype=dtype, join=merge)
         if adapters:
-            give_parts(_peft_named(adapters, head, has_tower=_has_tower(model_folder)), join=plain)
+            give_adapters(adapters, head, plain, has_tower=_has_tower(model_folder))
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -132,7 +123,15 @@ def export_model(
         _write_settings(aside, config, model_folder, tokenizer_folder, chat_template)
         _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
-            _write_adapters(aside / ADAPTER_FOLDER, adapters, model_folder, kind, head, plain)
+            write_adapters(
+                aside / ADAPTER_FOLDER,
+                adapters,
+                head,
+                plain,
+                base=model_folder,
+                kind=kind,
+                has_tower=_has_tower(model_folder),
+            )
 
 
 def export_adapters(
@@ -150,7 +149,9 @@ def export_adapters(
         ConfigError: ``base`` has no readable config.json, which says what PEFT calls the layers.
     """
     with _replacing(target) as aside:
-        _write_adapters(aside, adapters, Path(base), kind, head, join)
+        folder = Path(base)
+        sees = _has_tower(folder)
+        write_adapters(aside, adapters, head, join, base=folder, kind=kind, has_tower=sees)
 
 
 @contextmanager
@@ -357,54 +358,3 @@ def _but(those: Mapping[str, Tensor], merge: Join) -> Join:
         return (join if name in those else merge)(name, tensor, dtype)
 
     return stored
-
-
-def _write_adapters(
-    folder: Path,
-    adapters: Mapping[str, Adapter],
-    base: Path,
-    kind: ModelKind,
-    head: Mapping[str, Tensor],
-    join: Join,
-) -> None:
-    """Write a folder that `peft` loads; `base` is the model that the adapters were trained on.
-
-    Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
-    """
-    durable.make_folder(folder, parents=True)
-    tower = _has_tower(base)
-    named = _peft_named(adapters, head, has_tower=tower)
-    write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=join)
-    lora = next(iter(adapters.values())).lora
-    targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters})
-    if tower:  # it has layers of the same names
-        targets = rf".*\.{LANGUAGE_PART}\..*\.({'|'.join(targets)})"
-    config = {
-        "base_model_name_or_path": str(base),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
-        "lora_dropout": lora.dropout,
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in head}) or None,
-        "peft_type": "LORA",
-        "r": lora.rank,
-        "target_modules": targets,
-        "task_type": _PEFT_TASKS.get(kind.made_as, "CAUSAL_LM"),
-        "use_rslora": lora.rank_stabilized,
-    }
-    text = json.dumps(config, indent=2, ensure_ascii=False)
-    durable.write_file(folder / CONFIG_FILE, text.encode() + b"\n", FILE_POINT)
-
-
-def _peft_named(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], *, has_tower: bool
-) -> dict[str, Tensor]:
-    """The matrices, and what is trained beside them, by PEFT's names."""
-    found = {f"{BEGINNING}{name}": tensor for name, tensor in head.items()}
-    for name, adapter in adapters.items():
-        layer = name.removesuffix(".weight")
-        found[peft_name(f"{layer}.{A}", has_tower=has_tower)] = adapter.a
-        found[peft_name(f"{layer}.{B}", has_tower=has_tower)] = adapter.b
-    return found

@@ -24,12 +24,14 @@ from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.adapter_names import is_adapter
+from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.fingerprint import base_of
 from ppojob_trainer.models.kinds import CRITIC, POLICY, PROCESS_REWARD, SCORER, ModelKind
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.log_partition import is_log_partition
-from ppojob_trainer.models.lora import Adapter, adapters_in, is_adapter
+from ppojob_trainer.models.lora import Adapter, adapters_in
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
 
@@ -73,9 +75,7 @@ def export_checkpoint(
     model = source.model
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     tensors = _tensors(checkpoint, found.files, source)
-    adapters = dict[str, Adapter]()
-    if model.lora is not None:
-        adapters = adapters_in(tensors, model.lora)
+    adapters = _adapters(tensors, model)
     beside = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     if only_adapters:
         if not adapters:
@@ -115,6 +115,16 @@ def _tensors(
         entries = files_of_all_ranks(files, source.role, name, checkpoint.name)
         parts |= read_parts(checkpoint, entries, None, rank=0)
     return {name: tensor for name, tensor in parts.items() if not is_log_partition(name)}
+
+
+def _adapters(tensors: Mapping[str, torch.Tensor], model: ModelSpec) -> dict[str, Adapter]:
+    """Those among the tensors of a checkpoint; none where the job has trained all weights."""
+    if model.lora is None:
+        return {}
+    sizes = sizes_of(model.path)
+    mixture = sizes.mixture if sizes else None
+    is_in_first = mixture is not None and mixture.is_in_first
+    return adapters_in(tensors, model.lora, is_in_first=is_in_first)
 
 
 def _policy(settings: Mapping[str, Json], checkpoint: Path) -> _Source:

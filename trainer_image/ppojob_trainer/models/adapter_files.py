@@ -10,6 +10,7 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.adapter_names import PEFT_MATRICES, peft_name, peft_shape
 from ppojob_trainer.models.architectures import Shape, adapter_shapes, sizes_of
 from ppojob_trainer.models.config_files import folder_has_tower
 from ppojob_trainer.models.problems import ModelReason, read_object
@@ -19,25 +20,9 @@ ADAPTER_FOLDER: Final = "adapter"
 """Folder of the adapters in an export, where a job has trained such."""
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
-BEGINNING: Final = "base_model.model."
-"""Of PEFT's names; what follows are the model's."""
-
-LANGUAGE_PART: Final = "language_model"
 
 _OF_CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq")
 """Ways to begin adapters, of PEFT's `init_lora_weights`, that take something off the weights."""
-_MATRICES: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
-
-
-def peft_name(name: str, *, has_tower: bool = False) -> str:
-    """PEFT's name of an adapter's matrix, which is `<layer>.lora_a` or `<layer>.lora_b` here.
-
-    Of a model with a vision tower transformers 5 has the language model in a part of the whole.
-    """
-    layer, _, matrix = name.rpartition(".")
-    if has_tower:
-        layer = layer.replace("model.", f"model.{LANGUAGE_PART}.", 1)
-    return f"{BEGINNING}{layer}.{_MATRICES[matrix]}"
 
 
 def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
@@ -68,7 +53,9 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
         return
     tower = folder_has_tower(model)
     shapes = adapter_shapes(sizes, lora).items()
-    needed = {peft_name(name, has_tower=tower): shape for name, shape in shapes}
+    needed = {
+        peft_name(name, lora, has_tower=tower): peft_shape(name, shape) for name, shape in shapes
+    }
     try:
         stored = read_header(folder / WEIGHTS_FILE)
     except BadHeader as bad:
@@ -139,6 +126,7 @@ def _tensors(
 
 
 def _modules(names: Mapping[str, Shape]) -> set[str]:
-    """The last names of the layers that matrices belong to."""
-    ends = tuple(f".{end}" for end in _MATRICES.values())
-    return {name.split(".")[-3] for name in names if name.endswith(ends)}
+    """The last names of the layers that matrices belong to, and of stacks that of their module."""
+    ends = tuple(f".{end}" for end in PEFT_MATRICES.values())
+    layers = (name.replace(".base_layer.", ".").split(".") for name in names if name.endswith(ends))
+    return {layer[-3] for layer in layers}

@@ -10,12 +10,14 @@ from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_api.v1alpha1.policy_loss import Loss
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.adapter_names import matrix_names
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
 from ppojob_trainer.models.layers_apart import Attention, LayersApart, read_layers_apart
 from ppojob_trainer.models.liquid import with_own_keys
 from ppojob_trainer.models.mixtures import (
+    STACKS,
     WIDTHS,
     expert_tensors,
     key_of_experts,
@@ -296,13 +298,18 @@ def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
     return found | {"mlp.down_proj": (hidden, inner)}
 
 
-def expert_layers(sizes: Sizes) -> dict[str, Shape]:
-    """Matrices of the experts of a decoder layer by their names in it, where each has its own."""
+def expert_weights(sizes: Sizes) -> dict[str, Shape]:
+    """Weights of the experts of a decoder layer by their names in it, as (out, in) or stacks."""
     mixture = sizes.mixture
-    if mixture is None or mixture.is_stacked:
+    if mixture is None:
         return {}
     tensors = expert_tensors(mixture, sizes.experts, hidden=sizes.hidden, inner=sizes.inner)
-    return {name.removesuffix(".weight"): shape for name, shape in tensors if ".experts." in name}
+    if not mixture.is_stacked:
+        return {name: shape for name, shape in tensors if ".experts." in name}
+    found = {name: shape for name, shape in tensors if name.endswith(STACKS)}
+    if not mixture.is_in_first:
+        return found
+    return {name: (experts, out, into) for name, (experts, into, out) in found.items()}
 
 
 def _latent_attention(latents: Latents, hidden: int, heads: int) -> dict[str, Shape]:
@@ -362,17 +369,17 @@ def _count(value: Json) -> int | None:
 
 
 def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
-    """Matrices of adapters by name: `<layer>.lora_a` (rank, in), `<layer>.lora_b` (out, rank)."""
+    """Matrices of adapters by name: A (rank, in) and B (out, rank), or stacks of such."""
     found: dict[str, Shape] = {}
     for layer in range(sizes.layers):
-        adapted = linear_layers(sizes, layer)
+        adapted = {f"{name}.weight": shape for name, shape in linear_layers(sizes, layer).items()}
         if lora.experts and sizes.has_experts(layer):
-            adapted |= expert_layers(sizes)
-        for name, (rows, columns) in adapted.items():
-            if lora.adapts(name):
-                at = f"model.layers.{layer}.{name}"
-                found[f"{at}.lora_a"] = (lora.rank, columns)
-                found[f"{at}.lora_b"] = (rows, lora.rank)
+            adapted |= expert_weights(sizes)
+        for name, (*stack, rows, columns) in adapted.items():
+            if lora.adapts(name.removesuffix(".weight")):
+                a, b = matrix_names(f"model.layers.{layer}.{name}")
+                found[a] = (*stack, lora.rank, columns)
+                found[b] = (*stack, rows, lora.rank)
     return found
 
 

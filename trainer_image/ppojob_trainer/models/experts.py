@@ -152,8 +152,9 @@ class Experts(nn.ModuleList):
 class StackedExperts(nn.Module):
     """The experts of a layer whose files have one matrix of all of them, under its name there."""
 
-    gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) where the family has it so
+    gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) where outputs come first
     down_proj: nn.Parameter  # (e, i, h), or (e, h, i)
+    is_out_first: bool
     expert_ranks: ExpertRanks = ALONE
     """Those that share them: of each stack, cut over them, a rank sees its own experts."""
 
@@ -165,31 +166,31 @@ class StackedExperts(nn.Module):
             if not (mixture.is_clamped or mixture.is_out_first):  # transformers has other axes
                 matrix = matrix.mT.contiguous()
             setattr(self, name, nn.Parameter(matrix))
-        self._is_clamped, self._is_out_first = mixture.is_clamped, mixture.is_out_first
+        self._is_clamped, self.is_out_first = mixture.is_clamped, mixture.is_out_first
         self._activation = functional.silu if mixture.is_clamped else stacked.act_fn
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """As `Experts`."""
         by_expert = ByExpert(chosen, len(self.down_proj), self.expert_ranks)
-        rows = by_expert.rows(states)
-
-        def product(rows: Tensor, name: str) -> Tensor:
-            matrix, bias = self._held(name), self._held(f"{name}_bias")
-            if self._is_out_first:
-                matrix = matrix.mT
-            found = stacked_product(rows, by_expert.ends, matrix)
-            if bias is not None:
-                # Cast behind the choice: its gradient is added up in the type of the weight.
-                found = found + bias.index_select(0, by_expert.experts(rows)).to(found.dtype)
-            return found
-
-        inner = product(rows, "gate_up_proj")
+        inner = self.product(by_expert.rows(states), by_expert, "gate_up_proj")
         gate, up = inner.chunk(2, dim=-1)
         said = _clamped(inner) if self._is_clamped else self._activation(gate) * up
-        return by_expert.summed(product(said, "down_proj"), weights).to(states.dtype)
+        said = self.product(said, by_expert, "down_proj")
+        return by_expert.summed(said, weights).to(states.dtype)
 
-    def _held(self, name: str) -> Any:
-        """This rank's experts of a stack, or of biases; None where the family has none."""
+    def product(self, rows: Tensor, by_expert: ByExpert, name: str) -> Tensor:
+        """What the experts of one of the stacks make of their rows: (r, in) -> (r, out)."""
+        matrix, bias = self.held(name), self.held(f"{name}_bias")
+        if self.is_out_first:
+            matrix = matrix.mT
+        found = stacked_product(rows, by_expert.ends, matrix)
+        if bias is not None:
+            # Cast behind the choice: its gradient is added up in the type of the weight.
+            found = found + bias.index_select(0, by_expert.experts(rows)).to(found.dtype)
+        return found
+
+    def held(self, name: str) -> Any:
+        """This rank's experts of a stack, or of biases; None where there are none of that name."""
         stack = getattr(self, name, None)
         return None if stack is None else local_part(stack)
 

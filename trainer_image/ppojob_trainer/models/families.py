@@ -101,6 +101,11 @@ class Mixture:
     has_scales: bool = False
     uncut: str = ""
 
+    @property
+    def is_in_first(self) -> bool:
+        """Whether files have stacks of matrices with their inputs in front of their outputs."""
+        return self.is_stacked and not self.is_out_first
+
     def within(self, name: str) -> str:
         """The name in a layer of what has a name in a block."""
         return f"{self.block}.{name}" if self.block else name

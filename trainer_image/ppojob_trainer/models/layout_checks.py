@@ -13,7 +13,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.picture_forms import PictureForm, why_shown_none
-from ppojob_trainer.models.architectures import Sizes, expert_layers, linear_layers, sizes_of
+from ppojob_trainer.models.architectures import Sizes, expert_weights, linear_layers, sizes_of
 from ppojob_trainer.models.config_files import layer_count, read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import JUDGE
@@ -332,32 +332,33 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
     }
     if lora.experts:
         yield from _check_expert_adapters(lora, sizes, where)
-        names |= {name.rpartition(".")[2] for name in expert_layers(sizes)}
+        names |= _expert_targets(sizes)
     for index, target in enumerate(lora.target_modules or ()):
         if target not in names | {ALL_LINEAR}:
             near = difflib.get_close_matches(target, names, n=1, cutoff=NEAR)
             meant = f", did you mean {near[0]}" if near else ""
-            mixture = sizes.mixture
-            is_expert = mixture is not None and target in mixture.matrices
             yield Problem(
                 f"{where}.targetModules[{index}]",
                 shown(target),
                 "experts of a mixture take none without experts: true"
-                if is_expert
+                if target in _expert_targets(sizes)
                 else f"no linear layer of the model is called so{meant}",
                 f"{', '.join(sorted(names))}; without the field all of them",
                 ReasonCode.NOT_ONE_OF,
             )
 
 
+def _expert_targets(sizes: Sizes) -> set[str]:
+    """What targets may call the matrices of experts; stacks also with the name of their module."""
+    weights = expert_weights(sizes)
+    stacks = {".".join(name.split(".")[-2:]) for name in weights if not name.endswith(".weight")}
+    return stacks | {name.removesuffix(".weight").rpartition(".")[2] for name in weights}
+
+
 def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator[Problem]:
     """What keeps experts from having adapters."""
-    mixture, matrices = sizes.mixture, expert_layers(sizes)
-    if mixture is not None and mixture.is_stacked:
-        why = f"experts of {sizes.model_type} lie in one tensor: not in this version"
-        reason = ReasonCode.NOT_IN_THIS_VERSION
-        yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)
-    elif not any(map(lora.adapts, matrices)):
+    names = (name.removesuffix(".weight") for name in expert_weights(sizes))
+    if not any(map(lora.adapts, names)):
         why = f"no target is a matrix of an expert of {sizes.model_type}"
         reason = ReasonCode.NO_EFFECT
         yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)

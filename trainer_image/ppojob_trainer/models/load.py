@@ -22,7 +22,8 @@ from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters, peft_name
+from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters
+from ppojob_trainer.models.adapter_names import is_adapter, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import WHOLE_NAMES, folder_has_tower, read_config
@@ -35,7 +36,7 @@ from ppojob_trainer.models.log_partition import (
     draw_log_partition,
     is_log_partition,
 )
-from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
+from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form
 from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
@@ -166,14 +167,14 @@ def _begin_adapters(
         for name, parameter in model.named_parameters():
             if not is_adapter(name):
                 continue
-            stored = peft_name(name, has_tower=has_tower)
+            stored = peft_name(name, lora, has_tower=has_tower)
             values = file.get_tensor(stored)
             if not values.isfinite().all():
                 raise ConfigError(
                     f"{path}: got values that are NaN or infinite in {stored}: nothing "
                     "can be computed with them; the adapters as they were trained"
                 )
-            fill(parameter, values)
+            fill(parameter, of_peft_form(name, values, parameter.shape))
 
 
 def _load(

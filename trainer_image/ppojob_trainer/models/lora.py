@@ -5,30 +5,46 @@ come the adapter's two matrices, which alone are trained::
 
     y = W x + scale B (A x)       scale: alpha / rank, lora_a: A (rank, in), lora_b: B (out, rank)
 
-B begins at zero, so a job begins with the model as it is.
+B begins at zero, so a job begins with the model as it is. Experts of one tensor have such matrices
+stacked as they are themselves: lora_a (e, rank, in), lora_b (e, out, rank).
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.models.experts import Experts, Matrix, in_products
+from ppojob_trainer.models.adapter_names import (
+    A,
+    B,
+    is_adapter,
+    matrix_names,
+    peft_shape,
+    weight_of,
+)
+from ppojob_trainer.models.experts import (
+    ByExpert,
+    Experts,
+    Matrix,
+    StackedExperts,
+    in_products,
+    mixture_of,
+    stacked_product,
+)
+from ppojob_trainer.models.mixtures import STACKS
 from ppojob_trainer.parallel.boxes import whole
 from ppojob_trainer.parallel.fsdp import fill
 
 VALUE_HEAD: Final = "score"
 """transformers' name of the layer of a classifier's outputs."""
-
-A: Final = "lora_a"
-B: Final = "lora_b"
 
 
 class LoraLinear(nn.Linear):
@@ -73,26 +89,64 @@ class LoraMatrix(Matrix):
         return *said, in_products(self.lora_a, rows), in_products(self.lora_b, rows)
 
 
+class LoraStacks(StackedExperts):
+    """Experts of one tensor each way, of which each has adapters of its own."""
+
+    lora: LoraSpec
+    is_adapted: bool
+
+    def product(self, rows: Tensor, by_expert: ByExpert, name: str) -> Tensor:
+        """As that of `StackedExperts`; within `adapters_off` the experts alone."""
+        said = super().product(rows, by_expert, name)
+        a, b = (self.held(one) for one in matrix_names(name))
+        if a is None or b is None or not self.is_adapted:
+            return said
+        change = stacked_product(rows, by_expert.ends, a.mT)
+        change = stacked_product(change, by_expert.ends, b.mT)
+        return torch.add(said, change.to(said.dtype), alpha=self.lora.scale)
+
+
+_ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStacks]]] = {
+    nn.Linear: LoraLinear,
+    Matrix: LoraMatrix,
+    StackedExperts: LoraStacks,
+}
+"""What layers become that get adapters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The adapter of a weight: A (rank, in) and B (out, rank), float32, cut where the model is."""
+    """The adapter of a weight: A (rank, in) and B (out, rank), float32, cut where the model is.
+
+    Of experts of one tensor stacks of such. These may have their inputs in front of their outputs.
+    """
 
     a: Tensor
     b: Tensor
     lora: LoraSpec
+    is_in_first: bool = False
 
     def merged(self, weight: Tensor) -> Tensor:
         """`W + scale B A`, float32, whole; a collective where the model is cut."""
-        change = whole(self.b) @ whole(self.a)
-        return torch.add(whole(weight).float(), change, alpha=self.lora.scale)
+        a, b, weight = whole(self.a), whole(self.b), whole(weight)
+        if a.ndim == 2:
+            return self._added(weight, a, b)
+        merged = torch.empty_like(weight, dtype=torch.float32)
+        for expert, *own in zip(merged, weight, a, b, strict=True):  # no second whole stack
+            expert.copy_(self._added(*own))
+        return merged
+
+    def _added(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        change = (b @ a).mT if self.is_in_first else b @ a
+        return torch.add(weight.float(), change, alpha=self.lora.scale)
 
 
-def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
+def add_adapters(model: PreTrainedModel, lora: LoraSpec) -> None:
     """Freeze a model and put adapters into it, whose values `draw_adapters` sets.
 
     The model is one of transformers, not cut yet, on the meta device or with weights. Without
-    targets all linear layers of the decoder layers get one: neither the embedding nor the head, and
-    experts where it is asked for.
+    targets all linear layers of the decoder layers get one: neither the embedding nor the head, no
+    router, and experts where it is asked for.
     A head of a single output, which begins as nothing, is trained whole, in float32 as well.
     """
     model.requires_grad_(False)
@@ -100,26 +154,34 @@ def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
     if head is not None:
         head.float().requires_grad_(True)
     base: Any = model.base_model
+    mixture = mixture_of(model)
+    router = mixture and f".{mixture.within(mixture.router)}."
     for name, layer in base.layers.named_modules():
         is_expert = isinstance(layer, Matrix) and lora.experts
-        if (isinstance(layer, nn.Linear) or is_expert) and lora.adapts(name):
-            _add_adapter(layer, lora)
+        is_linear = isinstance(layer, nn.Linear) and not (router and router in name)
+        if (is_linear or is_expert) and lora.adapts(name):
+            _add_adapter(layer, "weight", lora)
         elif isinstance(layer, Experts) and lora.experts:
             layer.adapter_scale = lora.scale
+        elif isinstance(layer, StackedExperts) and lora.experts:
+            for stack in STACKS:
+                if lora.adapts(f"{name}.{stack}"):
+                    _add_adapter(layer, stack, lora)
 
 
-def _add_adapter(layer: nn.Linear | Matrix, lora: LoraSpec) -> None:
-    def matrix(rows: int, columns: int) -> nn.Parameter:
-        device = layer.weight.device
-        return nn.Parameter(torch.zeros(rows, columns, dtype=torch.float32, device=device))
-
-    out, into = layer.weight.shape
-    layer.__class__ = LoraLinear if isinstance(layer, nn.Linear) else LoraMatrix
-    assert isinstance(layer, LoraLinear | LoraMatrix), "it was made one"
-    layer.lora_a = matrix(lora.rank, into)
-    layer.lora_b = matrix(out, lora.rank)
-    layer.lora = lora
-    layer.is_adapted = True
+def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: LoraSpec) -> None:
+    """Put an adapter beside the weight of this name, or beside each of those stacked in it."""
+    weight = layer.get_parameter(name)
+    *stack, out, into = weight.shape
+    if isinstance(layer, StackedExperts) and not layer.is_out_first:
+        into, out = out, into
+    layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))
+    assert isinstance(layer, LoraLinear | LoraMatrix | LoraStacks), "it was made one"
+    shapes = (*stack, lora.rank, into), (*stack, out, lora.rank)
+    for own, shape in zip(matrix_names(name), shapes, strict=True):
+        values = torch.zeros(shape, dtype=torch.float32, device=weight.device)
+        setattr(layer, own, nn.Parameter(values))
+    layer.lora, layer.is_adapted = lora, True
 
 
 def draw_adapters(model: nn.Module, seed: int) -> None:
@@ -131,7 +193,9 @@ def draw_adapters(model: nn.Module, seed: int) -> None:
         if not is_adapter(name):
             continue
         values = torch.zeros(parameter.shape)
-        fill(parameter, drawn(values, seed, name) if name.endswith(A) else values)
+        if name.endswith(A):
+            drawn(values.flatten(0, -2), seed, name)  # of a stack each matrix, by its own width
+        fill(parameter, values)
 
 
 def drawn(values: Tensor, seed: int, name: str) -> Tensor:
@@ -141,27 +205,45 @@ def drawn(values: Tensor, seed: int, name: str) -> Tensor:
     return nn.init.kaiming_uniform_(values, a=math.sqrt(5.0), generator=stream)
 
 
-def is_adapter(name: str) -> bool:
-    """Whether a tensor of this name belongs to an adapter."""
-    return name.endswith((f".{A}", f".{B}"))
-
-
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     """The adapters of a model by the names of the weights that they change; empty without LoRA."""
-    return {
-        f"{name}.weight": Adapter(layer.lora_a.detach(), layer.lora_b.detach(), layer.lora)
-        for name, layer in model.named_modules()
-        if isinstance(layer, LoraLinear | LoraMatrix)
-    }
+    found: dict[str, Adapter] = {}
+    for at, layer in model.named_modules():
+        if not isinstance(layer, LoraLinear | LoraMatrix | LoraStacks):
+            continue
+        own = {f"{at}.{name}": one.detach() for name, one in layer.named_parameters(recurse=False)}
+        is_in_first = isinstance(layer, LoraStacks) and not layer.is_out_first
+        found |= adapters_in(own, layer.lora, is_in_first=is_in_first)
+    return found
 
 
-def adapters_in(tensors: Mapping[str, Tensor], lora: LoraSpec) -> dict[str, Adapter]:
-    """The same from a checkpoint's tensors by name (`<layer>.lora_a`, `<layer>.lora_b`)."""
-    layers = [name.removesuffix(f".{A}") for name in sorted(tensors) if name.endswith(A)]
-    return {
-        f"{layer}.weight": Adapter(tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"], lora)
-        for layer in layers
-    }
+def adapters_in(
+    tensors: Mapping[str, Tensor], lora: LoraSpec, *, is_in_first: bool = False
+) -> dict[str, Adapter]:
+    """The same from tensors by their names, as those of a checkpoint.
+
+    `is_in_first` says of stacks among them that they have their inputs first.
+    """
+    found: dict[str, Adapter] = {}
+    for weight in (weight_of(name) for name in sorted(tensors) if name.endswith(A)):
+        a, b = (tensors[name] for name in matrix_names(weight))
+        found[weight] = Adapter(a, b, lora, is_in_first and a.ndim > 2)
+    return found
+
+
+def in_peft_form(name: str, matrix: Tensor) -> Tensor:
+    """An adapter's matrix, by its name here, as PEFT's files have it: stacks in one matrix."""
+    is_turned = matrix.ndim > 2 and name.endswith(B)
+    parts = matrix.permute(1, 2, 0) if is_turned else matrix
+    return parts.reshape(peft_shape(name, tuple(matrix.shape)))
+
+
+def of_peft_form(name: str, stored: Tensor, shape: torch.Size) -> Tensor:
+    """The other way round: the matrix of a name and shape here."""
+    if len(shape) > 2 and name.endswith(B):
+        experts, out, rank = shape
+        return stored.reshape(out, rank, experts).permute(2, 0, 1)
+    return stored.reshape(shape)
 
 
 def replaced(
@@ -171,17 +253,18 @@ def replaced(
 ) -> dict[str, Adapter]:
     """Adapters with other matrices, those of `tensors` by their names, as `on_device` has them."""
 
-    def other(layer: str, own: Adapter) -> Adapter:
-        a, b = tensors.get(f"{layer}.{A}"), tensors.get(f"{layer}.{B}")
-        return own if a is None or b is None else Adapter(on_device(a), on_device(b), own.lora)
+    def other(weight: str, own: Adapter) -> Adapter:
+        a, b = map(tensors.get, matrix_names(weight))
+        return own if a is None or b is None else replace(own, a=on_device(a), b=on_device(b))
 
-    return {name: other(name.removesuffix(".weight"), own) for name, own in adapters.items()}
+    return {name: other(name, own) for name, own in adapters.items()}
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Compute with the frozen weights alone: the model as it was before training."""
-    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear | LoraMatrix)]
+    kinds = LoraLinear | LoraMatrix | LoraStacks
+    layers = [layer for layer in model.modules() if isinstance(layer, kinds)]
     for layer in layers:
         layer.is_adapted = False
     try:

@@ -14,6 +14,8 @@ from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS,
 from ppojob_trainer.models.layer_kinds import EXPERTS, layer_kinds
 from ppojob_trainer.models.problems import ModelReason
 
+STACKS: Final = ("gate_up_proj", "down_proj")
+"""Tensors of all experts of a layer, where files have such."""
 ALIGNED: Final = 8
 """What widths are multiples of: PyTorch's grouped products take rows of whole 16 bytes."""
 

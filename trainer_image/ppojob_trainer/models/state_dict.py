@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ppojob_trainer.models.adapter_names import is_adapter, matrix_names
 from ppojob_trainer.models.log_partition import is_log_partition
-from ppojob_trainer.models.lora import A, Adapter, B, adapters_of, is_adapter
+from ppojob_trainer.models.lora import Adapter, adapters_of
 from ppojob_trainer.models.mtp_layers import is_of_mtp_layer
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
 from ppojob_trainer.parallel.boxes import Join, local_part, whole
@@ -101,9 +102,9 @@ def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     adapters = every_adapter(model)
     for name, _ in every_tensor(model):
         if name in adapters:
-            layer, adapter = name.removesuffix(".weight"), adapters[name]
-            yield f"{layer}.{A}", told(name, adapter.a, torch.float32)
-            yield f"{layer}.{B}", told(name, adapter.b, torch.float32)
+            own = adapters[name].a, adapters[name].b
+            for matrix, values in zip(matrix_names(name), own, strict=True):
+                yield matrix, told(name, values, torch.float32)
 
 
 def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from torch import nn
 
+from ppojob_trainer.models.adapter_names import A, B
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
-from ppojob_trainer.models.lora import A, B
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeRows,
     Columns,
@@ -45,7 +45,9 @@ STACKS: Final = Style(
     Stacks,
     {
         **{"gate_up_proj": "depths", "gate_up_proj_bias": "columns"},
+        **{f"gate_up_proj_{A}": "summands", f"gate_up_proj_{B}": "columns"},
         **{"down_proj": "columns", "down_proj_bias": "summands"},
+        **{f"down_proj_{A}": "depths", f"down_proj_{B}": "summands"},
     },
 )
 """Of which gates and inner layers lie by turns."""

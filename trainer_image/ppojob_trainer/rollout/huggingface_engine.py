@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from ppojob_trainer.models.lora import is_adapter
+from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.routes import Routes, as_bytes
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (

@@ -24,11 +24,10 @@ from vllm.model_executor.models.glm4 import Glm4ForCausalLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.models.adapter_files import peft_name
+from ppojob_trainer.models.adapter_names import is_adapter, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.config_files import file_name
 from ppojob_trainer.models.families import Mixture
-from ppojob_trainer.models.lora import is_adapter
 from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
 from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
 from ppojob_trainer.rollout.protocol import RolloutError
@@ -180,7 +179,7 @@ def _set_adapters(model: Any, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> 
     """Put adapters in the place of those before; vLLM itself would read them from a folder."""
     made = LoRAModel.from_lora_tensors(
         ADAPTERS.lora_int_id,
-        {peft_name(name): tensor for name, tensor in tensors.items()},
+        {peft_name(name, lora): tensor for name, tensor in tensors.items()},
         PEFTHelper(lora.rank, lora.alpha, [], use_rslora=lora.rank_stabilized),
         device="cpu",
     )

@@ -19,7 +19,8 @@ from ppojob_trainer.checkpoint.files import (
 from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts, read_shard
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.lora import adapters_of, is_adapter
+from ppojob_trainer.models.adapter_names import is_adapter
+from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
 from ppojob_trainer.parallel.boxes import Box, box_of, local_part
 from ppojob_trainer.parallel.offload import HostMemory, Resident

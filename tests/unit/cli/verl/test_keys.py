@@ -112,6 +112,7 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REFERENCE, OFFLOAD = "actor_rollout_ref.ref.fsdp_config", "spec.roles.actorRollout.offload"
 MODEL = "actor_rollout_ref.model"
 MEGATRON = f"{ACTOR}.megatron.override_transformer_config"
+STACKS = "[mlp.experts.gate_up_proj,mlp.experts.down_proj]"
 ALL_OF_MEGATRON = (
     "[linear_q,linear_k,linear_v,linear_proj,linear_fc1_gate,linear_fc1_up,linear_fc2]"
 )
@@ -625,6 +626,21 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     (f"{MODEL}.lora_rank=8", {"spec.model.lora.rank": 8, "spec.rollout.adapters": "beside"}),
     (f"{MODEL}.lora_rank=8 {MODEL}.lora.merge=true", {"spec.rollout.adapters": None}),
     (
+        f"{MODEL}.lora_rank=8 {MODEL}.target_parameters={STACKS}",
+        {"spec.model.lora.experts": True, "spec.model.lora.targetModules": None},
+    ),
+    (
+        f"{MODEL}.lora_rank=8 {MODEL}.target_modules=[q_proj] {MODEL}.target_parameters={STACKS}",
+        {
+            "spec.model.lora.experts": True,
+            "spec.model.lora.targetModules": [
+                "q_proj",
+                "experts.gate_up_proj",
+                "experts.down_proj",
+            ],
+        },
+    ),
+    (
         f"{MODEL}.lora.rank=8 {MODEL}.lora.target_modules=[linear_proj,linear_fc2]",
         {
             "spec.model.lora.rank": 8,
@@ -786,6 +802,7 @@ FATES = [
     ("actor_rollout_ref.actor.freeze_vision_tower=false", Fate.WRITTEN),
     ("data.video_key=videos", Fate.SAME),
     (f"{MODEL}.lora.rank=8", Fate.LOST),  # of q, k and v together, by default
+    (f"{MODEL}.target_parameters={STACKS}", Fate.IDLE),
     (f"{MODEL}.lora.merge=true", Fate.IDLE),
     (f"{MODEL}.lora.freeze_language_model=true", Fate.IDLE),
     ("trainer.v1.trainer_mode=separate_async", Fate.LOST),
@@ -796,6 +813,7 @@ FATES = [
     ("trainer.total_epochs=3", Fate.WRITTEN),
     ("trainer.no_such_key=3", Fate.UNKNOWN),
     ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.REPLACED),
+    (f"{ROLLOUT}.pipeline_model_parallel_size=${{x.y}}", Fate.REPLACED),
     ("actor_rollout_ref.actor.optim.lr=fast", Fate.REPLACED),
     ("actor_rollout_ref.actor.optim.lr_decay_steps=9", Fate.IDLE),
     ("trainer.project_name=${x.y}", Fate.IDLE),
@@ -865,6 +883,7 @@ def test_what_becomes_of_a_key(override: str, fate: Fate) -> None:
             f"{MEGATRON}.moe_router_bias_update_rate=0",
             Fate.SAME,
         ),
+        (f"{MODEL}.target_parameters=[experts.down_proj]", f"{MODEL}.lora_rank=8", Fate.LOST),
         (f"{OPTIM}.betas=[0.9,0.95]", "model_engine=megatron", Fate.NOTED),
         (f"{OPTIM}.betas=[0.9,0.95]", "model_engine=dp", Fate.WRITTEN),
     ],

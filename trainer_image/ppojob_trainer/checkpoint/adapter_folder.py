@@ -1,0 +1,109 @@
+"""A folder of adapters that `peft` loads.
+
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.tensors import give_parts, write_tensors
+from ppojob_trainer.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from ppojob_trainer.models.adapter_names import (
+    BEGINNING,
+    LANGUAGE_PART,
+    matrix_names,
+    peft_name,
+    peft_shape,
+)
+from ppojob_trainer.models.families import TEXTS, TOKENS
+from ppojob_trainer.models.kinds import ModelKind
+from ppojob_trainer.models.lora import Adapter, in_peft_form
+from ppojob_trainer.parallel.boxes import Join
+
+FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
+"""Of all small files of an export."""
+
+_TASKS: Final = {TEXTS: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
+
+
+def write_adapters(
+    folder: Path,
+    adapters: Mapping[str, Adapter],
+    head: Mapping[str, Tensor],
+    join: Join,
+    *,
+    base: Path,
+    kind: ModelKind,
+    has_tower: bool,
+) -> None:
+    """Write a folder of adapters and of what a classifier has trained beside them, its head.
+
+    Args:
+        folder: where.
+        adapters: by the names of the weights that they change.
+        head: by its names.
+        join: puts what is cut over ranks together; the others call `give_adapters`.
+        base: the model that the adapters were trained on.
+        kind: what that is.
+        has_tower: whether it sees pictures.
+    """
+    durable.make_folder(folder, parents=True)
+    named, joined = _in_peft(adapters, head, join, has_tower=has_tower)
+    write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=joined)
+    lora = next(iter(adapters.values())).lora
+    stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
+    targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters.keys() - stacks})
+    if has_tower and targets:  # it has layers of the same names
+        targets = rf".*\.{LANGUAGE_PART}\..*\.({'|'.join(targets)})"
+    config = {
+        "base_model_name_or_path": str(base),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        "lora_dropout": lora.dropout,
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in head}) or None,
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "target_modules": targets,
+        "task_type": _TASKS.get(kind.made_as, "CAUSAL_LM"),
+        "use_rslora": lora.rank_stabilized,
+    }
+    if stacks:
+        config["target_parameters"] = sorted({".".join(name.split(".")[-2:]) for name in stacks})
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    durable.write_file(folder / CONFIG_FILE, text.encode() + b"\n", FILE_POINT)
+
+
+def give_adapters(
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, has_tower: bool
+) -> None:
+    """Give this rank's parts to the rank that calls `write_adapters` with the same arguments."""
+    named, joined = _in_peft(adapters, head, join, has_tower=has_tower)
+    give_parts(named, join=joined)
+
+
+def _in_peft(
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, has_tower: bool
+) -> tuple[dict[str, Tensor], Join]:
+    """All tensors by PEFT's names, without values, and what puts one of them together."""
+    held = {f"{BEGINNING}{name}": (name, tensor) for name, tensor in head.items()}
+    for weight, adapter in adapters.items():
+        for own, matrix in zip(matrix_names(weight), (adapter.a, adapter.b), strict=True):
+            held[peft_name(own, adapter.lora, has_tower=has_tower)] = own, matrix
+
+    def joined(name: str, _shown: Tensor, dtype: torch.dtype) -> Tensor:
+        own, matrix = held[name]
+        return in_peft_form(own, join(name, matrix, dtype))
+
+    return {
+        name: torch.empty(peft_shape(own, tuple(one.shape)), dtype=one.dtype, device="meta")
+        for name, (own, one) in held.items()
+    }, joined
