@@ -38,8 +38,20 @@ TRAJECTORY_SECTIONS = (
 
 
 LAYOUT: Final[Mapping[str, tuple[str, ...]]] = {
-    "training": ("reshardAfterForward",),
-    "rollout": ("parallelism", "gpuMemoryShare", "maxBatchedTokens", "enforceEager"),
+    "training": (
+        "microBatchTokens",
+        "logprobChunkTokens",
+        "activationCheckpointing",
+        "reshardAfterForward",
+    ),
+    "rollout": (
+        "parallelism",
+        "gpuMemoryShare",
+        "kvCacheGib",
+        "maxSequences",
+        "maxBatchedTokens",
+        "enforceEager",
+    ),
     "judge": ("gpuMemoryShare", "kvCacheGib"),
 }
 """Of these sections, what is layout, as all of `roles` is: a run may go on under another one. On a
@@ -144,7 +156,7 @@ class RunConfig(Section):
             for section, keys in LAYOUT.items()
             if parts[section] is not None
         }
-        del layout["training"]  # the same bits
+        del layout["training"]["reshardAfterForward"]  # the same bits
         layout["roles"] = {name: role and _without_offload(role) for name, role in roles}
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
         if any(optimizer and optimizer.needs_length for optimizer in optimizers):

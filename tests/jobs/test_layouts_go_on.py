@@ -78,3 +78,19 @@ def test_a_run_goes_on_under_another_layout_and_back(
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     for change in ("1 -> 2", "2 -> 1"):
         assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: from here on" in log
+
+
+def test_roles_that_move_change_no_bit(start, tiny_job, alone, output, once):
+    """What a cluster lets a suspended job do: into pods of their own, engines too, and back."""
+    job = {**tiny_jobs.PPO, **PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 1}}
+    apart = {**tiny_jobs.OWN_PODS, "rollout": {}}
+    for point, roles in (("begin@2", {}), ("recorded@2", apart)):
+        armed = job_points.armed(once, f"controller.step.{point}=kill_group")
+        run = start(tiny_job(**job, roles=roles), output, **armed)
+        assert run.wait(600) == 3, run.logs()
+        run_folders.wait_until_gone(output)
+    start(tiny_job(**job), output).succeed(600)
+    assert run_folders.result(output) == run_folders.result(alone(**job))
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    for moved in ('"actorRollout" -> "none"', '"none" -> "actorRollout"'):
+        assert f"spec.roles.critic.colocateWith: {moved}: from here on" in log

@@ -136,13 +136,18 @@ LAYOUTS: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
     ({"roles": {"rollout": {"replicas": 2}}}, {}, {"spec.roles"}),
     (WRITTEN_OUT, {**WRITTEN_OUT, "roles": GPU}, {"spec.roles"}),
     ({}, {"training": {"reshardAfterForward": False}}, {"spec.training"}),
+    (
+        {"training": {"microBatchTokens": 5}},
+        {"training": {"logprobChunkTokens": 5}},
+        {"spec.training"},
+    ),
     ({}, {"rollout": {"parallelism": {"tensor": 2}}}, {"spec.rollout"}),
     ({"rollout": {"gpuMemoryShare": 0.5}}, {"rollout": {"enforceEager": True}}, {"spec.rollout"}),
     (JUDGED, {**JUDGED, "judge": {"path": "/models/judge", "maxTokens": 8}}, {"spec.judge"}),
 ]
 """What may change while a job is suspended, and the sections that are named until then."""
 NEVER: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
-    ({}, {"training": {"microBatchTokens": 5}}, {"spec.training"}),
+    ({}, {"training": {"sharePrompts": False, "microBatchTokens": 5}}, {"spec.training"}),
     ({}, {"rollout": {"temperature": 0.5, "enforceEager": True}}, {"spec.rollout"}),
     ({"rollout": {"maxModelTokens": 300}}, {}, {"spec.rollout"}),
     ({}, {"rollout": {"engineArguments": {"seed": 1}}}, {"spec.rollout"}),

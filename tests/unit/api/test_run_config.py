@@ -267,11 +267,18 @@ def test_another_reference_is_another_job() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"gpuMemoryShare": 0.6}, {"maxBatchedTokens": 4096}, {"enforceEager": True}]
+    ("section", "setting"),
+    [
+        ("rollout", {"gpuMemoryShare": 0.6}),
+        ("rollout", {"maxBatchedTokens": 4096, "maxSequences": 8}),
+        ("rollout", {"enforceEager": True, "kvCacheGib": 1.0}),
+        ("training", {"microBatchTokens": 4096, "logprobChunkTokens": 0}),
+        ("training", {"activationCheckpointing": True}),
+    ],
 )
-def test_how_engines_compute_may_differ_as_ranks_may(setting: dict[str, Any]) -> None:
+def test_how_models_compute_may_differ_as_ranks_may(section: str, setting: dict[str, Any]) -> None:
     changed, plain = (
-        json.loads(resolve(job(rollout=rollout)).trajectory_json()) for rollout in (setting, {})
+        json.loads(resolve(job(**{section: one})).trajectory_json()) for one in (setting, {})
     )
     assert changed["spec"] == plain["spec"]
     assert changed["layout"] != plain["layout"]
