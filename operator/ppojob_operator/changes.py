@@ -142,8 +142,8 @@ def _unused_services(here: ReconcileContext) -> Iterable[Action]:
     known = {workload_name(here.job.name, role) for role in here.roles}
     children = here.observed.children
     for (kind, name), child in children.items():
-        is_unused = name not in known and ("StatefulSet", name) not in children
-        if kind == "Service" and is_unused and not child.is_deleting:
+        is_ours = kind == "Service" and child.owner_uid == here.job.uid and not child.is_deleting
+        if is_ours and name not in known and ("StatefulSet", name) not in children:
             yield Delete(kind, name, child.uid)
 
 

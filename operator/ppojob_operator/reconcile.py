@@ -263,6 +263,11 @@ class Reconciler:
         # that a job may have others later without that keys in use are replaced.
         pairs: KeyPairs = {role: key_pair() for role in ROLE_SLUGS}
         pairs = read_pairs(await self._create(job, secret(controllers, "controller", pairs)))
+        if missing := sorted(templates.keys() - pairs.keys()):
+            raise RefusedError(
+                f"Secret {controllers['metadata']['name']} is of an operator that made fewer keys,"
+                f" none for {', '.join(missing)}; suspend the job and delete its Secrets"
+            )
         await asyncio.gather(
             *(self._create(job, secret(one, role, pairs)) for role, one in templates.items())
         )

@@ -105,6 +105,38 @@ async def test_no_key_is_replaced_and_a_new_role_is_known_to_all(bench: Bench) -
     assert "rollout" in json.loads(told.pop())
 
 
+async def test_keys_of_an_operator_of_before_are_for_the_roles_that_the_job_had(bench) -> None:
+    await suspended(bench)
+    for secret in bench.cluster.of("Secret"):
+        with bench.edited("Secret", secret["metadata"]["name"]) as one:
+            if text := one["data"].get("pairs.json"):
+                pairs = json.loads(base64.b64decode(text))
+                del pairs["rollout"]
+                one["data"]["pairs.json"] = base64.b64encode(json.dumps(pairs).encode()).decode()
+    bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
+    for _ in range(3):
+        with pytest.raises(ClusterError, match="none for rollout; suspend the job and delete its"):
+            await bench.step()
+    assert bench.names("Pod") == []
+    for secret in bench.cluster.of("Secret"):
+        bench.cluster.remove("Secret", "lab", secret["metadata"]["name"])
+    await up(bench)
+    assert objects(bench) == await made_so()
+
+
+async def test_services_of_others_stay(bench: Bench) -> None:
+    bench.edit_spec(roles=OTHER)
+    await up(bench)
+    own = bench.cluster.objects["Service", "lab", "sum-rollout"]
+    head = {"name": "sum-of-mine", "namespace": "lab", "labels": own["metadata"]["labels"]}
+    bench.cluster.put({**own, "metadata": head})
+    await suspended(bench)
+    bench.edit_spec(roles={"reward": {"replicas": 2}}, lifecycle={"suspend": False})
+    await up(bench)
+    assert "sum-of-mine" in bench.names("Service")
+    assert "sum-rollout" not in bench.names("Service")
+
+
 async def test_it_is_told_and_what_was_counted_stays_counted(bench: Bench) -> None:
     bench.edit_spec(roles=OTHER)
     await up(bench)
