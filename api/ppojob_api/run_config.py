@@ -9,7 +9,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import PrivateAttr
 
@@ -37,9 +37,25 @@ TRAJECTORY_SECTIONS = (
 )
 
 
-# Of the rollout, what may change as ranks and threads may.
-LAYOUT_OF_ENGINES = ("parallelism", "gpuMemoryShare", "maxBatchedTokens", "enforceEager")
-LAYOUT_OF_JUDGES = ("gpuMemoryShare", "kvCacheGib")
+LAYOUT: Final[Mapping[str, tuple[str, ...]]] = {
+    "training": (
+        "microBatchTokens",
+        "logprobChunkTokens",
+        "activationCheckpointing",
+        "reshardAfterForward",
+    ),
+    "rollout": (
+        "parallelism",
+        "gpuMemoryShare",
+        "kvCacheGib",
+        "maxSequences",
+        "maxBatchedTokens",
+        "enforceEager",
+    ),
+    "judge": ("gpuMemoryShare", "kvCacheGib"),
+}
+"""Of these sections, what is layout, as all of `roles` is: a run may go on under another one. On a
+cluster a job that is suspended takes one up with its next pods."""
 
 
 class EngineFacts(Section):
@@ -134,14 +150,14 @@ class RunConfig(Section):
         """
         spec = self.as_written.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
-        del parts["training"]["reshardAfterForward"]  # the same bits
         roles = parts.pop("roles").items()
-        layout = {
-            "roles": {name: role and _without_offload(role) for name, role in roles},
-            "rollout": {key: parts["rollout"].pop(key) for key in LAYOUT_OF_ENGINES},
+        layout: dict[str, Any] = {
+            section: {key: parts[section].pop(key) for key in keys}
+            for section, keys in LAYOUT.items()
+            if parts[section] is not None
         }
-        if parts["judge"]:
-            layout["judge"] = {key: parts["judge"].pop(key) for key in LAYOUT_OF_JUDGES}
+        del layout["training"]["reshardAfterForward"]  # the same bits
+        layout["roles"] = {name: role and _without_offload(role) for name, role in roles}
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
         if any(optimizer and optimizer.needs_length for optimizer in optimizers):
             parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}
@@ -185,6 +201,19 @@ def resolve(job: PPOJob, *, facts: EngineFacts | None = None) -> RunConfig:
         topology=topology.build(metadata.name, spec),
         facts=facts,
     )
+
+
+def layout_json(spec: PPOJobSpec) -> bytes:
+    """Canonical JSON of the layout that a spec asks for, where it is no default.
+
+    So a version that knows more fields says the same of the same job.
+    """
+    given = spec.model_dump(mode="json", exclude_defaults=True)
+    layout = {
+        section: {key: one for key, one in given.get(section, {}).items() if key in keys}
+        for section, keys in LAYOUT.items()
+    }
+    return _canonical({**layout, "roles": given.get("roles", {})})
 
 
 def _without_offload(role: dict[str, Any]) -> dict[str, Any]:

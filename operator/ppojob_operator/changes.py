@@ -8,6 +8,7 @@ from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.metadata import (
     ANNOTATION_GENERATION,
+    ANNOTATION_LAYOUT,
     ANNOTATION_TEMPLATE,
     covers,
     digest,
@@ -68,7 +69,11 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     keys: list[Action] = []
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
         keys.append(MakeKeys(key_templates(here.job, config)))
-    rest: list[Action] = [*_unwanted_sets(here), *_unused_configs(here, config)]
+    rest: list[Action] = [
+        *_unwanted_sets(here),
+        *_unused_configs(here, config),
+        *_unused_services(here),
+    ]
     if here.runs and not (around or sets):
         rest += _outdated_controller(here)
     return ((*keys, *around, *gang), (*sets, *bound), (*rest, *told))
@@ -130,6 +135,16 @@ def _unused_configs(here: ReconcileContext, config: PodConfig) -> Iterable[Actio
             theirs = _annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
             if theirs is not None and theirs not in used:
                 yield Delete(kind, name, child.uid)
+
+
+def _unused_services(here: ReconcileContext) -> Iterable[Action]:
+    """Services of roles that another layout had pods for."""
+    known = {workload_name(here.job.name, role) for role in here.roles}
+    children = here.observed.children
+    for (kind, name), child in children.items():
+        is_ours = kind == "Service" and child.owner_uid == here.job.uid and not child.is_deleting
+        if is_ours and name not in known and ("StatefulSet", name) not in children:
+            yield Delete(kind, name, child.uid)
 
 
 def _mounts(here: ReconcileContext, role: RoleName, config: PodConfig) -> bool:
@@ -215,6 +230,7 @@ def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action
         return
     sets = pod_sets(here.job, here.config, defaults)
     for one in gang.objects(here.job, sets, here.observed.gangs):
+        one["metadata"]["annotations"] = {ANNOTATION_LAYOUT: here.config.layout}
         yield from (action for action in _object_actions(here, one) if _is_free(here, action))
         if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:
             # The API server takes a PodGroup only where it has heard of its Workload.

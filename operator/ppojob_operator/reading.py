@@ -22,7 +22,7 @@ from ppojob_api.v1alpha1.section import Section
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.validation import validate
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, LABEL_JOB
-from ppojob_operator.build.metadata import LABEL_JOB_UID, role_of
+from ppojob_operator.build.metadata import LABEL_JOB_UID, layout_of, role_of
 from ppojob_operator.build.pod_template import CONTAINER
 from ppojob_operator.conditions import from_rfc3339, inert
 from ppojob_operator.kinds import GANG_KINDS, child_kind
@@ -159,6 +159,7 @@ def read_pod(manifest: Manifest) -> Pod | None:
         config_digest=sys.intern(
             (metadata.get("annotations") or {}).get(ANNOTATION_CONFIG_DIGEST, "")
         ),
+        layout=sys.intern(layout_of(metadata)),
         restarts=int(container.get("restartCount", 0)),
         unschedulable=sys.intern(inert(scheduled.get("message", ""))) if is_unplaced else "",
         waiting_reason=sys.intern(waiting.get("reason", "")),

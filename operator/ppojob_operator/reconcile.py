@@ -11,7 +11,7 @@ import time
 import zmq
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
-from ppojob_api.well_known import API_VERSION, KIND, RoleName
+from ppojob_api.well_known import API_VERSION, KIND, ROLE_SLUGS, RoleName
 from ppojob_operator.build import kueue
 from ppojob_operator.build.metadata import LABEL_JOB_UID, is_of
 from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
@@ -259,9 +259,15 @@ class Reconciler:
     async def _make_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:
         """Make the Secrets that are missing; the first write decides the keys of all."""
         controllers = templates.pop("controller")
-        # Made here, so that no pod needs a right to make Secrets.
-        pairs: KeyPairs = {role: key_pair() for role in ("controller", *templates)}
+        # Made here, so that no pod needs a right to make Secrets; for all roles that there are, so
+        # that a job may have others later without that keys in use are replaced.
+        pairs: KeyPairs = {role: key_pair() for role in ROLE_SLUGS}
         pairs = read_pairs(await self._create(job, secret(controllers, "controller", pairs)))
+        if missing := sorted(templates.keys() - pairs.keys()):
+            raise RefusedError(
+                f"Secret {controllers['metadata']['name']} is of an operator that made fewer keys,"
+                f" none for {', '.join(missing)}; suspend the job and delete its Secrets"
+            )
         await asyncio.gather(
             *(self._create(job, secret(one, role, pairs)) for role, one in templates.items())
         )

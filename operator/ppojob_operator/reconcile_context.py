@@ -3,12 +3,13 @@
 import functools
 from dataclasses import dataclass
 
-from ppojob_api.run_config import resolve
+from ppojob_api.run_config import layout_json, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import RoleName, workload_name
+from ppojob_operator.build.metadata import layout_of
 from ppojob_operator.build.pod_template import PodConfig
 from ppojob_operator.conditions import INVALID, ObservedCondition, has_ended
 from ppojob_operator.policies.ending import Ending, ending, ending_by_failures, new_records
@@ -28,6 +29,7 @@ class ReconcileContext:
         roles: those with pods of their own.
         failures: losses that are not in the status yet.
         admission: whether it may have pods.
+        moves: whether something is there that was made for another layout: it has to go first.
         runs: whether it is to have pods for longer than a checkpoint takes.
         wanted: roles that are to have pods now.
     """
@@ -41,6 +43,7 @@ class ReconcileContext:
     failures: tuple[FailureRecord, ...]
     admission: Admission
     ending: Ending | None
+    moves: bool
     runs: bool
     wanted: PodNames
 
@@ -53,8 +56,8 @@ class ReconcileContext:
     def wants_gang(self) -> bool:
         """Whether its pods, those that are there included, are to be placed together."""
         gives_up = self.admission.claim.reason in {GAVE_BACK, INVALID}
-        asks = not self.has_ended and not self.job.lifecycle.suspend and not gives_up
-        return asks or bool(self.observed.pods)
+        is_to_stop = self.has_ended or self.job.lifecycle.suspend or gives_up or self.moves
+        return not is_to_stop or bool(self.observed.pods)
 
     @property
     def step(self) -> int:
@@ -80,7 +83,9 @@ def reconcile_context(
     if config is None and not is_over and not _is_made(job, roles, observed):
         words = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
         admitted = Admission(words, may_have_pods=False)
-    runs = not is_over and not job.lifecycle.suspend and admitted.may_have_pods
+    moves = config is not None and _is_of_another_layout(config, observed)
+    may_run = not is_over and not job.lifecycle.suspend and not moves
+    runs = may_run and admitted.may_have_pods
     wanted = _wanted_roles(
         roles,
         observed,
@@ -97,6 +102,7 @@ def reconcile_context(
         failures=tuple(failures),
         admission=admitted,
         ending=found,
+        moves=moves,
         runs=runs,
         wanted=wanted,
     )
@@ -116,6 +122,18 @@ def _wanted_roles(
     if checkpoints and _is_saving(observed):
         return {role: roles[role] for role in roles if role != "controller"}
     return {}
+
+
+def _is_of_another_layout(config: PodConfig, observed: Observed) -> bool:
+    """Whether anything that is there was made for another layout.
+
+    An API server lets a layout change only once the operator has said that no pods are there. It
+    may have said so of an earlier time, so here nothing hangs on that: what is there saves a
+    checkpoint and goes, and is not brought to the new layout pod by pod.
+    """
+    there = {pod.layout for pod in observed.pods}
+    there |= {layout_of(child.manifest["metadata"]) for child in observed.children.values()}
+    return bool(there - {"", config.layout})
 
 
 def _is_leaving(role: RoleName, observed: Observed) -> bool:
@@ -176,4 +194,5 @@ def _pod_config(given: _VeryManifest, uid: str) -> PodConfig:
     spec = config.spec.model_copy(
         update={"lifecycle": LifecycleSpec(), "pods": (), "scheduling": SchedulingSpec()}
     )
-    return PodConfig.of(config.model_copy(update={"spec": spec, "uid": uid}), config.spec.pods)
+    run = config.model_copy(update={"spec": spec, "uid": uid})
+    return PodConfig.of(run, layout_json(given.manifest.spec), config.spec.pods)

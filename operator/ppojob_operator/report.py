@@ -43,7 +43,7 @@ def status_of(here: ReconcileContext, image: str) -> PPOJobStatus:
             "message": inert(main.message),
             "conditions": set_conditions(before.conditions, claims, here.job.generation, here.now),
             "roles": roles,
-            "restarts": sum(role.restarts for role in roles),
+            "restarts": before.restarts + sum(_restarts(here, role) for role in here.roles),
             "failures": trim_records((*before.failures, *here.failures)),
             "image": image if here.wanted or here.observed.pods else "",
             "start_time": _start_time(here, phase),
@@ -65,6 +65,7 @@ def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Normal", after.reason, after.message)
     if holds(after, "Failed") and not holds(before, "Failed"):
         yield Emit("Warning", after.reason, after.message)
+    yield from _layout_events(here)
     yield from _admission_events(here)
     were, are = condition(before, "PodsReady"), condition(after, "PodsReady")
     if are and are.status == "False" and are.reason not in {were and were.reason, *_WITHOUT_EVENT}:
@@ -72,6 +73,17 @@ def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
     for record in here.failures:
         words = f"{record.role}: pod {record.pod} ended: {record.reason}: {record.message}"
         yield Emit("Warning", "ContainerEnded", inert(words))
+
+
+def _layout_events(here: ReconcileContext) -> Iterator[Emit]:
+    """Other pods than those that the status has."""
+    were = {role.name: role.replicas for role in here.job.status.roles}
+    are = {role: len(names) for role, names in here.roles.items()}
+    if were and were != are:
+        told, before = (
+            ", ".join(f"{role} {number}" for role, number in pods.items()) for pods in (are, were)
+        )
+        yield Emit("Normal", "LayoutChanged", f"its next pods: {told}; before: {before}")
 
 
 def _admission_events(here: ReconcileContext) -> Iterator[Emit]:
@@ -100,9 +112,10 @@ def _claims(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
 def _pods_ready(here: ReconcileContext) -> ObservedCondition:
     if here.ending is not None or here.job.lifecycle.suspend or not here.admission.may_have_pods:
         return ObservedCondition("PodsReady", False, "Stopped", "no pods are wanted")
-    if not here.wanted:
+    if not here.wanted or here.moves:
+        whose = "another layout" if here.moves else "before"
         return ObservedCondition(
-            "PodsReady", False, "PodsLeaving", "pods of before are not gone yet"
+            "PodsReady", False, "PodsLeaving", f"pods of {whose} are not gone yet"
         )
     if here.observed.refused:
         (kind, name), why = next(iter(here.observed.refused.items()))

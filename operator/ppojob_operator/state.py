@@ -93,6 +93,7 @@ class Pod:
     Attributes:
         owner_uid: of its StatefulSet; empty for a pod that was orphaned.
         config_digest: of the run configuration that it mounts.
+        layout: digest of the layout that it was made for; empty: that of the job.
         unschedulable: the scheduler's words.
         waiting_reason: the kubelet's word for why the container does not run.
         disruption: why it was or is being disrupted.
@@ -111,6 +112,7 @@ class Pod:
     node: str = ""
     address: str = ""
     config_digest: str = ""
+    layout: str = ""
     restarts: int = 0
     unschedulable: str = ""
     waiting_reason: str = ""

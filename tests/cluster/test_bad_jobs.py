@@ -161,7 +161,7 @@ def test_what_decides_the_weights_and_where_they_are_stays(cluster: Cluster, ope
     for change in (
         {"seed": 7},
         {"algorithm": {"samplesPerPrompt": 4}},
-        {"roles": {"reward": {"replicas": 2}}},
+        {"rollout": {"temperature": 0.5}},
         {"checkpoint": {"volume": {"claimName": "other"}}},
     ):
         patch = json.dumps({"spec": change})

@@ -125,6 +125,31 @@ def test_who_places_a_job_never_changes(cluster: Cluster, operator: Operator):
     cluster.kubectl("delete", "ppojob", "steady")
 
 
+def test_a_gang_that_was_suspended_is_placed_in_its_new_size(cluster: Cluster, operator: Operator):
+    """Of the role that it has no more the Service goes, by what the chart grants."""
+
+    def size() -> int:
+        policy = cluster.get(POD_GROUP, "ppojob-sized")["spec"]["schedulingPolicy"]
+        number: int = policy["gang"]["minCount"]
+        return number
+
+    def edit(**spec: Any) -> None:
+        change = f"--patch={json.dumps({'spec': spec})}"
+        cluster.kubectl("patch", "ppojob", "sized", "--type=merge", change)
+
+    cluster.apply(gang("sized", {"type": "workload"}, roles={"rollout": {"replicas": 2}}))
+    eventually(lambda: len(nodes(cluster, "sized")) == 5 and all(nodes(cluster, "sized")))
+    assert size() == 5
+    edit(lifecycle={"suspend": True})
+    says(cluster, "sized", "Asked")
+    edit(lifecycle={"suspend": False}, roles={"rollout": None, "reward": {"replicas": 4}})
+    eventually(lambda: len(nodes(cluster, "sized")) == 6 and all(nodes(cluster, "sized")))
+    assert size() == 6
+    eventually(lambda: "NotFound" in cluster.outcome("get", "service", "sized-rollout"))
+    cluster.kubectl("delete", "ppojob", "sized")
+    eventually(lambda: not nodes(cluster, "sized"))
+
+
 @pytest.fixture
 def kueue(cluster: Cluster, operator: Operator) -> Iterator[None]:
     """Kueue is installed while the operator runs, which a job of it waits for."""

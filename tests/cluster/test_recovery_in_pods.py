@@ -137,3 +137,23 @@ def test_suspended_and_resumed_and_deleted(cluster: Cluster, alone: Path, volume
     assert len(done) > step + 4
     assert done == run_folders.without_clock(alone)[: len(done)]
     assert (checkpoints / "latest").exists()
+
+
+def test_suspended_it_goes_on_with_other_pods(cluster: Cluster, alone: Path, volume: Volume):
+    """Two pods share the tokens of each row, engines have one of their own, the critic none."""
+    other = {"rollout": {}, "actorRollout": {"replicas": 2, "parallelism": {"sequence": 2}}}
+    suspended = {"lifecycle": {"suspend": True}}
+    cluster.apply(slow_job("moved"))
+    volume.wait_for_step("moved", 4)
+    cluster.apply(slow_job("moved", **suspended))
+    training_jobs.wait_for_phase(cluster, "moved", "Suspended")
+    step = volume.steps_done("moved")
+    cluster.apply(slow_job("moved", roles=other))
+    training_jobs.wait_for_phase(cluster, "moved", "Succeeded")
+    moved = volume.run_folder("moved")
+    done, calm = run_folders.without_clock(moved), run_folders.without_clock(alone)
+    assert [one["step"] for one in done] == [one["step"] for one in calm]
+    assert done[: step + 1] == calm[: step + 1]
+    told = cluster.kubectl("get", "events", "--field-selector=reason=LayoutChanged")
+    assert "its next pods: controller 1, actorRollout 2, rollout 1, reward 1; before: " in told
+    assert (moved / "export" / "model.safetensors").exists()

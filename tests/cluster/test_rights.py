@@ -19,6 +19,7 @@ RARE: frozenset[Right] = frozenset(
     {
         ("pods", "delete"),  # an edited job's controller, a pod in back-off or of a dead node
         ("ppojobs", "delete"),  # lifecycle.ttlSecondsAfterFinished is over
+        ("services", "delete"),  # a job that was edited has no pods of a role any more
         ("configmaps", "delete"),  # no pod mounts the old one of an edited job any more
         ("configmaps", "get"),  # its name has a digest of the job's uid: it is hardly ever taken
     }

@@ -61,20 +61,48 @@ def test_killed_ranks_leave_what_undisturbed_ones_do(
 def test_a_run_goes_on_under_another_layout_and_back(
     start, finished, tiny_folder_of, tmp_path: Path, output, once, layout
 ):
-    """Equal to rounding, whichever layout has written the checkpoint; the log says so."""
+    """Equal to rounding, whichever layout has written the checkpoint; the log says so.
+
+    In the middle with other micro-batches too, whose layers are computed again.
+    """
     folder = tiny_folder_of(0.0, model_of(layout))
     job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
     whole = finished("whole", folder, **job)
 
-    def manifest(pods: object) -> Path:
-        return tiny_jobs.write_manifest(tmp_path, folder, **job, roles={"actorRollout": pods})
+    def manifest(pods: object, **training: object) -> Path:
+        changes = {**job, "training": {"autocast": "none", **training}}
+        return tiny_jobs.write_manifest(tmp_path, folder, **changes, roles={"actorRollout": pods})
 
-    for point, pods in (("begin@3", PODS[layout]), ("recorded@3", {"ranksPerReplica": 2})):
+    small = {"microBatchTokens": 40, "logprobChunkTokens": 0, "activationCheckpointing": True}
+    for point, pods, training in (
+        ("begin@3", PODS[layout], {}),
+        ("recorded@3", {"ranksPerReplica": 2}, small),
+    ):
         armed = job_points.armed(once, f"controller.step.{point}=kill_group")
-        run = start(manifest(pods), output, **armed)
+        run = start(manifest(pods, **training), output, **armed)
         assert run.wait(600) == 3, run.logs()
     start(manifest(PODS[layout]), output).succeed(600)
     run_folders.assert_close(output, whole)
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     for change in ("1 -> 2", "2 -> 1"):
         assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: from here on" in log
+
+
+def test_roles_that_move_change_no_bit(start, alone, even_folder, tmp_path, output, once):
+    """What a cluster lets a suspended job do: into pods of their own, engines too, and back.
+
+    Without dropout, whose masks come from one stream for all models of a rank.
+    """
+    job = {**tiny_jobs.PPO, **PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 1}}
+    apart = {**tiny_jobs.OWN_PODS, "rollout": {}}
+    for point, roles in (("begin@2", {}), ("recorded@2", apart)):
+        armed = job_points.armed(once, f"controller.step.{point}=kill_group")
+        manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles)
+        run = start(manifest, output, **armed)
+        assert run.wait(600) == 3, run.logs()
+        run_folders.wait_until_gone(output)
+    start(tiny_jobs.write_manifest(tmp_path, even_folder, **job), output).succeed(600)
+    assert run_folders.result(output) == run_folders.result(alone(even_folder, **job))
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    for moved in ('"actorRollout" -> "none"', '"none" -> "actorRollout"'):
+        assert f"spec.roles.critic.colocateWith: {moved}: from here on" in log

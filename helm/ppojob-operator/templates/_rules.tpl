@@ -33,12 +33,15 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
   resources: [configmaps]
   verbs: *made-and-deleted  # the run configuration; deleted when no pod mounts it any more
 - apiGroups: [""]
-  resources: [services, serviceaccounts]
+  resources: [services]
+  verbs: *made-and-deleted  # names of pods; deleted when a job that was edited has none of the role
+- apiGroups: [""]
+  resources: [serviceaccounts]
   verbs: &made
     - get      # a name is taken: by an object of this job, or of somebody else
     - list     # what is there, when the operator starts or the watch breaks off
     - watch    # wakes the job when somebody edits or deletes one
-    - create   # names of pods, and the controller's identity; deletion is the garbage collector's
+    - create   # the controller's identity; deletion is the garbage collector's
     - patch    # gives one that differs its content again, by server-side apply
 - apiGroups: [""]
   resources: [persistentvolumeclaims]

@@ -26,6 +26,10 @@ ANNOTATION_TEMPLATE: Final = "ppojob.dev/template-digest"
 operator that renders otherwise leaves a StatefulSet of the same generation alone; a webhook that
 rewrites images changes neither."""
 
+ANNOTATION_LAYOUT: Final = "ppojob.dev/layout-digest"
+"""On StatefulSets, their pods and what these are placed by: the layout that they were made for. An
+object of a job without it was made by an operator of before, for the layout that the job has."""
+
 _ROLE_OF_SLUG: Final[dict[str, RoleName]] = {slug: role for role, slug in ROLE_SLUGS.items()}
 
 
@@ -81,6 +85,11 @@ def claim_name(job_name: str) -> str:
 def gang_name(job: Job) -> str:
     """Name of what places all pods of a job together, whoever that is."""
     return f"ppojob-{job.name}"
+
+
+def layout_of(metadata: Manifest) -> str:
+    """Digest of the layout that an object was made for; empty where it says nothing of it."""
+    return str((metadata.get("annotations") or {}).get(ANNOTATION_LAYOUT, ""))
 
 
 def controller_name(job: Job) -> str:

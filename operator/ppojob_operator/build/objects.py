@@ -20,6 +20,7 @@ from ppojob_operator.build import protection
 from ppojob_operator.build.gang import member
 from ppojob_operator.build.metadata import (
     ANNOTATION_GENERATION,
+    ANNOTATION_LAYOUT,
     ANNOTATION_TEMPLATE,
     claim_name,
     controller_name,
@@ -127,7 +128,9 @@ def stateful_sets(
     for role in roles:
         template = pod_template(job, config, role, defaults)
         placement = placements.get(ROLE_SLUGS[role.role])
-        sets.append(_stateful_set(job, role, member(job, template, placement)))
+        rendered = _stateful_set(job, role, member(job, template, placement))
+        rendered["metadata"]["annotations"][ANNOTATION_LAYOUT] = config.layout
+        sets.append(rendered)
     return sets
 
 

@@ -19,7 +19,13 @@ from ppojob_api.v1alpha1.pod_settings import (
 )
 from ppojob_api.v1alpha1.section import CODE_FOLDER
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
-from ppojob_operator.build.metadata import claim_name, controller_name, labels, selector
+from ppojob_operator.build.metadata import (
+    ANNOTATION_LAYOUT,
+    claim_name,
+    controller_name,
+    labels,
+    selector,
+)
 from ppojob_operator.build.pods import environment
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Job
@@ -43,18 +49,27 @@ _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """What the pods of a job run, its canonical JSON, the SHA-256 of that, and their settings."""
+    """What the pods of a job run.
+
+    Attributes:
+        text: the run configuration as canonical JSON.
+        digest: SHA-256 of it.
+        layout: SHA-256 of the layout that it has.
+        settings: of the pods.
+    """
 
     run: RunConfig
     text: str
     digest: str
+    layout: str
     settings: tuple[PodSettings, ...]
 
     @classmethod
-    def of(cls, run: RunConfig, settings: tuple[PodSettings, ...]) -> "PodConfig":
-        """Write out a run configuration."""
+    def of(cls, run: RunConfig, layout: bytes, settings: tuple[PodSettings, ...]) -> "PodConfig":
+        """Write out a run configuration; `layout` is canonical JSON."""
         text = run.to_json()
-        return cls(run, text.decode("ascii"), hashlib.sha256(text).hexdigest(), settings)
+        digest, layout_digest = (hashlib.sha256(one).hexdigest() for one in (text, layout))
+        return cls(run, text.decode("ascii"), digest, layout_digest, settings)
 
 
 def config_map_name(job: Job, config: PodConfig) -> str:
@@ -89,7 +104,10 @@ def pod_template(
     spec |= _placement(job, role.role, settings)
     metadata = {
         "labels": labels(job, role.role),
-        "annotations": {ANNOTATION_CONFIG_DIGEST: config.digest},
+        "annotations": {
+            ANNOTATION_CONFIG_DIGEST: config.digest,
+            ANNOTATION_LAYOUT: config.layout,
+        },
     }
     return _merged({"metadata": metadata, "spec": spec}, settings.pod_overrides)
 

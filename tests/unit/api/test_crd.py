@@ -84,10 +84,14 @@ def test_every_rule_stands_in_its_section() -> None:
 
 
 def test_no_rule_reads_what_has_no_form() -> None:
-    """An API server takes no CRD with a rule on something of which it knows no members or size."""
+    """An API server takes no CRD with a rule on something of which it knows no members or size.
+
+    It compares such a thing with what it was.
+    """
     for path, node in NODES.items():
         for rule in node.get("x-kubernetes-validations", []):
-            for read in re.findall(r"(?<!has\()\bself((?:\.\w+)+)", rule["rule"]):
+            looked_into = re.sub(r"\bself(\.[\w.]+) == oldSelf\1\b", "", rule["rule"])
+            for read in re.findall(r"(?<!has\()\bself((?:\.\w+)+)", looked_into):
                 names = read.split(".")
                 places = [path + ".".join(names[:end]) for end in range(1, len(names) + 1)]
                 found = [NODES.get(place, {}) for place in places]
@@ -120,34 +124,138 @@ EDITS: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after", "refused"), EDITS)
-def test_edits_that_would_change_a_run_are_refused(
-    before: dict[str, Any], after: dict[str, Any], refused: set[str]
-) -> None:
-    old, new = (
-        PPOJob.model_validate({**GOOD_JOB, "spec": GOOD_JOB["spec"] | spec}).model_dump(
+GPU = {"actorRollout": {"gpusPerReplica": 1}}
+WRITTEN_OUT = {"training": {"autocast": "none"}, "rollout": {"dtype": "float32"}}
+JUDGED = {
+    "rewards": [{"function": "judge"}],
+    "judge": {"path": "/models/judge", "maxTokens": 8, "kvCacheGib": 1.0},
+}
+SCORED = {"rewardModel": {"path": "/models/scorer"}}
+LAYOUTS: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
+    ({}, {"roles": {"actorRollout": {"replicas": 2, "offload": ["weights"]}}}, {"spec.roles"}),
+    ({"roles": {"rollout": {"replicas": 2}}}, {}, {"spec.roles"}),
+    (WRITTEN_OUT, {**WRITTEN_OUT, "roles": GPU}, {"spec.roles"}),
+    ({}, {"training": {"reshardAfterForward": False}}, {"spec.training"}),
+    (
+        {"training": {"microBatchTokens": 5}},
+        {"training": {"logprobChunkTokens": 5}},
+        {"spec.training"},
+    ),
+    ({}, {"rollout": {"parallelism": {"tensor": 2}}}, {"spec.rollout"}),
+    ({"rollout": {"gpuMemoryShare": 0.5}}, {"rollout": {"enforceEager": True}}, {"spec.rollout"}),
+    (JUDGED, {**JUDGED, "judge": {"path": "/models/judge", "maxTokens": 8}}, {"spec.judge"}),
+]
+"""What may change while a job is suspended, and the sections that are named until then."""
+NEVER: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
+    ({}, {"training": {"sharePrompts": False, "microBatchTokens": 5}}, {"spec.training"}),
+    ({}, {"rollout": {"temperature": 0.5, "enforceEager": True}}, {"spec.rollout"}),
+    ({"rollout": {"maxModelTokens": 300}}, {}, {"spec.rollout"}),
+    ({}, {"rollout": {"engineArguments": {"seed": 1}}}, {"spec.rollout"}),
+    (JUDGED, {"rewards": JUDGED["rewards"]}, {"spec.judge"}),
+    (JUDGED, {**JUDGED, "judge": {"path": "/models/judge"}}, {"spec.judge"}),
+    # On GPUs what is auto is bfloat16.
+    ({}, {"roles": GPU}, {"spec.roles.actorRollout.gpusPerReplica"}),
+    (
+        {**WRITTEN_OUT, **SCORED},
+        {**WRITTEN_OUT, **SCORED, "roles": GPU},
+        {"spec.roles.rewardModel.gpusPerReplica"},
+    ),
+    (
+        {**WRITTEN_OUT, **SCORED, "roles": GPU},
+        {**WRITTEN_OUT, **SCORED, "roles": {**GPU, "rewardModel": {"colocateWith": "none"}}},
+        {"spec.roles.rewardModel.gpusPerReplica"},
+    ),
+    (
+        JUDGED,
+        {**JUDGED, "roles": {"judge": {"gpusPerReplica": 1}}},
+        {"spec.roles.judge.gpusPerReplica"},
+    ),
+]
+"""What is refused of a suspended job too."""
+
+
+def refused_of(before: dict[str, Any], after: dict[str, Any], **old: Any) -> set[str]:
+    """The places of what an API server refuses of an edit; `old` is what else the job has."""
+    was, now = (
+        PPOJob.model_validate({**GOOD_JOB, "spec": GOOD_JOB["spec"] | spec, **old}).model_dump(
             mode="json", exclude_none=True
         )
         for spec in (before, after)
     )
     found = set()
     for rule in (rule for rule in RULES if rule.is_of_edits):
-        scope = {"self": new, "oldSelf": old}
-        for key in rule.section.split("."):
+        scope = {"self": now, "oldSelf": was}
+        for key in filter(None, rule.section.split(".")):
             scope = {name: value[key] for name, value in scope.items()}
         if not cel.read(rule.expression).value(scope):
             found.add(".".join(filter(None, (rule.section, rule.field))))
-    assert found == refused
+    return found
+
+
+@pytest.mark.parametrize(("before", "after", "refused"), EDITS)
+def test_edits_that_would_change_a_run_are_refused(
+    before: dict[str, Any], after: dict[str, Any], refused: set[str]
+) -> None:
+    assert refused_of(before, after) == refused
+
+
+SUSPENDED = {"lifecycle": {"suspend": True}}
+
+
+@pytest.mark.parametrize(("before", "after", "told"), LAYOUTS)
+def test_another_layout_is_for_the_next_pods_of_a_suspended_job(
+    before: dict[str, Any], after: dict[str, Any], told: set[str]
+) -> None:
+    gone = {"phase": "Suspended"}
+    assert refused_of(before, after) == told
+    assert refused_of(before, after, status=gone) == told
+    assert refused_of({**before, **SUSPENDED}, {**after, **SUSPENDED}) == told
+    leaving = {"phase": "Running", "reason": "Suspending"}
+    assert refused_of({**before, **SUSPENDED}, after, status=leaving) == told
+    # It may be let go on by the same edit.
+    assert refused_of({**before, **SUSPENDED}, after, status=gone) == set()
+
+
+@pytest.mark.parametrize(("before", "after", "refused"), NEVER)
+def test_what_decides_the_weights_is_no_layout(
+    before: dict[str, Any], after: dict[str, Any], refused: set[str]
+) -> None:
+    edit = {**before, **SUSPENDED}, {**after, **SUSPENDED}
+    assert refused_of(*edit, status={"phase": "Suspended"}) == refused
 
 
 def test_what_decides_the_weights_has_a_rule_where_it_cannot_vanish() -> None:
-    sections = {rule.section for rule in RULES if rule.is_of_edits} - {"spec"}
-    above = {rule.field for rule in RULES if rule.is_of_edits and rule.section == "spec"}
+    edited = [rule for rule in RULES if rule.is_of_edits]
+    sections = {rule.section for rule in edited} - {"spec", ""}
+    above = {rule.field for rule in edited if rule.section == "spec"}
+    above |= {rule.field.removeprefix("spec.") for rule in edited if not rule.section}
     for section in sections:
         name = section.removeprefix("spec.")
         assert name in NODES[".spec"]["required"] or "default" in NODES[f".{section}"]
     watched = above | {section.removeprefix("spec.") for section in sections}
     assert watched >= set(run_config.TRAJECTORY_SECTIONS)
+
+
+@pytest.mark.parametrize(("before", "after", "_"), LAYOUTS)
+def test_a_checkpoint_is_taken_up_where_an_edit_is_let_through(
+    before: dict[str, Any], after: dict[str, Any], _: set[str]
+) -> None:
+    one, other = trajectory(before), trajectory(after)
+    assert one["spec"] == other["spec"]
+
+
+@pytest.mark.parametrize(("before", "after", "_"), NEVER)
+def test_a_checkpoint_is_refused_where_an_edit_is(
+    before: dict[str, Any], after: dict[str, Any], _: set[str]
+) -> None:
+    assert trajectory(before)["spec"] != trajectory(after)["spec"]
+
+
+def trajectory(spec: dict[str, Any]) -> Any:
+    """What a checkpoint of such a job is held against, on a processor that has bfloat16 not."""
+    job = PPOJob.model_validate({**GOOD_JOB, "spec": GOOD_JOB["spec"] | spec})
+    config = run_config.resolve(job).on_processor(native_bfloat16=False)
+    return json.loads(config.trajectory_json())
 
 
 def test_defaults_are_the_models() -> None:

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from ppojob_api import manifest, validation
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import EngineFacts, RunConfig, resolve
+from ppojob_api.run_config import EngineFacts, RunConfig, layout_json, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 
 
@@ -267,14 +267,38 @@ def test_another_reference_is_another_job() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"gpuMemoryShare": 0.6}, {"maxBatchedTokens": 4096}, {"enforceEager": True}]
+    ("section", "setting"),
+    [
+        ("rollout", {"gpuMemoryShare": 0.6}),
+        ("rollout", {"maxBatchedTokens": 4096, "maxSequences": 8}),
+        ("rollout", {"enforceEager": True, "kvCacheGib": 1.0}),
+        ("training", {"microBatchTokens": 4096, "logprobChunkTokens": 0}),
+        ("training", {"activationCheckpointing": True}),
+    ],
 )
-def test_how_engines_compute_may_differ_as_ranks_may(setting: dict[str, Any]) -> None:
+def test_how_models_compute_may_differ_as_ranks_may(section: str, setting: dict[str, Any]) -> None:
     changed, plain = (
-        json.loads(resolve(job(rollout=rollout)).trajectory_json()) for rollout in (setting, {})
+        json.loads(resolve(job(**{section: one})).trajectory_json()) for one in (setting, {})
     )
     assert changed["spec"] == plain["spec"]
     assert changed["layout"] != plain["layout"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        ({"seed": 1, "rollout": {"temperature": 0.5}}, True),
+        # As an API server fills in defaults, also those of fields that came later.
+        ({"roles": {"actorRollout": {"replicas": 1, "offload": []}, "reward": {"cpu": 1}}}, True),
+        ({"training": {"microBatchTokens": 16_384, "reshardAfterForward": True}}, True),
+        ({"roles": {"actorRollout": {"offload": ["weights"]}}}, False),
+        ({"roles": {"rollout": {}}}, False),
+        ({"training": {"reshardAfterForward": False}}, False),
+        ({"rollout": {"enforceEager": True}}, False),
+    ],
+)
+def test_a_layout_is_what_is_written_of_it(spec: dict[str, Any], same: bool) -> None:
+    assert (layout_json(job(**spec).spec) == layout_json(job().spec)) is same
 
 
 @pytest.mark.parametrize(

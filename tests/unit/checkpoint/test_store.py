@@ -231,6 +231,25 @@ def test_another_layout_is_told_and_not_refused(root: Path):
     assert kill_server.open_store(root).layout_change(found) is None
 
 
+def test_layout_that_an_older_version_held_a_checkpoint_against_may_differ_too(tmp_path: Path):
+    def config(layout: object, **spec: object) -> bytes:
+        return json.dumps({"layout": layout, "spec": {"seed": 1, **spec}}).encode()
+
+    older = config({"roles": {}}, training={"microBatchTokens": 7, "sharePrompts": True})
+    kill_server.make_checkpoint(kill_server.open_store(tmp_path, config=older), 1)
+    fixed = {"training": {"sharePrompts": True}}
+    same, other = (
+        kill_server.open_store(
+            tmp_path,
+            config=config({"roles": {}, "training": {"microBatchTokens": tokens}}, **fixed),
+        )
+        for tokens in (7, 8)
+    )
+    assert same.layout_change(same.latest().checkpoint) is None
+    changed = other.layout_change(other.latest().checkpoint)
+    assert changed == "spec.training.microBatchTokens: 7 -> 8"
+
+
 def test_files_that_changed_since_a_checkpoint_are_named(tmp_path: Path):
     """Those that both have seen; checkpoints from before they were noted have seen none."""
     made = {"same.py": "1", "mended.py": "1", "gone.py": "1"}

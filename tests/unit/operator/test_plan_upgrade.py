@@ -26,11 +26,12 @@ def judged_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> Job:
 
 
 def as_before(child: Child) -> Child:
-    """A StatefulSet whose pods run another configuration."""
+    """A StatefulSet whose pods run another configuration, of an operator that knew no layouts."""
     template = child.manifest["spec"]["template"]
     metadata = {**template["metadata"], "annotations": {ANNOTATION_CONFIG_DIGEST: OLD}}
     spec = {**child.manifest["spec"], "template": {**template, "metadata": metadata}}
     annotations = {**child.manifest["metadata"]["annotations"], "ppojob.dev/template-digest": OLD}
+    del annotations["ppojob.dev/layout-digest"]
     head = {**child.manifest["metadata"], "annotations": annotations}
     return dataclasses.replace(child, manifest={**child.manifest, "metadata": head, "spec": spec})
 

@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
 
+from ppojob_api.run_config import LAYOUT
 from ppojob_api.shape import members_at
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.policy_loss import LOSSES
@@ -148,7 +149,19 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
             f"{folder.name}/manifest.json", "it lists no configuration: made by no known version"
         )
     check_content(folder, entry)
-    settings: dict[str, Json] = json.loads((folder / entry.path).read_bytes())
+    return read_settings((folder / entry.path).read_bytes())
+
+
+def read_settings(document: bytes) -> dict[str, Json]:
+    """The settings that a checkpoint keeps.
+
+    In older ones some fields of the layout stand with those that have to agree.
+    """
+    settings: dict[str, Any] = json.loads(document)
+    for section, keys in LAYOUT.items():
+        fixed = settings["spec"].get(section) or {}
+        if moved := {key: fixed.pop(key) for key in keys if key in fixed}:
+            settings["layout"].setdefault(section, {}).update(moved)
     return settings
 
 

@@ -5,7 +5,6 @@ fsspec reads and writes them as it reads what lies behind URLs. This file loads 
 
 import contextlib
 import hashlib
-import json
 import posixpath
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.files import FileEntry, check_content
+from ppojob_trainer.checkpoint.identity import read_settings
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
@@ -84,8 +84,7 @@ class Place:
         data = self.read(step, path)
         if hashlib.sha256(data).hexdigest() != found.config_sha256:
             raise DamagedCheckpoint(f"{folder_name(step)}/{path}", "it was changed")
-        settings: dict[str, Json] = json.loads(data)
-        return settings
+        return read_settings(data)
 
     def read(self, step: int, *path: str) -> bytes:
         """Read a small file of a copy."""

@@ -1,0 +1,146 @@
+"""What of a job that is there may become another, and when; an API server alone knows what it was.
+
+What decides the weights never changes. The layout may, as for `ppojob run`, but not under pods
+that are there: pods of two layouts do not go together.
+"""
+
+from typing import Final
+
+from ppojob_api.rules.rule import Rule, rules, words
+from ppojob_api.run_config import LAYOUT, TRAJECTORY_SECTIONS
+from ppojob_api.shape import members
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import ENDLESS
+
+_SECTIONS = members(PPOJobSpec)
+_FIXED = [name for name in TRAJECTORY_SECTIONS if name not in {*LAYOUT, "roles"}]
+_OPTIONAL = [name for name in _FIXED if _SECTIONS[name].shape.optional]
+
+_NEEDS_LENGTH = (
+    f"!(self.optimizer.schedule in {words(ENDLESS)}) && !has(self.optimizer.decaySteps)"
+    " || self.optimizer.warmupRatio > 0.0"
+)
+_SAME = "self.$FIELD == oldSelf.$FIELD"
+_SAME_IF_ANY = f"has(self.$FIELD) == has(oldSelf.$FIELD) && (!has(self.$FIELD) || {_SAME})"
+_MACROS: Final = {
+    "SAME": _SAME,
+    "SAME_IF_ANY": _SAME_IF_ANY,
+    "OTHER_NAME": "cannot change; make a job of another name (with spec.checkpoint.branch it begins"
+    " with a checkpoint of this one)",
+    "WHILE_SUSPENDED": "may change, but only while the job is suspended and its pods are gone;"
+    " kubectl ppojob suspend NAME --wait, edit it, kubectl ppojob resume NAME",
+    "IS_SUSPENDED": "oldSelf.spec.lifecycle.suspend && has(oldSelf.status)"
+    " && has(oldSelf.status.phase) && oldSelf.status.phase == 'Suspended'",
+}
+_POLICY = "self.roles.actorRollout.gpusPerReplica"
+_DEVICES: Final = (
+    ("actorRollout", "self.training.autocast == 'auto' || self.rollout.dtype == 'auto'", _POLICY),
+    (
+        "rewardModel",
+        "has(self.rewardModel) && self.rewardModel.dtype == 'auto'",
+        "(has(self.roles.rewardModel) && self.roles.rewardModel.colocateWith == 'none'"
+        f" ? self.roles.rewardModel.gpusPerReplica : {_POLICY})",
+    ),
+    (
+        "judge",
+        "has(self.judge) && self.judge.dtype == 'auto'",
+        "self.roles.judge.gpusPerReplica",
+    ),
+)
+"""Role, whether it has a type of numbers that its device decides, and its GPUs, as CEL."""
+
+
+def _fixed_part(section: str) -> str:
+    """CEL for "what of a section is no layout is as it was", of a job that has the section."""
+    model = _SECTIONS[section].shape.model
+    assert model is not None
+    return " && ".join(
+        f"({_SAME_IF_ANY if member.shape.optional else _SAME})".replace("$FIELD", f"$FIELD.{name}")
+        for name, member in members(model).items()
+        if name not in LAYOUT[section]
+    )
+
+
+def _rules_of_part(section: str) -> tuple[Rule, ...]:
+    """A section of which some is layout."""
+    is_optional, part = _SECTIONS[section].shape.optional, _fixed_part(section)
+    there = "has(self.$FIELD) == has(oldSelf.$FIELD) && (!has(self.$FIELD) || {})"
+    return rules(
+        """
+        spec | $NAME | Conflict
+            spec.$FIELD decides the weights, but for $LAYOUT, and $OTHER_NAME
+        must: $PART
+
+        | spec.$NAME | Conflict
+            of $FIELD $LAYOUT $WHILE_SUSPENDED
+        must: $WHOLE || $IS_SUSPENDED
+        """,
+        NAME=section,
+        LAYOUT=", ".join(LAYOUT[section]),
+        PART=there.format(part) if is_optional else part,
+        WHOLE=_SAME_IF_ANY if is_optional else _SAME,
+        each=[_MACROS],
+    )
+
+
+EDIT_RULES = (
+    *rules(
+        """
+        $ALWAYS_THERE | | Conflict
+            $SECTION decides the weights and $OTHER_NAME
+        must: self == oldSelf
+
+        spec | $OPTIONAL | Conflict
+            spec.$FIELD decides the weights and $OTHER_NAME
+        must: $SAME_IF_ANY
+
+        spec | steps.total steps.epochs | Conflict
+            spec.$FIELD decides the weights with a schedule that falls without decaySteps or a
+            warmupRatio and $OTHER_NAME
+        when: $NEEDS_LENGTH || has(self.critic) && ($CRITIC_NEEDS_LENGTH)
+        must: $SAME_IF_ANY
+
+        spec.steps | validateOnly generateOnly | Conflict
+            spec.steps.$FIELD decides what the pods hold and $OTHER_NAME
+        must: $SAME
+
+        spec.checkpoint | volume | Conflict
+            the run is on this volume and it $OTHER_NAME
+        must: $SAME_IF_ANY
+
+        spec.scheduling | type | Conflict
+            pods that were placed in one way cannot join a gang of another; make a job of another
+            name
+        must: $SAME
+
+        | spec.roles | Conflict
+            $FIELD $WHILE_SUSPENDED
+        must: $SAME || $IS_SUSPENDED
+        """,
+        ALWAYS_THERE=" ".join(f"spec.{name}" for name in _FIXED if name not in _OPTIONAL),
+        # A rule within a section that may be absent goes with it, so the spec has those.
+        OPTIONAL=" ".join(_OPTIONAL),
+        NEEDS_LENGTH=_NEEDS_LENGTH,
+        CRITIC_NEEDS_LENGTH=_NEEDS_LENGTH.replace("self.", "self.critic."),
+        each=[_MACROS],
+    ),
+    *(rule for section in LAYOUT for rule in _rules_of_part(section)),
+    *rules(
+        """
+        spec | roles.$ROLE.gpusPerReplica | Conflict
+            types of numbers that are auto hang on whether spec.$FIELD is 0, which $OTHER_NAME
+        when: $HAS_AUTO
+        must: ($GPUS > 0) == ($OLD_GPUS > 0)
+        """,
+        each=[
+            {
+                **_MACROS,
+                "ROLE": role,
+                "HAS_AUTO": when,
+                "GPUS": gpus,
+                "OLD_GPUS": gpus.replace("self", "oldSelf"),
+            }
+            for role, when, gpus in _DEVICES
+        ],
+    ),
+)

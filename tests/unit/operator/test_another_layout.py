@@ -1,0 +1,213 @@
+"""A job that gets another layout: what was made for the one before goes, then all is made anew."""
+
+import base64
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from gang_plans import admission_of, admitted, queued_job, seen
+from operator_bench import Bench, up
+from operator_jobs import CHILDREN, make_job, observed
+from operator_plans import UP, all_pods, claim, deleted, look, made, status_after, status_of
+
+from ppojob_operator.build.metadata import layout_of
+from ppojob_operator.errors import ClusterError, UnavailableError
+from ppojob_operator.state import Apply, Create, MakeKeys
+
+OTHER: dict[str, Any] = {
+    "actorRollout": {"replicas": 2, "ranksPerReplica": 2, "parallelism": {"sequence": 2}},
+    "rollout": {"replicas": 3},
+    "reward": {"replicas": 1},
+}
+PODS = [
+    *("sum-actor-rollout-0", "sum-actor-rollout-1", "sum-controller-0", "sum-reward-0"),
+    *(f"sum-rollout-{index}" for index in range(3)),
+]
+LAYOUT = layout_of(CHILDREN["StatefulSet", "sum-reward"].manifest["metadata"])
+THERE = observed(pods=all_pods(is_ready=True, layout=LAYOUT))
+
+
+async def suspended(bench: Bench) -> None:
+    await up(bench)
+    bench.edit(suspend=True)
+    await bench.settle()
+    assert (bench.status["phase"], bench.names("Pod")) == ("Suspended", [])
+
+
+def objects(bench: Bench) -> dict[Any, Any]:
+    """All objects of the job, the job aside."""
+    return {place: one for place, one in bench.content().items() if place[0] != "PPOJob"}
+
+
+async def made_so() -> dict[Any, Any]:
+    """The objects of a job that was made with the other layout."""
+    one = Bench(roles=OTHER)
+    await up(one)
+    assert one.names("Pod") == PODS
+    return objects(one)
+
+
+async def test_it_has_the_objects_of_a_job_that_was_made_so_and_can_go_back(bench) -> None:
+    before = Bench()
+    await up(before)
+    await suspended(bench)
+    bench.edit_spec(roles=OTHER)
+    await bench.settle()
+    assert bench.names("Pod") == []
+    bench.edit(suspend=False)
+    await up(bench)
+    assert objects(bench) == await made_so()
+    await suspended(bench)
+    # By one edit: it goes on under the layout of before.
+    bench.edit_spec(roles=before.job["spec"]["roles"], lifecycle={"suspend": False})
+    await up(bench)
+    assert objects(bench) == objects(before)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_killed_at_any_write_it_ends_the_same(behind: bool) -> None:
+    """The operator dies before or behind its n-th write, and another begins from nothing."""
+    wanted, number, writes = await made_so(), 1, 1
+    while number <= writes:
+        bench = Bench()
+        await suspended(bench)
+        begun = len(bench.cluster.writes)
+        bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
+
+        def fault(n: int, last: int = begun + number) -> ClusterError | None:
+            return UnavailableError("killed") if n >= last else None
+
+        setattr(bench.cluster, "after_fault" if behind else "fault", fault)
+        for _ in range(3):
+            with contextlib.suppress(ClusterError):
+                await bench.step()
+        bench.cluster.fault = bench.cluster.after_fault = lambda _: None
+        bench.restart()
+        await up(bench)
+        assert objects(bench) == wanted, number
+        writes = max(writes, len(bench.cluster.writes) - begun)
+        number += 1
+    assert writes > 8
+
+
+async def test_no_key_is_replaced_and_a_new_role_is_known_to_all(bench: Bench) -> None:
+    await up(bench)
+    before = {one["metadata"]["name"]: one["data"] for one in bench.cluster.of("Secret")}
+    await suspended(bench)
+    bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
+    await up(bench)
+    after = {one["metadata"]["name"]: one["data"] for one in bench.cluster.of("Secret")}
+    assert after.keys() - before.keys() == {"sum-rollout"}
+    assert {name: after[name] for name in before} == before
+    told = {base64.b64decode(data["public.json"]) for data in after.values()}
+    assert len(told) == 1
+    assert "rollout" in json.loads(told.pop())
+
+
+async def test_keys_of_an_operator_of_before_are_for_the_roles_that_the_job_had(bench) -> None:
+    await suspended(bench)
+    for secret in bench.cluster.of("Secret"):
+        with bench.edited("Secret", secret["metadata"]["name"]) as one:
+            if text := one["data"].get("pairs.json"):
+                pairs = json.loads(base64.b64decode(text))
+                del pairs["rollout"]
+                one["data"]["pairs.json"] = base64.b64encode(json.dumps(pairs).encode()).decode()
+    bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
+    for _ in range(3):
+        with pytest.raises(ClusterError, match="none for rollout; suspend the job and delete its"):
+            await bench.step()
+    assert bench.names("Pod") == []
+    for secret in bench.cluster.of("Secret"):
+        bench.cluster.remove("Secret", "lab", secret["metadata"]["name"])
+    await up(bench)
+    assert objects(bench) == await made_so()
+
+
+async def test_services_of_others_stay(bench: Bench) -> None:
+    bench.edit_spec(roles=OTHER)
+    await up(bench)
+    own = bench.cluster.objects["Service", "lab", "sum-rollout"]
+    head = {"name": "sum-of-mine", "namespace": "lab", "labels": own["metadata"]["labels"]}
+    bench.cluster.put({**own, "metadata": head})
+    await suspended(bench)
+    bench.edit_spec(roles={"reward": {"replicas": 2}}, lifecycle={"suspend": False})
+    await up(bench)
+    assert "sum-of-mine" in bench.names("Service")
+    assert "sum-rollout" not in bench.names("Service")
+
+
+async def test_it_is_told_and_what_was_counted_stays_counted(bench: Bench) -> None:
+    bench.edit_spec(roles=OTHER)
+    await up(bench)
+    with bench.edited("PPOJob", "sum") as job:
+        (role,) = (one for one in job["status"]["roles"] if one["name"] == "rollout")
+        role["restarts"] = job["status"]["restarts"] = 2
+    await suspended(bench)
+    bench.edit_spec(roles={"reward": {"replicas": 2}})
+    await bench.settle()
+    told = [one for one in bench.cluster.of("Event") if one["reason"] == "LayoutChanged"]
+    assert [one["message"] for one in told] == [
+        "its next pods: controller 1, actorRollout 1, reward 2; "
+        "before: controller 1, actorRollout 2, rollout 3, reward 1"
+    ]
+    assert bench.status["restarts"] == 2
+    assert [one["name"] for one in bench.status["roles"]] == [
+        "controller",
+        "actorRollout",
+        "reward",
+    ]
+
+
+def test_pods_that_are_there_still_save_a_checkpoint_before_they_go() -> None:
+    """An operator that was behind had said that they were gone."""
+    job = make_job(status_of(make_job(), THERE), roles=OTHER)
+    planned = look(job, THERE)
+    assert deleted(planned) == ["sum-controller"]
+    assert not {Apply, MakeKeys} & {type(one) for wave in planned.waves for one in wave}
+    assert made(planned, "StatefulSet") == made(planned, "ConfigMap") == []
+    ready = claim(status_after(planned), "PodsReady")
+    assert (ready.reason, ready.message) == (
+        "PodsLeaving",
+        "pods of another layout are not gone yet",
+    )
+
+
+async def test_an_edit_under_pods_that_run_ends_with_the_same_objects(bench) -> None:
+    await up(bench)
+    bench.edit_spec(roles=OTHER)
+    await up(bench)
+    assert objects(bench) == await made_so()
+
+
+@pytest.mark.parametrize("left", ["sets", "pods"])
+def test_nothing_is_made_beside_what_is_left_of_another_layout(left: str) -> None:
+    job = make_job(status_of(make_job(), THERE), roles=OTHER)
+    orphans = all_pods(layout=LAYOUT, is_deleting=True)
+    there = observed() if left == "sets" else seen(pods=orphans)
+    planned = look(job, there)
+    assert made(planned, "StatefulSet") == made(planned, "ConfigMap") == []
+    sets = ["sum-controller", "sum-actor-rollout", "sum-reward"]
+    assert sorted(deleted(planned)) == (sorted(sets) if left == "sets" else [])
+
+
+def test_what_an_operator_of_before_made_is_of_the_layout_that_the_job_has() -> None:
+    """Its pods say nothing of layouts."""
+    job = make_job()
+    assert Create not in {type(one) for wave in look(job, UP).waves for one in wave}
+    assert deleted(look(job, UP)) == []
+
+
+def test_a_queue_is_asked_anew() -> None:
+    """What it admitted is another number of pods."""
+    job = queued_job()
+    before = admitted(job)
+    moved = queued_job(status_of(job, seen(before)), roles=OTHER)
+    planned = look(moved, seen(before))
+    assert deleted(planned) == [before.name]
+    assert made(planned, "StatefulSet") == made(planned, "Workload") == []
+    gone = look(queued_job(status_after(planned), roles=OTHER), seen())
+    (workload,) = made(gone, "Workload")
+    counts = {one["name"]: one["count"] for one in workload["spec"]["podSets"]}
+    assert counts == {"controller": 1, "actor-rollout": 2, "rollout": 3, "reward": 1}
+    assert admission_of(gone, moved)[0] == "False"
