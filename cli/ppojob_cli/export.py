@@ -43,10 +43,14 @@ def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: 
 
     with told():
         folder = _checkpoint_folder(run, checkpoint)
-        _check_output(output, CONFIG_FILE if adapters else "config.json")
+        config = CONFIG_FILE if adapters else "config.json"
+        _check_output(output, config)
+        is_another = (output / config).is_file()
         step = export_checkpoint(folder, output, only_adapters=adapters, critic=critic)
     what = "the adapters" if adapters else "the model"
-    click.echo(f"{output}: {what}{' of the critic' if critic else ''} after step {step}")
+    whose = " of the critic" if critic else ""
+    before = ", in place of the one that was there" if is_another else ""
+    click.echo(f"{output}: {what}{whose} after step {step}{before}")
 
 
 def _checkpoint_folder(run: Path, checkpoint: str) -> Path:

@@ -63,7 +63,7 @@ def export_checkpoint(
         DamagedCheckpoint: a file is absent or not what the manifest says.
         StorageError: the disk refused.
         ConfigError: the model's folder, its tokenizer or its template is gone; there are no
-            adapters, or there is no such critic.
+            adapters, or there is no such critic; the job began with what lies at ``target``.
         CannotResume: the model's weights are not those that the checkpoint's adapters were trained
         on.
     """
@@ -71,6 +71,12 @@ def export_checkpoint(
     settings = identity.settings_of(found, checkpoint)
     source = (_critic if critic else _policy)(settings, checkpoint)
     model = source.model
+    read = (model.path, model.tokenizer_path, model.lora and model.lora.path)
+    if target.resolve() in {Path(path).resolve() for path in read if path is not None}:
+        raise ConfigError(
+            f"--output: got {target}: the job began with it, and it would be written over; another "
+            "folder"
+        )
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     tensors = _tensors(checkpoint, found.files, source)
     adapters = dict[str, Adapter]()
