@@ -161,11 +161,21 @@ def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refu
     )
 
 
-@pytest.mark.parametrize(("family", "refused"), [("lfm2", True), ("olmo2", False)])
-def test_a_judge_is_what_vllm_computes(tmp_path: Path, family: str, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes", "refused"),
+    [
+        ("lfm2", {"conv_L_cache": 3, "layer_types": ["conv"] * 2}, True),
+        ("olmo2", {}, False),
+        ("olmoe", {"num_experts": 6, "tie_word_embeddings": True}, True),
+        ("olmoe", {"num_experts": 6, "tie_word_embeddings": False}, False),
+        ("qwen2", {"tie_word_embeddings": True}, False),
+    ],
+)
+def test_a_judge_is_what_vllm_computes(
+    tmp_path: Path, family: str, changes: dict[str, object], refused: bool
+) -> None:
     """As a policy OLMo 2 is refused: of a judge's classes vLLM may do what it likes."""
-    layers = {"conv_L_cache": 3, "layer_types": ["conv"] * 2} if family == "lfm2" else {}
-    judge = {"model_type": family, **SIZES, **layers}
+    judge = {"model_type": family, **SIZES, **changes}
     asked = {"rewards": [{"function": "judge"}], "judge": {"path": str(tmp_path / "judge")}}
     found = problems(tmp_path, {"model": SIZES, "judge": judge}, **asked)
     assert [(one.where, one.reason_code) for one in found] == (

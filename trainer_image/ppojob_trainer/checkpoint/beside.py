@@ -90,6 +90,7 @@ class Beside:
         )
 
     def name_in_files(self, name: str) -> str:
+        """What files of the folder call a weight."""
         return self.stored.get(name) or file_name(name, self.model_type)
 
     def in_files(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -110,4 +111,6 @@ def _refuse_without(problems: Iterable[Problem], promised: Mapping[str, object])
     """Refuse to write a model without what its config.json promises."""
     missing = " and ".join(what for what, is_there in promised.items() if is_there)
     if missing:
-        raise ConfigError(f"{problem}; {missing} would not be in the export" for problem in problems)
+        raise ConfigError(
+            f"{problem}; {missing} would not be in the export" for problem in problems
+        )

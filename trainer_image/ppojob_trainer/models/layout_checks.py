@@ -28,6 +28,15 @@ NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"}
 DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})
 """Types of models of which vLLM has no key head on several ranks of an engine."""
 
+OWN_HEADS: Final = frozenset(
+    {
+        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"),
+        *("gpt_oss", "minimax_m2", "olmoe"),
+    }
+)
+"""Types of models to which vLLM gives an output layer of its own, also where it is the embedding.
+Engines are sent one; a server would say anything."""
+
 VLLM_LATENT: Final = 576
 """What a token's latents are for vLLM's kernels: DeepSeek-V3's 512 and 64."""
 
@@ -223,11 +232,18 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
 def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
     """A judge that vLLM, which serves it whatever the policy's engine is, computes wrongly."""
     sizes = None if spec.judge is None else sizes_of(spec.judge.path)
-    if sizes is None or FAMILIES[sizes.model_type].is_in_vllm or not sizes.states:
+    if sizes is None:
         return
-    why = f"vLLM serves it, and {_why_not_in_vllm(sizes.model_type)}"
-    allowed = "a model of another type"
-    yield Problem(JUDGE.where, f"a model of {sizes.model_type}", why, allowed, ReasonCode.CONFLICT)
+    got, why, allowed = f"a model of {sizes.model_type}", "", "a model of another type"
+    if sizes.is_tied and sizes.model_type in OWN_HEADS:
+        got += " with tie_word_embeddings"
+        why = "it does not take the embedding for the output layer"
+        allowed = "one with an output layer of its own"
+    elif sizes.states and not FAMILIES[sizes.model_type].is_in_vllm:
+        why = _why_not_in_vllm(sizes.model_type)
+    if why:
+        why = f"vLLM serves it, and {why}"
+        yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
 
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
