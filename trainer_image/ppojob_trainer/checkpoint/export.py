@@ -104,8 +104,7 @@ def export_model(
 
     Raises:
         StorageError: the disk refused; an older export stands.
-        ConfigError: ``model_folder`` has no readable config.json, or lacks weights that are taken
-        over.
+        ConfigError: ``model_folder`` lacks config.json, or weights that are taken over.
     """
     given = dict(tensors)
     beside = Beside.of(model_folder, scores=SCORE_WEIGHT in given)

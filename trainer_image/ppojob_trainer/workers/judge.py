@@ -73,9 +73,9 @@ def open_judge_worker(
         ConfigError: so too, where vLLM has refused to begin.
     """
     spec = environment.config.spec
-    assert spec.judge is not None, "the role is there for its model"
-    gpus = spec.roles.judge.gpus_per_replica
-    command = server_command(spec.judge, address=environment.address, gpus=gpus)
+    judge, gpus = spec.judge, spec.roles.judge.gpus_per_replica
+    assert judge is not None, "the role is there for its model"
+    command = server_command(judge, address=environment.address, gpus=gpus)
     with (
         _short_name(environment.scratch) as sockets,
         Program(command, {**os.environ, **QUIET, "VLLM_RPC_BASE_PATH": sockets}) as server,
@@ -83,7 +83,7 @@ def open_judge_worker(
 
         def look(*_: object) -> None:
             if how := server.ended():
-                raise reason_to_end(spec.judge, how)
+                raise reason_to_end(judge, how)
 
         before = signal.signal(signal.SIGCHLD, look)
         try:
