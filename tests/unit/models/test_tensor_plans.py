@@ -95,6 +95,7 @@ def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
 
 
 HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONVOLUTIONS = {"conv_L_cache": 3, "layer_types": ["conv"] * 2}
 
 
 def problems(
@@ -150,12 +151,22 @@ def test_ranks_of_an_engine_have_whole_experts(tmp_path: Path, experts: int, all
 
 
 @pytest.mark.parametrize(
-    ("engine", "family", "refused"),
-    [("vllm", "olmo2", True), ("huggingface", "olmo2", False), ("vllm", "mistral", False)],
+    ("engine", "family", "changes", "refused"),
+    [
+        ("vllm", "olmo2", {}, True),
+        ("huggingface", "olmo2", {}, False),
+        ("vllm", "mistral", {}, False),
+        ("vllm", "lfm2", {**CONVOLUTIONS, "tie_word_embeddings": True}, False),
+        ("vllm", "lfm2", {**CONVOLUTIONS, "tie_word_embeddings": False}, True),
+        ("huggingface", "lfm2", {**CONVOLUTIONS, "tie_word_embeddings": False}, False),
+        ("vllm", "cohere2", {"tie_word_embeddings": False}, True),
+    ],
 )
-def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refused: bool) -> None:
-    configs = {"model": {"model_type": family, **SIZES}}
-    found = problems(tmp_path, configs, rollout={"engine": engine})
+def test_an_engine_has_the_family(
+    tmp_path: Path, engine: str, family: str, changes: dict[str, object], refused: bool
+) -> None:
+    configs = {"model": {"model_type": family, **SIZES, **changes}}
+    found = problems(tmp_path, configs, rollout={"engine": engine, "dtype": "float32"})
     assert [(one.where, one.reason_code) for one in found] == (
         [("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else []
     )
@@ -164,7 +175,8 @@ def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refu
 @pytest.mark.parametrize(
     ("family", "changes", "refused"),
     [
-        ("lfm2", {"conv_L_cache": 3, "layer_types": ["conv"] * 2}, True),
+        ("lfm2", {**CONVOLUTIONS, "tie_word_embeddings": True}, False),
+        ("lfm2", {**CONVOLUTIONS, "tie_word_embeddings": False}, True),
         ("olmo2", {}, False),
         ("olmoe", {"num_experts": 6, "tie_word_embeddings": True}, True),
         ("olmoe", {"num_experts": 6, "tie_word_embeddings": False}, False),

@@ -37,6 +37,11 @@ OWN_HEADS: Final = frozenset(
 """Types of models to which vLLM gives an output layer of its own, also where it is the embedding.
 Engines are sent one; a server would say anything."""
 
+ALWAYS_TIED: Final = frozenset({"cohere2", "gemma2", "lfm2", "lfm2_moe"})
+"""Types of models whose embedding is the output layer in vLLM, whatever config.json says."""
+
+_TIES: Final = "takes the embedding for the output layer, which is another one"
+
 VLLM_LATENT: Final = 576
 """What a token's latents are for vLLM's kernels: DeepSeek-V3's 512 and 64."""
 
@@ -206,8 +211,6 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _why_not_in_vllm(model_type: str) -> str:
-    if FAMILIES[model_type].recurrence is not None:
-        return f"what vLLM drew of {model_type} in a job was not what the trainer computes"
     return (
         f"vLLM has no model of {model_type} of its own, and would change transformers' "
         "for the trainer too"
@@ -234,16 +237,21 @@ def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
     sizes = None if spec.judge is None else sizes_of(spec.judge.path)
     if sizes is None:
         return
-    got, why, allowed = f"a model of {sizes.model_type}", "", "a model of another type"
+    kind = f"a model of {sizes.model_type}"
     if sizes.is_tied and sizes.model_type in OWN_HEADS:
-        got += " with tie_word_embeddings"
-        why = "it does not take the embedding for the output layer"
+        why = "vLLM serves it, and does not take the embedding for the output layer"
         allowed = "one with an output layer of its own"
-    elif sizes.states and not FAMILIES[sizes.model_type].is_in_vllm:
-        why = _why_not_in_vllm(sizes.model_type)
-    if why:
-        why = f"vLLM serves it, and {why}"
+        got = f"{kind} with tie_word_embeddings"
         yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
+    if _is_untied_there(sizes):
+        why = f"vLLM serves it, and {_TIES}"
+        got, allowed = f"{kind} without tie_word_embeddings", "one without such a layer"
+        yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
+
+
+def _is_untied_there(sizes: Sizes) -> bool:
+    """Whether a model has an output layer that vLLM would pass over."""
+    return not sizes.is_tied and sizes.model_type in ALWAYS_TIED
 
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
@@ -255,6 +263,10 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             "huggingface",
             ReasonCode.CONFLICT,
         )
+    if _is_untied_there(sizes):
+        where, got = "spec.rollout.engine", shown(spec.rollout.engine)
+        why = f"vLLM {_TIES} in a model of {sizes.model_type} without tie_word_embeddings"
+        yield Problem(where, got, why, "huggingface", ReasonCode.CONFLICT)
     if sizes.latents and sizes.latents.cached != VLLM_LATENT:
         yield Problem(
             "spec.rollout.engine",
