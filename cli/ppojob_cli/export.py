@@ -59,7 +59,8 @@ def _checkpoint_folder(run: Path, checkpoint: str) -> Path:
     root = run / CHECKPOINTS_FOLDER
     found = sorted(path.name for path in root.glob("step-*"))
     if not found:
-        raise InputError(f"RUN: got {run}: it holds no checkpoint; the run folder of a job")
+        why = "it holds no checkpoint" if run.exists() else "there is no such folder"
+        raise InputError(f"RUN: got {run}: {why}; the run folder of a job")
     name = folder_name(int(checkpoint)) if _STEP.fullmatch(checkpoint) else checkpoint
     is_known = name in found or (name in _POINTERS and (root / name).exists())
     if not is_known:

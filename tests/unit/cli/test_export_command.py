@@ -80,6 +80,13 @@ def test_the_model_that_a_job_began_with_stays(run: Path, tmp_path: Path) -> Non
     assert (tmp_path / "model" / "tokenizer.json").exists()
 
 
+def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    output = tmp_path / "export"
+    assert "there is no such folder" in refused(tmp_path / "none", output)
+    assert "it holds no checkpoint" in refused(tmp_path / "new", output)
+
+
 def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("years of work")
