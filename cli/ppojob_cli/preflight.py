@@ -74,11 +74,13 @@ class Preflight:
     Attributes:
         errors: what must be mended; nothing is started while there are any.
         parameters: weights of the policy; None where they are not known.
+        rows: of the training data; None where they were not counted.
     """
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     parameters: int | None = None
+    rows: int | None = None
 
     def add(self, errors: Iterable[object], warnings: Iterable[object] = ()) -> None:
         """Take more lines in."""
@@ -90,7 +92,8 @@ def check_run(config: RunConfig, output: Path) -> Preflight:
     """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
     found = check_inputs(config)
     found.add([*machine_problems(config), *check_output(config, output, found.parameters)])
-    refusals = [*check_checkpoints(config, output), *branches.problems(config, output)]
+    begun = branches.problems(config, output, found.rows)
+    refusals = [*check_checkpoints(config, output), *begun]
     found.add(refusals, [] if refusals else unsaved_steps_warning(output))
     found.add([], [*threads_warning(config), *volatile_warning(output)])
     return found
@@ -209,6 +212,7 @@ def _check_data(
     found.add(report.errors)
     if not report.errors and not spec.steps.generate_only:
         job, rows = config.job(), report.train_rows
+        found.rows = rows
         found.add(validation.check_length(job, rows), validation.length_warnings(job, rows))
     found.add([], [*report.warnings, *text_prompt_warning(spec, report.text_prompt)])
     return chat.vocabulary

@@ -103,6 +103,27 @@ def test_what_shapes_a_checkpoint_is_the_same(where: str, spec, tmp_path: Path) 
     assert not branches.problems(branch(tmp_path, algorithm={**ALGORITHM, "type": "rloo"}))
 
 
+def test_passes_that_are_over_leave_nothing_to_do(tmp_path: Path) -> None:
+    """Whether the pass under way is over is known where the rows were counted."""
+    train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)
+    path = tmp_path / "runs" / "sum" / "checkpoints" / "step-000001"
+    data = manifest.read(path).progress.data
+    one, more = (branch(tmp_path, steps={"epochs": data.epoch + count}) for count in (1, 2))
+    assert not branches.problems(one)
+    assert not branches.problems(one, rows=data.cursor + 1)
+    (line,) = branches.problems(one, rows=data.cursor)
+    assert line.startswith("spec.steps.epochs: got ")
+    assert not branches.problems(more, rows=data.cursor)
+
+
+def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "new").mkdir(parents=True)
+    whys = {"none": "there is no such folder", "new": "it holds no checkpoint"}
+    for name, why in whys.items():
+        (line,) = branches.problems(branch(tmp_path, f"runs/{name}"))
+        assert f"{why}; the run folder of a job" in line
+
+
 def test_files_with_weights_begin_anew_with_other_batches(tmp_path: Path) -> None:
     """They are read by whole batches, in the middle of which a place may lie."""
     data = {"train": [{"path": name, "weight": 1} for name in ("a.jsonl", "b.jsonl")]}

@@ -74,8 +74,7 @@ def build_loop(
     store, journal = _store(config, root), Journal(root / JOURNAL_NAME)
     began = journal.began()
     datasets = open_datasets(config, began, stack)
-    train = datasets.train
-    order = train.order(spec.prompts, spec.algorithm.draw[1])
+    train, order = datasets.train, datasets.train.order(spec.prompts, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
     hosts = _hosts(config, roles)
     tape = _tape(spec, journal, run_folder, store.settings, datasets)

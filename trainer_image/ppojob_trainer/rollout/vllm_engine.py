@@ -72,6 +72,7 @@ os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
 
 with process_state_kept(), garbage_kept():
     from vllm.distributed import parallel_state
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.outputs import RequestOutput
     from vllm.v1.engine import FinishReason as VllmFinishReason
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -139,22 +140,17 @@ class VllmEngine:
                 sees=self._pictures is not None,
             )
             if lora is not None:
-                arguments.enable_lora = True
-                arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
-                names = self._weights.adapter_names
-                arguments.lora_target_modules = sorted({name.split(".")[-2] for name in names})
+                self._make_room(arguments, lora)
             # While it starts, vLLM looks for garbage three times, half a second each for what the
             # process has loaded. It freezes all of that itself when it has started.
             gc.freeze()
             self._engine = LLMEngine.from_engine_args(arguments)
         if self._pictures is not None:
             where = torch.device(device)
-            self._engine.apply_model(
-                partial(give_tower, folder=model_folder, dtype=dtype, device=where)
-            )
-        self._experts: vllm_experts.ExpertRecorder | None = None
-        if tells_experts and self._on_cpu:
-            self._experts = vllm_experts.ExpertRecorder(self._engine)
+            tower = partial(give_tower, folder=model_folder, dtype=dtype, device=where)
+            self._engine.apply_model(tower)
+        records = tells_experts and self._on_cpu
+        self._experts = vllm_experts.ExpertRecorder(self._engine) if records else None
         # It would end torch's default world, which belongs to the role, when the engine is freed.
         self._engine.engine_core._finalizer.detach()
         self._policy_version = 0
@@ -164,6 +160,13 @@ class VllmEngine:
         self._is_asleep = False
         self._unusable: str | None = None
         self.sleep()
+
+    def _make_room(self, arguments: EngineArgs, lora: LoraSpec) -> None:
+        """Ask for room for adapters beside the weights."""
+        arguments.enable_lora = True
+        arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
+        names = self._weights.adapter_names
+        arguments.lora_target_modules = sorted({name.split(".")[-2] for name in names})
 
     @property
     def policy_version(self) -> int:
