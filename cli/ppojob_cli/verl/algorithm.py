@@ -400,7 +400,7 @@ def filter_groups(verl: Verl, job: Draft) -> None:
         job.leave_out(NOWHERE, f"{at}.enable", changes_numbers=False)
         return
     if not is_on:
-        if is_own:
+        if is_own and not spo.is_on(verl):
             job.leave_out("a number of prompts for dynamic sampling, which is off", drawn)
         return
     job.set(section, {}, f"{at}.enable")

@@ -39,7 +39,8 @@ def _prompts(verl: Verl, job: Draft) -> None:
     fetched, kept = "data.gen_batch_size", "data.train_batch_size"
     if not verl.is_given(fetched) or verl[fetched] == verl[kept]:
         return
-    job.leave_out("prompts are drawn in their order, and not by how sure they are", fetched)
+    job.set("spec.data.sampler.function", "uncertain", fetched)
+    job.note("chosen by the same weights, of all rows and not of so many that come next", fetched)
     if not verl.is_given("trainer.total_training_steps"):
         why = (
             f"a step there reads {verl[fetched]} prompts and trains on {verl[kept]}, so a pass "

@@ -14,7 +14,7 @@ from ppojob_trainer.checkpoint.journal import (
     StepTrained,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.controller.position import Position, changes, read_position, without_values
+from ppojob_trainer.controller.position import Position, changes, read_position, without_tables
 
 STATEFUL = frozenset({"actor"})
 BEGINNING = progress_behind(0)
@@ -66,7 +66,7 @@ def test_what_was_thrown_away_is_forgotten() -> None:
 
 
 def test_a_step_that_is_validated_late_keeps_its_values() -> None:
-    trained = StepTrained(time=0.0, progress=without_values(THREE), metrics={})
+    trained = StepTrained(time=0.0, progress=without_tables(THREE), metrics={})
     ended = [*STEPS[:3], trained, resumed(THREE)]
     assert read(*ended).progress == THREE
     assert read(*ended).unvalidated == trained
@@ -75,7 +75,7 @@ def test_a_step_that_is_validated_late_keeps_its_values() -> None:
 
 
 def test_a_checkpoint_that_is_under_way_has_the_values_of_its_step() -> None:
-    begun = CheckpointBegun(time=0.0, progress=without_values(TWO), files=())
+    begun = CheckpointBegun(time=0.0, progress=without_tables(TWO), files=())
     position = read(*STEPS[:3], begun, *STEPS[3:])
     assert position.begun == msgspec.structs.replace(begun, progress=TWO)
     assert position.progress == THREE

@@ -168,7 +168,8 @@ class StepResult:
     """What a step leaves behind for the records.
 
     `advantaged` is None where tokens have no advantages; `statistics` are by name of the metric;
-    `dropped` rows, which have no score, were not trained on, nor `filtered` ones.
+    `dropped` rows, which have no score, were not trained on, nor `filtered` ones; `drawn` are all
+    rows of the step, also of prompts that gave way to others.
     """
 
     batch: Batch
@@ -176,6 +177,7 @@ class StepResult:
     statistics: dict[str, float]
     dropped: Sequence[int] = ()
     filtered: Sequence[int] = ()
+    drawn: Sequence[Batch] = ()
 
     @property
     def kl(self) -> float | None:
@@ -272,7 +274,8 @@ class TrainingStep:
             self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
-        return StepResult(batch, advantaged, statistics, dropped, filtered)
+        drawn = rows.rounds or [batch]
+        return StepResult(batch, advantaged, statistics, dropped, filtered, drawn)
 
     def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
         """Pass over the rows, while reward functions score those that have no scores yet."""
