@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import run_folders
 import tiny_jobs
 from job_runs import Run
 
@@ -35,12 +36,12 @@ def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object]):
         algorithm = changes.pop("algorithm", GRPO)
         checkpoint = changes.pop("checkpoint", {"every": 2})
         return tiny_job(
-            **changes,
-            data={**tiny_data, "validation": [], "sampler": sampler},
+            data={**tiny_data, "validation": [], "sampler": sampler, **changes.pop("data", {})},
             algorithm=algorithm,
             steps={"total": steps},
             checkpoint={**checkpoint, "keepLast": 9},
             recovery={"restartsWithoutProgress": 100},
+            **changes,
         )
 
     return make
@@ -131,28 +132,41 @@ def judge(data_source, solution_str, ground_truth, extra_info):
     assert found == seen
 
 
-def test_spo_draws_by_its_values(run_through: Callable[..., Run], job_of, output: Path):
+def test_spo_draws_by_its_values(
+    run_through: Callable[..., Run],
+    job_of,
+    tiny_data: dict[str, object],
+    output: Path,
+    tmp_path: Path,
+):
+    """Of every second row scores are known from beforehand."""
+    (source,) = tiny_data["train"]
+    rows = [json.loads(line) for line in Path(source["path"]).read_text().splitlines()]
+    for number, row in enumerate(rows):
+        tried = [float(number % 3 > 0), 1.0, 0.0, 0.0] if number % 2 else None
+        row["prompt"][0]["content"] += f"+{number}"  # no two ask the same
+        row["extra_info"]["tried"] = tried
+    file = tmp_path / "tried.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     spo = {"type": "spo", "promptsPerStep": 8, "samplesPerPrompt": 1, "spo": {"decay": 0.75}}
-    job = job_of({"function": "uncertain", "arguments": {"epsilon": 0.01}}, 5, algorithm=spo)
+    sampler = {"function": "uncertain", "arguments": {"epsilon": 0.01}}
+    job = job_of(
+        sampler, 5, algorithm=spo, data={"train": [{"path": str(file)}], "scoresKey": "tried"}
+    )
     run_through(job, output, "controller.step.computed@3=kill", "rpc.update.answer.before@4=kill")
-    known: dict[str, tuple[float, float]] = {}
-    asks = [json.loads(line)["prompt"][0]["content"] for line in train_lines(job)]
-    for step in range(1, 6):
-        beliefs = [known.get(text, (0.5, 0.5)) for text in asks]
-        values = np.array([right / (right + wrong) for right, wrong in beliefs])
+    known = []
+    for row in rows:
+        tried = row["extra_info"]["tried"] or []
+        weight = 4 / (len(tried) + 1) if tried else 1.0
+        known.append((weight * (sum(tried) + 0.5), weight * (len(tried) - sum(tried) + 0.5)))
+    for step, line in enumerate(run_folders.metrics(output), 1):
+        values = np.array([right / (right + wrong) for right, wrong in known])
         drawn = scores_of(output, step)
         assert list(drawn) == uncertain(step, 0, 8, {"value": values}, epsilon=0.01)
+        assert line["spo/p_hats"] == pytest.approx(statistics.fmean(values[row] for row in drawn))
         for row, (score,) in drawn.items():
-            right, wrong = known.get(asks[row], (0.5, 0.5))
-            known[asks[row]] = 0.75 * right + score, 0.75 * wrong + 1 - score
-    assert len(set(map(tuple, known.values()))) > 8
-
-
-def train_lines(job: Path) -> list[str]:
-    from ruamel.yaml import YAML
-
-    (file,) = YAML(typ="safe").load(job)["spec"]["data"]["train"]
-    return Path(file["path"]).read_text().splitlines()
+            right, wrong = known[row]
+            known[row] = 0.75 * right + score, 0.75 * wrong + 1 - score
 
 
 def test_a_mistake_ends_the_job_behind_a_checkpoint_and_a_mended_file_goes_on(

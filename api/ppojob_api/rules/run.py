@@ -252,6 +252,16 @@ SAMPLING_RULES = rules(
     when: has(self.sampler)
     must: self.shuffle
 
+    spec | data.scoresKey | NoEffect | here
+        it has no effect with another algorithm.type than spo and without data.sampler; remove it
+    when: has(self.data.scoresKey)
+    must: self.algorithm.type == 'spo' || has(self.data.sampler)
+
+    spec | algorithm.spo.decay | Conflict | here
+        nothing would ever count beside the scores of data.scoresKey; below 1, or no data.scoresKey
+    when: has(self.algorithm.spo) && has(self.data.scoresKey)
+    must: self.algorithm.spo.decay < 1.0
+
     spec.data | sampler | Conflict | here
         data.curriculum decides the order; remove one of the two
     when: has(self.curriculum)

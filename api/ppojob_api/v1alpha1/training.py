@@ -335,6 +335,11 @@ class DataSpec(Section):
     """Rows that a function chooses, step by step; absent: as shuffle and curriculum say.
     verl: data.sampler.class_path, a class."""
 
+    scores_key: Name | None = None
+    """Column, or entry of extra_info, with the scores of responses that were drawn beforehand, a
+    list of numbers: what type spo and samplers know of a row at first. Absent: nothing is known.
+    verl: trainer.spo.offline_values, a file."""
+
     overlong_prompts: Literal[
         "error", "drop", "truncate_left", "truncate_right", "truncate_middle"
     ] = "error"
@@ -371,7 +376,10 @@ class DataSpec(Section):
     @property
     def of_validation(self) -> "DataSpec":
         """How the files of a validation are read: all rows in any order, by the policy alone."""
-        of_training = ("curriculum", "sampler", "teacher_prompt_key", "max_teacher_prompt_tokens")
+        of_training = (
+            *("curriculum", "sampler", "scores_key"),
+            *("teacher_prompt_key", "max_teacher_prompt_tokens"),
+        )
         return self.model_copy(update=dict.fromkeys(of_training))
 
     @property

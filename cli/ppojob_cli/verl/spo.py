@@ -23,11 +23,15 @@ def tracked_values(verl: Verl, job: Draft) -> None:
         why = "what was known of a prompt fades by a constant at each visit"
         job.leave_out(why, kind)
         job.note(f"{why} here, by the KL since the last one there", f"{_TRACKING}.enable")
-    drawn = f"{_TRACKING}.offline_N"
+    drawn, values = f"{_TRACKING}.offline_N", f"{_TRACKING}.offline_values"
     if verl[drawn] == 0:
         job.keep(drawn)
         why = "with offline_N=0 all prompts are known alike at first, as here"
-        job.leave_out(why, f"{_TRACKING}.offline_values", changes_numbers=False)
+        job.leave_out(why, values, changes_numbers=False)
+    else:
+        job.leave_out(
+            "a column of the rows has these scores here: write spec.data.scoresKey", values
+        )
     if verl["algorithm.use_kl_in_reward"]:
         why = "advantages there are without that KL; without spec.algorithm.kl they are here"
         job.note(why, "algorithm.use_kl_in_reward")

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bad_specs import changed_job
 from prompt_files import PromptFiles, good_row
@@ -95,7 +96,9 @@ def test_the_sampler_chooses(files: PromptFiles, tmp_path: Path) -> None:
     spec = SamplerSpec.model_validate(sampler | {"source": {"path": str(file)}})
     rows = [good_row(f"{n} + 5", str(n + 5), extra_info={"level": n}) for n in range(4)]
     with files.open(files.lines("a.jsonl", *rows)) as dataset, RowSampler(spec, dataset) as chooses:
-        told = columns({"3": Seen(2, 2, 1, 1.0, 1.0), "1": Seen(1, 1, 1, 1.0, 1.0)}, 4)
+        told = columns(
+            {"3": Seen(2, 2, 1, 1.0, 1.0), "1": Seen(1, 1, 1, 1.0, 1.0)}, np.full(4, 0.5)
+        )
         assert chooses.choose(3, 0, 3, told, "null") == ([2, 1, 0], "null")
 
 

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prompt_files import PromptFiles, good_row
 
@@ -78,7 +79,7 @@ def dataset(files: PromptFiles) -> Iterator[PromptDataset]:
 
 def test_it_is_told_of_all_rows_and_keeps_nothing_but_its_state(mine: Path, dataset) -> None:
     """There are more rows than one message has."""
-    told = columns({}, len(dataset))
+    told = columns({}, np.full(len(dataset), 0.5))
     with RowSampler(spec_of(mine, "by_level", columns=["level"]), dataset) as sampler:
         sampler.open()
         first, state = sampler.choose(1, 0, 3, told, "null")
@@ -88,7 +89,7 @@ def test_it_is_told_of_all_rows_and_keeps_nothing_but_its_state(mine: Path, data
 
 
 def test_a_killed_process_is_started_again(mine: Path, dataset) -> None:
-    told = columns({}, len(dataset))
+    told = columns({}, np.full(len(dataset), 0.5))
     with RowSampler(spec_of(mine, "ends_once"), dataset) as sampler:
         assert sampler.choose(1, 0, 2, told, "null") == ([0, 1], "null")
         assert sampler._child is not None
@@ -108,7 +109,7 @@ def test_a_killed_process_is_started_again(mine: Path, dataset) -> None:
 def test_what_a_call_does_wrong_is_told(mine: Path, dataset, function: str, told: str) -> None:
     with RowSampler(spec_of(mine, function), dataset) as sampler:
         with pytest.raises(SamplerFailed) as failed:
-            sampler.choose(1, 0, 1, columns({}, len(dataset)), "null")
+            sampler.choose(1, 0, 1, columns({}, np.full(len(dataset), 0.5)), "null")
         assert str(failed.value).startswith("spec.data.sampler: ")
         assert told.format(file=mine) in str(failed.value)
 

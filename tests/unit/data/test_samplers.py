@@ -24,7 +24,7 @@ def rows_of(values: list[float], **others: object) -> dict[str, object]:
 
 def test_all_of_the_table_are_built_in() -> None:
     assert sorted(SAMPLERS) == list(BUILT_IN_SAMPLERS)
-    assert {"data_source", *columns({}, 1)} == set(SEEN_OF_ROWS)
+    assert {"data_source", *columns({}, np.full(1, 0.5))} == set(SEEN_OF_ROWS)
 
 
 def test_nearest_takes_those_next_to_the_target_and_some_others() -> None:
@@ -86,7 +86,10 @@ def test_a_step_tells_of_its_rows() -> None:
     assert first == {"2": Seen(1, 1, 2, 1.0, 0.5), "0": Seen(1, 1, 0, 0.0, None)}
     second = after_step(first, 4, [(2, [3.0, 3.0])])
     assert second == {"2": Seen(2, 4, 4, 7.0, 3.0), "0": first["0"]}
-    told = {name: column.tolist() for name, column in columns(second, 3).items()}
+    told = {
+        name: column.tolist()
+        for name, column in columns(second, np.array([0.25, 0.75, 0.5])).items()
+    }
     nan = pytest.approx(math.nan, nan_ok=True)
     assert told == {
         "draws": [1, 0, 2],
@@ -94,7 +97,7 @@ def test_a_step_tells_of_its_rows() -> None:
         "responses": [0, 0, 4],
         "mean_score": [nan, nan, 1.75],
         "last_score": [nan, nan, 3.0],
-        "value": [0.5, 0.5, 1.0],
+        "value": [0.25, 0.75, 1.0],
     }
 
 

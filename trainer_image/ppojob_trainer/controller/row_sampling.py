@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.algorithms.prompt_values import PRIOR, value
+from ppojob_trainer.algorithms.prompt_values import first_belief, value
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.data.dataset import PromptDataset
@@ -27,14 +29,14 @@ class RowSampling:
 
     Attributes:
         most: rows that a step may draw.
-        num_rows: of the data.
+        first: (rows,) the value of each before it has a score.
         asks: (rows,) what each asks, where values of prompts are tracked; else empty.
     """
 
     sampler: RowSampler
     seed: int
     most: int
-    num_rows: int
+    first: npt.NDArray[np.float64]
     asks: Sequence[str]
     _before: Progress | None = None
     _chosen: list[int] = field(default_factory=list)
@@ -55,9 +57,13 @@ class RowSampling:
             return None
         sampler = stack.enter_context(RowSampler(settings, dataset))
         sampler.open()
-        tracks = algorithm.estimator.tracks_values
-        asks = [dataset[row].asks for row in range(len(dataset))] if tracks else []
-        return cls(sampler, spec.prompts.seed or 0, algorithm.most_drawn, len(dataset), asks)
+        first, asks = np.empty(len(dataset)), list[str]()
+        for number in range(len(dataset)):
+            row = dataset[number]
+            first[number] = value(first_belief(row.known_scores, decay=0.0))
+            if algorithm.estimator.tracks_values:
+                asks.append(row.asks)
+        return cls(sampler, spec.prompts.seed or 0, algorithm.most_drawn, first, asks)
 
     def begin(self, progress: Progress) -> None:
         """Begin the step behind a state, or begin it again."""
@@ -71,9 +77,9 @@ class RowSampling:
         """
         assert self._before is not None, "a step has begun"
         if not self._chosen:
-            told = columns(self._before.rows_seen, self.num_rows)
+            told, known = columns(self._before.rows_seen, self.first), self._before.prompt_values
             for row, asks in enumerate(self.asks):
-                told["value"][row] = value(self._before.prompt_values.get(asks, PRIOR))
+                told["value"][row] = value(known[asks]) if asks in known else self.first[row]
             step, state = self._before.step + 1, self._before.sampler_state
             self._chosen, self._state = self.sampler.choose(step, self.seed, self.most, told, state)
         first, self._dealt = self._dealt, self._dealt + count

@@ -17,7 +17,7 @@ from statistics import fmean
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
-from ppojob_trainer.algorithms.prompt_values import PRIOR, Belief, value
+from ppojob_trainer.algorithms.prompt_values import Belief, first_belief, value
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
@@ -379,9 +379,12 @@ class TrainingStep:
 
     def _known(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
         """(prompts,) what each was known to score; none where no estimator reads it."""
-        if not self.spec.algorithm.estimator.tracks_values:
+        if (spo := self.spec.algorithm.spo) is None:
             return []
-        return [beliefs.get(prompt.asks, PRIOR) for prompt in batch.prompts]
+        first = [first_belief(prompt.known_scores, decay=spo.decay) for prompt in batch.prompts]
+        return [
+            beliefs.get(prompt.asks, own) for prompt, own in zip(batch.prompts, first, strict=True)
+        ]
 
     def _shaped(self, batch: Batch) -> list[float]:
         """(rows,) the scores as estimators get them."""

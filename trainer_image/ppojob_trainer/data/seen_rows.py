@@ -1,13 +1,10 @@
 """What rows of the data have scored, step by step: what a sampler chooses by."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-UNKNOWN: Final = 0.5
-"""The value of a row that has no score."""
 
 
 class Seen(NamedTuple):
@@ -46,12 +43,16 @@ def after_step(
     return found
 
 
-def columns(seen: Mapping[str, Seen], num_rows: int) -> dict[str, npt.NDArray[np.float64]]:
-    """(rows,) each number of all rows by its name; NaN for scores that there are not."""
-    names = ("draws", "last_step", "responses", "mean_score", "last_score", "value")
-    found = {name: np.zeros(num_rows) for name in names}
-    for name, nothing in (("mean_score", np.nan), ("last_score", np.nan), ("value", UNKNOWN)):
-        found[name].fill(nothing)
+def columns(
+    seen: Mapping[str, Seen], first: npt.NDArray[np.float64]
+) -> dict[str, npt.NDArray[np.float64]]:
+    """(rows,) each number of all rows by its name; NaN for scores that there are not.
+
+    `first` are the values of rows without a score.
+    """
+    whole = {name: np.zeros(len(first)) for name in ("draws", "last_step", "responses")}
+    scores = {name: np.full(len(first), np.nan) for name in ("mean_score", "last_score")}
+    found = {**whole, **scores, "value": first.copy()}
     for row, known in seen.items():
         at = int(row)
         found["draws"][at], found["last_step"][at] = known.draws, known.last_step
