@@ -87,6 +87,7 @@ _NOT_OF_DEMONSTRATIONS: Final = (
     "spec.data.dataSource",
     "spec.data.curriculum",
     "spec.data.sampler",
+    "spec.data.scoresKey",
     "spec.data.teacherPromptKey",
     "spec.data.maxTeacherPromptTokens",
 )
