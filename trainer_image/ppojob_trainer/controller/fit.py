@@ -26,9 +26,10 @@ from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
-from ppojob_trainer.algorithms.prompt_values import Belief, after_visits, first_belief
+from ppojob_trainer.algorithms.prompt_values import Belief
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller import known_values
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
@@ -389,12 +390,8 @@ class Loop:
     def _next_values(self, progress: Progress, result: StepResult) -> dict[str, Belief]:
         if (spo := self.spec.algorithm.spo) is None:
             return progress.prompt_values
-        known = {
-            prompt.asks: first_belief(prompt.known_scores, decay=spo.decay)
-            for prompt in result.batch.prompts
-        } | progress.prompt_values
-        visited = after_visits(known, result.visits, decay=spo.decay)
-        return {**progress.prompt_values, **visited}
+        beliefs = progress.prompt_values
+        return known_values.after_step(result.batch.prompts, beliefs, result.visits, spo.decay)
 
     def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""

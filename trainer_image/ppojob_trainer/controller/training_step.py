@@ -12,13 +12,13 @@ update) is decided when the step is built, never inside it.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
-from ppojob_trainer.algorithms.prompt_values import Belief, first_belief, value
+from ppojob_trainer.algorithms.prompt_values import Belief, value
 from ppojob_trainer.checkpoint.manifest import RoleState
+from ppojob_trainer.controller import known_values
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
@@ -148,13 +148,6 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
     return [int(position) for position in epoch_order(size, spec.seed, passes)]
 
 
-def belief_metrics(known: Sequence[Belief]) -> dict[str, float]:
-    """What prompts were known to score, and by how many responses; the names are verl's."""
-    if not known:
-        return {}
-    return {"spo/p_hats": fmean(map(value, known)), "spo/Neff": fmean(map(sum, known))}
-
-
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """Weights of terms of the policy's loss that may change from step to step."""
@@ -254,7 +247,7 @@ class TrainingStep:
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
                 known = self._known(batch, beliefs)
-                statistics |= belief_metrics(known)
+                statistics |= known_values.metrics(known)
                 advantaged = self._advantages(
                     batch, greedy, step, coefficients.kl, left_out, outcomes, known, untaught or ()
                 )
@@ -381,10 +374,7 @@ class TrainingStep:
         """(prompts,) what each was known to score; none where no estimator reads it."""
         if (spo := self.spec.algorithm.spo) is None:
             return []
-        first = [first_belief(prompt.known_scores, decay=spo.decay) for prompt in batch.prompts]
-        return [
-            beliefs.get(prompt.asks, own) for prompt, own in zip(batch.prompts, first, strict=True)
-        ]
+        return known_values.known_of(batch.prompts, beliefs, spo.decay)
 
     def _shaped(self, batch: Batch) -> list[float]:
         """(rows,) the scores as estimators get them."""
