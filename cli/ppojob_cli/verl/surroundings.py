@@ -72,7 +72,7 @@ def own_code(verl: Verl, job: Draft) -> None:
         why = "a Python file makes rows as an item of spec.data.train"
         job.leave_out(why, "data.custom_cls.path")
     for name in verl.below("data.sampler"):
-        why = "a function chooses rows as spec.data.sampler, a class does not"
+        why = "a class there; a function in its place is spec.data.sampler"
         job.leave_out(why, f"data.sampler.{name}")
 
 

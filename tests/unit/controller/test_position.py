@@ -15,6 +15,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.position import Position, changes, read_position, without_tables
+from ppojob_trainer.data.seen_rows import Seen
 
 STATEFUL = frozenset({"actor"})
 BEGINNING = progress_behind(0)
@@ -44,6 +45,18 @@ def read(*events: Event) -> Position:
 def test_a_step_tells_the_values_that_it_changed() -> None:
     assert changes(TWO, THREE) == behind(3, a=4.0)
     assert changes(TWO, TWO) == behind(2)
+
+
+def test_a_step_tells_the_rows_that_it_has_drawn() -> None:
+    first, second = Seen(1, 1, 2, 1.5, 0.75), Seen(1, 2, 2, 0.5, 0.25)
+    one = msgspec.structs.replace(progress_behind(1), rows_seen={"4": first}, sampler_state="7")
+    both = {"4": first, "10": second}
+    two = msgspec.structs.replace(progress_behind(2), rows_seen=both, sampler_state="8")
+    told = changes(one, two)
+    assert told == msgspec.structs.replace(two, rows_seen={"10": second})
+    assert read(
+        resumed(BEGINNING), done(BEGINNING, one), StepDone(time=0.0, progress=told)
+    ) == read(resumed(two))
 
 
 STEPS = [resumed(BEGINNING), done(BEGINNING, ONE), done(ONE, TWO), done(TWO, THREE)]
