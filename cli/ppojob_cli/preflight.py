@@ -30,6 +30,8 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.data.picture_forms import why_blind
+from ppojob_trainer.data.prompt_store import PromptStore
+from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
@@ -130,7 +132,7 @@ def check_inputs(config: RunConfig) -> Preflight:
         if spec.judge is not None:
             _check_judge(spec.judge, found)
             found.add(list(_answers_without_room(spec.judge, spec.rewards)))
-        found.add([*_rewards(spec), *_custom_functions(spec)])
+        found.add([*_rewards(spec), *_sampler(spec), *_custom_functions(spec)])
     found.add([*_tools(spec), *_retriever(spec), *_recording(spec)])
     return found
 
@@ -395,6 +397,18 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
         ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables, judge=judge).close()
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
+    return []
+
+
+def _sampler(spec: PPOJobSpec) -> list[str]:
+    """Load the function that chooses rows once, in a process like the one that will call it."""
+    if spec.prompts.sampler is None or not spec.steps.trains:
+        return []
+    with PromptStore() as nothing, RowSampler(spec.prompts.sampler, nothing) as sampler:
+        try:
+            sampler.open()
+        except ConfigError as problem:
+            return str(problem).splitlines()
     return []
 
 

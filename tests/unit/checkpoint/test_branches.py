@@ -71,14 +71,19 @@ def test_it_begins_once(tmp_path: Path) -> None:
     assert branches.problems(branch(tmp_path, "gone"), tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("spec", [{"seed": 7}, {"data": OTHER_DATA}, {"rewards": []}], ids=str)
+SAMPLER = {"train": [{"path": "a.jsonl"}], "sampler": {"function": "uncertain"}}
+
+
+@pytest.mark.parametrize(
+    "spec", [{"seed": 7}, {"data": OTHER_DATA}, {"rewards": []}, {"data": SAMPLER}], ids=str
+)
 def test_data_in_another_order_begin_anew(spec: dict[str, Any], tmp_path: Path) -> None:
     """The seed of the data is that of the job where nobody writes it."""
     train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)
     told: list[str] = []
     branches.begin(branch(tmp_path, **spec), tmp_path / "run", told.append)
     progress = manifest.read(tmp_path / "run" / "checkpoints" / "step-000001").progress
-    has_other_order = "rewards" not in spec
+    has_other_order = "rewards" not in spec and spec.get("data") != SAMPLER
     assert (progress.data == manifest.UNREAD) == has_other_order
     assert any(line.endswith("the data begins anew") for line in told) == has_other_order
 

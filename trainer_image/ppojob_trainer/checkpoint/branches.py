@@ -74,6 +74,7 @@ _NOT_OF_PROMPTS: Final = (
     "spec.data.maxResponseTokens",
     "spec.data.validation",
     "spec.data.maxValidationRows",
+    "spec.data.sampler",
     _OF_DEMONSTRATIONS,
 )
 """Settings of data that change neither the prompts nor their order."""
@@ -85,6 +86,8 @@ _NOT_OF_DEMONSTRATIONS: Final = (
     "spec.data.answerKey",
     "spec.data.dataSource",
     "spec.data.curriculum",
+    "spec.data.sampler",
+    "spec.data.scoresKey",
     "spec.data.teacherPromptKey",
     "spec.data.maxTeacherPromptTokens",
 )
@@ -300,7 +303,11 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
     batch = {_PROMPTS_PER_STEP, _ROWS_PER_STEP} & set(changed)
     data = config.spec.data
     if any(map(_is_of_prompts, changed)) or (batch and _has_weights(data.train)):
-        progress = msgspec.structs.replace(progress, data=UNREAD)
+        progress = msgspec.structs.replace(progress, data=UNREAD, rows_seen={})
+    if any(where.startswith("spec.data.sampler") for where in changed):
+        progress = msgspec.structs.replace(progress, sampler_state="null")
+    if config.spec.data.sampler is None:
+        progress = msgspec.structs.replace(progress, rows_seen={})
     if any(map(_is_of_demonstrations, changed)) or (batch and _has_weights(data.demonstrations)):
         progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress

@@ -85,7 +85,7 @@ class DynamicSampling:
             if following:
                 self.ahead.begin(step + 1, step - 1, following, timer)
             metrics |= later.staleness(chosen, step)
-        return Rows(chosen, is_kept=True, metrics=metrics)
+        return Rows(chosen, is_kept=True, metrics=metrics, rounds=rounds)
 
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer

@@ -327,6 +327,20 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f" {CORRECTION}.rollout_rs_threshold_lower=0.5",
         {REJECTION: [{"mode": "token_k1", "low": 0.25, "high": 2.0}]},
     ),
+    (
+        f"{CORRECTION}.rollout_token_veto_threshold=0.001",
+        {REJECTION: [{"mode": "seq_max_k1", "high": 1000.0}]},
+    ),
+    (
+        f"{CORRECTION}.rollout_rs=token {CORRECTION}.rollout_rs_threshold=4"
+        f" {CORRECTION}.rollout_token_veto_threshold=0.01",
+        {
+            REJECTION: [
+                {"mode": "token_k1", "low": 0.25, "high": 4.0},
+                {"mode": "seq_max_k1", "high": 100.0},
+            ]
+        },
+    ),
     # A teacher in the place of rewards, over the vocabulary or sampled, and beside them.
     (
         f"{TEACHING} {LOSS}.use_task_rewards=false {LOSS}.loss_mode=forward_kl_topk",
