@@ -38,7 +38,7 @@ TRAJECTORY_SECTIONS = (
 
 
 # Of the rollout, what may change as ranks and threads may.
-LAYOUT_OF_ENGINES = ("parallelism", "gpuMemoryShare", "maxBatchedTokens", "enforceEager")
+LAYOUT_OF_ENGINES = ("parallelism", "gpuMemoryShare", "maxBatchedTokens", "enforceEager", "drafts")
 LAYOUT_OF_JUDGES = ("gpuMemoryShare", "kvCacheGib")
 
 

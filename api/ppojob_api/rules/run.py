@@ -336,7 +336,7 @@ SAMPLING_RULES = rules(
     when: has(self.algorithm.dynamicSampling)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
-    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens | NoEffect
+    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens drafts | NoEffect
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: has(self.$FIELD)
     must: self.engine != 'huggingface'
@@ -350,6 +350,15 @@ SAMPLING_RULES = rules(
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: self.engine == 'huggingface'
     must: self.engineArguments.size() == 0
+
+    spec.rollout.drafts | shortestMatch | OutOfRange | here
+        no more than longestMatch ${self.longestMatch} tokens are looked for; at most as many
+    must: self.shortestMatch <= self.longestMatch
+
+    spec.rollout | minP validation.minP | Conflict | here
+        vLLM does not take it of an engine that drafts; 0, or remove drafts
+    when: has(self.drafts)
+    must: self.$FIELD == 0.0
 
     spec.rollout | gpuMemoryShare | Conflict
         kvCacheGib ${self.kvCacheGib} says how much the cache takes; one of the two

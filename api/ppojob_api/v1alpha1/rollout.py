@@ -63,6 +63,20 @@ class RolloutParallelism(Section):
     """Engines; absent: as many as the ranks over tensor."""
 
 
+class DraftsSpec(Section):
+    """Guesses of the next tokens of a row, which an engine reads in one pass."""
+
+    tokens: Annotated[int, Field(ge=1, le=64)] = 4
+    """Guesses of a row in a pass, at most. verl: mtp.num_speculative_tokens, 1; vLLM:
+    num_speculative_tokens."""
+
+    shortest_match: Annotated[int, Field(ge=1, le=64)] = 2
+    """Last tokens of a row that must have stood in it before. vLLM: prompt_lookup_min, 5."""
+
+    longest_match: Annotated[int, Field(ge=1, le=64)] = 4
+    """As many of them are looked for first, then fewer. vLLM: prompt_lookup_max, 5."""
+
+
 class RolloutSpec(Section):
     """How responses are generated."""
 
@@ -113,6 +127,13 @@ class RolloutSpec(Section):
     enforce_eager: bool = False
     """Without CUDA graphs and without compiling, as on processors: slower, in less memory, and
     started sooner. verl: enforce_eager, false."""
+
+    drafts: DraftsSpec | None = None
+    """Guess that a row goes on as it did where its last tokens stood before, in prompt or response
+    (n-grams, prompt lookup). A guess is kept where it is the token that is drawn in any case: so
+    responses are those without drafts, and come sooner where they repeat themselves. vLLM on
+    processors alone. verl: mtp.enable_rollout, whose drafts change what is drawn; vLLM:
+    speculative_config."""
 
     engine_arguments: Arguments = Field(default_factory=dict)
     """Further arguments of vLLM, by the names that its EngineArgs has for them, such as
