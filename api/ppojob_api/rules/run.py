@@ -336,6 +336,13 @@ SAMPLING_RULES = rules(
     when: has(self.algorithm.dynamicSampling)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
+    spec | rollout.drafts | NotInThisVersion | here
+        engines that draw rows of several steps side by side stop long ones by passes of the model,
+        of which drafts need fewer, so other weights would draw other tokens of them: not in this
+        version; remove it, or maxStaleness ${has(self.roles.rollout) ? 1 : 0}
+    when: has(self.rollout.drafts)
+    must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
+
     spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens drafts | NoEffect
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: has(self.$FIELD)

@@ -67,8 +67,7 @@ class DraftsSpec(Section):
     """Guesses of the next tokens of a row, which an engine reads in one pass."""
 
     tokens: Annotated[int, Field(ge=1, le=64)] = 4
-    """Guesses of a row in a pass, at most. verl: mtp.num_speculative_tokens, 1; vLLM:
-    num_speculative_tokens."""
+    """Guesses of a row in a pass, at most. vLLM: num_speculative_tokens."""
 
     shortest_match: Annotated[int, Field(ge=1, le=64)] = 2
     """Last tokens of a row that must have stood in it before. vLLM: prompt_lookup_min, 5."""
@@ -131,9 +130,9 @@ class RolloutSpec(Section):
     drafts: DraftsSpec | None = None
     """Guess that a row goes on as it did where its last tokens stood before, in prompt or response
     (n-grams, prompt lookup). A guess is kept where it is the token that is drawn in any case: so
-    responses are those without drafts, and come sooner where they repeat themselves. vLLM on
-    processors alone. verl: mtp.enable_rollout, whose drafts change what is drawn; vLLM:
-    speculative_config."""
+    responses are those without drafts, and come sooner where they repeat themselves. Engines of
+    vLLM on processors alone, and models whose layers keep no states. vLLM: speculative_config of
+    method ngram, which draws otherwise, as verl's mtp.enable_rollout does."""
 
     engine_arguments: Arguments = Field(default_factory=dict)
     """Further arguments of vLLM, by the names that its EngineArgs has for them, such as

@@ -267,7 +267,8 @@ def test_another_reference_is_another_job() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"gpuMemoryShare": 0.6}, {"maxBatchedTokens": 4096}, {"enforceEager": True}]
+    "setting",
+    [{"gpuMemoryShare": 0.6}, {"maxBatchedTokens": 4096}, {"enforceEager": True}, {"drafts": {}}],
 )
 def test_how_engines_compute_may_differ_as_ranks_may(setting: dict[str, Any]) -> None:
     changed, plain = (

@@ -21,7 +21,7 @@ def guesses(text: NDArray[np.int32], spec: DraftsSpec, *, most: int) -> list[int
         return []
     # Places of the last token of the end, one token longer with each round.
     places, length = np.flatnonzero(text[:-1] == text[-1]), 1
-    while length < spec.longest_match:
+    while places.size and length < spec.longest_match:
         longer = places[places >= length]
         longer = longer[text[longer - length] == text[-1 - length]]
         if not longer.size:
@@ -31,4 +31,4 @@ def guesses(text: NDArray[np.int32], spec: DraftsSpec, *, most: int) -> list[int
         return []
     behind = places[places < len(text) - wanted]
     begin = int(behind[-1] if behind.size else places[0]) + 1
-    return text[begin : begin + wanted].tolist()
+    return [int(token) for token in text[begin : begin + wanted]]

@@ -7,6 +7,7 @@ that token. So a row's generator gives a number for each token that the row keep
 Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,19 +54,14 @@ class NgramDrafter:
 
 
 class ExactJudge:
-    """In place of vLLM's rejection sampler: it keeps a guess where it is the token that is drawn.
-
-    Attributes:
-        passes: of rows that it has seen.
-        guesses: that these had.
-        kept: as many as were kept.
-    """
+    """In place of vLLM's rejection sampler: it keeps guesses that are drawn in any case."""
 
     def __init__(self, engine: LLMEngine, spec: DraftsSpec) -> None:
         """Judge what an engine drafts from now on."""
-        self.passes = self.guesses = self.kept = 0
-        runner: Any = engine.engine_core.engine_core.model_executor.driver_worker.worker
-        runner = runner.model_runner
+        self._counts = Counter[str]()
+        runner: Any = (
+            engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        )
         self._sampler = runner.sampler
         runner.rejection_sampler = self
         runner.drafter.spec = spec
@@ -93,13 +89,17 @@ class ExactJudge:
             logprobs[rows, place] = drawn.logprobs_tensors.logprobs[:, 0]
             agree = zip(rows, drawn.sampled_token_ids[:, 0].tolist(), strict=True)
             rows = [row for row, token in agree if guessed[row][place : place + 1] == [token]]
-            self.kept += len(rows)
+            self._counts["kept"] += len(rows)
             place += 1
-        self.passes += len(counts)
-        self.guesses += sum(counts)
+        self._counts.update(passes=len(counts), guesses=sum(counts))
         # Nobody reads the ranks, which are the last of these.
         places = tokens.reshape(-1, 1), logprobs.reshape(-1, 1), tokens.reshape(-1)
         return SamplerOutput(tokens, LogprobsTensors(*places))
+
+    def take_counts(self) -> dict[str, int]:
+        """See `RolloutEngine.drafts`."""
+        told, self._counts = self._counts, Counter()
+        return dict(told)
 
 
 def _of_rows(

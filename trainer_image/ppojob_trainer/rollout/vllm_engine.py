@@ -165,6 +165,7 @@ class VllmEngine:
         self._experts: vllm_experts.ExpertRecorder | None = None
         if tells_experts and self._on_cpu:
             self._experts = vllm_experts.ExpertRecorder(self._engine)
+        self._judge: vllm_drafts.ExactJudge | None = None
         if rollout.drafts is not None:
             self._judge = vllm_drafts.ExactJudge(self._engine, rollout.drafts)
         # It would end torch's default world, which belongs to the role, when the engine is freed.
@@ -272,6 +273,10 @@ class VllmEngine:
             raise RolloutError("reset_cache: vLLM still holds blocks of ended requests")
         self._engine.reset_encoder_cache()
 
+    def drafts(self) -> dict[str, int]:
+        """See `RolloutEngine`."""
+        return {} if self._judge is None else self._judge.take_counts()
+
     def sleep(self) -> None:
         """Drop weights and cache from the GPU; on the CPU vLLM cannot, and both stay in memory."""
         self._refuse_unusable("sleep")
@@ -294,7 +299,7 @@ class VllmEngine:
         core.structured_output_manager.clear_backend()
         core.model_executor.shutdown()
         core.scheduler.shutdown()
-        del self._engine, self._experts, core
+        del self._engine, self._experts, self._judge, core
         # vLLM has looked for garbage, but its model runner, a cycle with weights, was none yet.
         gc.collect()
         parallel_state.destroy_model_parallel()
