@@ -22,7 +22,7 @@ from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, StopTexts
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
 
-DRAFTS = DraftsSpec(tokens=4, shortest_match=1)
+DRAFTS = DraftsSpec(tokens=4, shortest_match=1, max_rows=40)
 LAST = 40
 WAYS = [
     SamplingParams(1.0, 1.0, -1, LAST, (2,)),

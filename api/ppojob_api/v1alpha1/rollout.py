@@ -75,6 +75,10 @@ class DraftsSpec(Section):
     longest_match: Annotated[int, Field(ge=1, le=64)] = 4
     """As many of them are looked for first, then fewer. vLLM: prompt_lookup_max, 5."""
 
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 8
+    """Rows of a pass, at most: more of them keep a processor busy without guesses. vLLM:
+    num_speculative_tokens_per_batch_size."""
+
 
 class RolloutSpec(Section):
     """How responses are generated."""

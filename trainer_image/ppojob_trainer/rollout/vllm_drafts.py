@@ -42,11 +42,13 @@ class NgramDrafter:
     def propose(
         self, drawn: Sequence[Sequence[int]], lengths: Text, texts: Text, **_: Any
     ) -> list[list[int]]:
-        """Guesses for each row; none for one that drew nothing in this step.
+        """Guesses for each row, where there are few; none for one that drew nothing in this step.
 
         Prompt and response of a row are the first of its `texts`, (rows, tokens), as many as its
         `lengths` says. A row of full length has room for the token that is drawn alone.
         """
+        if len(drawn) > self.spec.max_rows:
+            return [[] for _ in drawn]
         return [
             guesses(text[:length], self.spec, most=self._length - length - 1) if tokens else []
             for tokens, length, text in zip(drawn, lengths.tolist(), texts, strict=False)
