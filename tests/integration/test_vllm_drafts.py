@@ -55,6 +55,12 @@ def test_no_draw_hangs_on_the_company(engine: str, found: list[Facts]) -> None:
     assert [row[0] for row in facts["alone with"]] == tokens[: len(facts["alone with"])]
 
 
+def test_more_rows_than_may_have_guesses_have_none(found: list[Facts]) -> None:
+    few, many = found[0]["in company"]
+    assert few > 50
+    assert many == 0
+
+
 def test_a_text_ends_a_row_within_a_pass(found: list[Facts]) -> None:
     facts = found[0]["ended"]
     assert facts["whole with"] == facts["whole without"]

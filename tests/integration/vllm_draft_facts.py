@@ -22,7 +22,7 @@ from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, StopTexts
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
 
-DRAFTS = DraftsSpec(tokens=4, shortest_match=1, max_rows=40)
+DRAFTS = DraftsSpec(tokens=4, shortest_match=1, max_rows=64)
 LAST = 40
 WAYS = [
     SamplingParams(1.0, 1.0, -1, LAST, (2,)),
@@ -97,6 +97,19 @@ def ended(folder: Path) -> dict[str, Any]:
     return found
 
 
+def guessed_in_company(folder: Path) -> list[int]:
+    """How many guesses so many rows have as may have some, and one row more."""
+    greedy = [row for row in requests() if row.sampling == WAYS[2]]
+    counts = []
+    with engine(
+        folder, "float32", drafts=DraftsSpec(tokens=4, shortest_match=1, max_rows=5)
+    ) as opened:
+        for rows in (5, 6):
+            generate(opened, greedy[:rows])
+            counts.append(opened.drafts()["guesses"])
+    return counts
+
+
 def with_adapters(folder: Path) -> dict[str, Any]:
     lora = LoraSpec(rank=4)
     found = {}
@@ -137,6 +150,7 @@ def all_facts(folder: Path) -> dict[str, Any]:
     # Too few blocks for all rows, and too few tokens a step for all guesses.
     tight = {"kv_cache_gib": 20 * block / 2**30, "max_batched_tokens": 128, "max_sequences": 100}
     facts["squeezed"] = pair(folder / "tied", "float32", **tight)
+    facts["in company"] = guessed_in_company(folder / "tied")
     facts["ended"] = ended(folder / "tied")
     facts["adapters"] = with_adapters(folder / "tied")
     facts["experts"] = with_experts(folder / "mixture")
