@@ -14,7 +14,7 @@ ROLLOUT = {
     # So cold that rows repeat themselves, and with all that may lie between logits and a draw.
     **{"temperature": 0.2, "topP": 0.95, "topK": 40, "repetitionPenalty": 0.9},
 }
-DRAFTS = {**ROLLOUT, "drafts": {"tokens": 3, "shortestMatch": 1, "maxRows": 12}}
+DRAFTS = {**ROLLOUT, "drafts": {"tokens": 3, "shortestMatch": 1, "maxRows": 16}}
 
 
 @pytest.mark.parametrize(
