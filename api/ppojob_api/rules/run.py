@@ -373,7 +373,14 @@ SAMPLING_RULES = rules(
     when: has(self.algorithm.dynamicSampling)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
-    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens | NoEffect
+    spec | rollout.drafts | NotInThisVersion | here
+        engines that draw rows of several steps side by side stop long ones by passes of the model,
+        of which drafts need fewer, so other weights would draw other tokens of them: not in this
+        version; remove it, or maxStaleness ${has(self.roles.rollout) ? 1 : 0}
+    when: has(self.rollout.drafts)
+    must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
+
+    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens drafts | NoEffect
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: has(self.$FIELD)
     must: self.engine != 'huggingface'
@@ -387,6 +394,15 @@ SAMPLING_RULES = rules(
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: self.engine == 'huggingface'
     must: self.engineArguments.size() == 0
+
+    spec.rollout.drafts | shortestMatch | OutOfRange | here
+        no more than longestMatch ${self.longestMatch} tokens are looked for; at most as many
+    must: self.shortestMatch <= self.longestMatch
+
+    spec.rollout | minP validation.minP | Conflict | here
+        vLLM does not take it of an engine that drafts; 0, or remove drafts
+    when: has(self.drafts)
+    must: self.$FIELD == 0.0
 
     spec.rollout | gpuMemoryShare | Conflict
         kvCacheGib ${self.kvCacheGib} says how much the cache takes; one of the two

@@ -172,6 +172,16 @@ def test_an_engine_has_the_family(
     )
 
 
+@pytest.mark.parametrize(("family", "refused"), [("granitemoehybrid", True), ("llama", False)])
+def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: bool) -> None:
+    config = MAMBA if family == "granitemoehybrid" else {"model_type": family, **SIZES}
+    rollout = {"engine": "vllm", "dtype": "bfloat16", "drafts": {}}
+    found = problems(tmp_path, {"model": config}, rollout=rollout)
+    assert [(one.where, one.reason_code) for one in found] == (
+        [("spec.rollout.drafts", ReasonCode.NOT_IN_THIS_VERSION)] if refused else []
+    )
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "refused"),
     [

@@ -286,6 +286,15 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             "merged, or engine: huggingface",
             ReasonCode.NOT_IN_THIS_VERSION,
         )
+    if spec.rollout.drafts and sizes.states:
+        yield Problem(
+            "spec.rollout.drafts",
+            shown(spec.rollout.drafts),
+            f"layers with states of {sizes.model_type} cannot go back behind a guess that was "
+            "wrong: not in this version",
+            "remove it",
+            ReasonCode.NOT_IN_THIS_VERSION,
+        )
     if spec.rollout.dtype == "float16" and sizes.model_type in NO_FLOAT16_IN_VLLM:
         yield Problem(
             "spec.rollout.dtype",

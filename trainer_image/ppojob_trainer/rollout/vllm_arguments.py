@@ -20,7 +20,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import language_part, text_config
-from ppojob_trainer.rollout import told_vllm, vllm_pictures
+from ppojob_trainer.rollout import told_vllm, vllm_drafts, vllm_pictures
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
     key_value_bytes_per_token,
@@ -97,6 +97,8 @@ def engine_args(
     if (operations := told_vllm.operations(config)) is not None:
         given = common.get("compilation_config", {})
         common["compilation_config"] = {"custom_ops": operations, **given}
+    if rollout.drafts is not None:
+        common["speculative_config"] = vllm_drafts.asked_of_vllm(rollout.drafts)
     return vllm.EngineArgs(
         **common,
         # Compiling takes longer than a small model's whole run.

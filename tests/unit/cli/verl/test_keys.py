@@ -793,6 +793,10 @@ FATES = [
     (f"{MEGATRON}.moe_router_load_balancing_type=none", Fate.SAME),
     ("actor_rollout_ref.model.mtp.enable=true", Fate.SAME),
     ("actor_rollout_ref.model.mtp.enable_rollout=true", Fate.LEFT_OUT),
+    (
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method=ngram",
+        Fate.LEFT_OUT,
+    ),
     ("actor_rollout_ref.actor.router_replay.mode=R3", Fate.WRITTEN),
     ("actor_rollout_ref.actor.megatron.router_replay.mode=R2", Fate.WRITTEN),
     ("actor_rollout_ref.rollout.enable_rollout_routing_replay=true", Fate.UNNEEDED),
