@@ -336,9 +336,9 @@ def behaviour(folder: Path, dtype: str) -> dict[str, Any]:
     cached: list[int] = []
     finished = opened._finished
 
-    def counted(output: Any) -> Finished:
+    def counted(output: Any, end: int | None = None) -> Finished:
         cached.append(output.num_cached_tokens)
-        return finished(output)
+        return finished(output, end)
 
     opened._finished = counted  # type: ignore[method-assign]
     rows = [

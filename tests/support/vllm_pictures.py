@@ -155,11 +155,11 @@ class Watched:
     def _watch(self) -> None:
         finished = self.engine._finished
 
-        def watched(output: Any) -> Finished:
+        def watched(output: Any, end: int | None = None) -> Finished:
             own = self.asked[output.request_id]
             self.prompts.append(tuple(output.prompt_token_ids) == own.prompt)
             self.cached[output.request_id] = output.num_cached_tokens
-            return finished(output)
+            return finished(output, end)
 
         self.engine._finished = watched  # type: ignore[method-assign]
         (tower,) = self.engine._engine.apply_model(tower_of)

@@ -48,8 +48,9 @@ def searches(verl: Verl, job: Draft) -> None:
     job.set("spec.agent.toolResponseTruncateSide", "right", "data.max_obs_length")
     each, start = "data.max_response_length", "data.max_start_length"
     job.set("spec.agent.turnTokens", verl[each], each)
-    whole = min((turns + 1) * verl[each] + turns * longest, verl["data.max_prompt_length"])
-    job.set("spec.data.maxResponseTokens", whole, each, "data.max_obs_length", "max_turns")
+    limits = each, "data.max_obs_length", "max_turns", "data.max_prompt_length"
+    whole = min((turns + 1) * verl[each] + turns * longest, verl[limits[-1]])
+    job.set("spec.data.maxResponseTokens", whole, *limits)
     job.set("spec.agent.cutTurns", "go_on", each)
     job.set("spec.data.maxPromptTokens", verl[start], start)
     job.set("spec.data.overlongPrompts", "truncate_left", start)

@@ -68,6 +68,8 @@ def converted(overrides: list[str]) -> Draft:
 @given(st.dictionaries(st.one_of(st.sampled_from(NAMES), UNKNOWN), VALUES, max_size=12))
 @example({"data.max_length": "8", "data.max_prompt_length": "9", "data.max_response_length": "7"})
 @example({"data.max_length": "8", "data.max_prompt_length": "9"})
+@example({"data.max_prompt_length": "0", "max_turns": "null"})
+@example({"data.max_prompt_length": "99999", "max_turns": "2"})
 @example(
     dict.fromkeys(
         [f"actor_rollout_ref.actor.{name}.dtype" for name in ("fsdp_config", "megatron")], "float32"
