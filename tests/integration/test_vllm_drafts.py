@@ -56,9 +56,21 @@ def test_no_draw_hangs_on_the_company(engine: str, found: list[Facts]) -> None:
 
 
 def test_more_rows_than_may_have_guesses_have_none(found: list[Facts]) -> None:
-    few, many = found[0]["in company"]
+    few, many = found[0]["in company"]["guesses"]
     assert few > 50
     assert many == 0
+
+
+def test_rows_that_have_guesses_once_others_have_ended_draw_the_same(found: list[Facts]) -> None:
+    facts = found[0]["in company"]
+    told = facts["counts"]
+    everywhere = found[0]["float32"]["counts with"]
+    assert everywhere["guesses"] > told["guesses"] > told["kept"] > 10
+    whole = [row[0] for row in found[0]["float32"]["without"]]
+    assert facts["tokens"] == [
+        tokens[: len(own)] for tokens, own in zip(whole, facts["tokens"], strict=True)
+    ]
+    assert sum(map(len, facts["tokens"])) < sum(map(len, whole))
 
 
 def test_a_text_ends_a_row_within_a_pass(found: list[Facts]) -> None:

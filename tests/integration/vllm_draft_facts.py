@@ -97,17 +97,26 @@ def ended(folder: Path) -> dict[str, Any]:
     return found
 
 
-def guessed_in_company(folder: Path) -> list[int]:
-    """How many guesses so many rows have as may have some, and one row more."""
+def guessed_in_company(folder: Path) -> dict[str, Any]:
+    """Guesses of so many rows as may have some, and of one row more; and many rows.
+
+    Of the latter the five that are left in the end have guesses.
+    """
     greedy = [row for row in requests() if row.sampling == WAYS[2]]
-    counts = []
+    found: dict[str, Any] = {"guesses": []}
     with engine(
         folder, "float32", drafts=DraftsSpec(tokens=4, shortest_match=1, max_rows=5)
     ) as opened:
         for rows in (5, 6):
             generate(opened, greedy[:rows])
-            counts.append(opened.drafts()["guesses"])
-    return counts
+            found["guesses"].append(opened.drafts()["guesses"])
+        shorter = [
+            replace(row, sampling=replace(row.sampling, max_tokens=LAST if n < 5 else 12))
+            for n, row in enumerate(requests())
+        ]
+        found["tokens"] = [row[0] for row in drawn(opened, shorter)]
+        found["counts"] = opened.drafts()
+    return found
 
 
 def with_adapters(folder: Path) -> dict[str, Any]:

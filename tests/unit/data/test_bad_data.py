@@ -147,6 +147,12 @@ def scores_from_beforehand(files: PromptFiles) -> list[str]:
     return files.errors(files.lines("a.jsonl", *rows), scores_key="tried")
 
 
+def scores_that_no_row_has(files: PromptFiles) -> list[str]:
+    """The name of the column is wrong, say."""
+    rows = [good_row(f"{n} + 1", extra_info={"tried": [1.0, 0.0]}) for n in range(2)]
+    return files.errors(files.lines("a.jsonl", *rows), scores_key="tired")
+
+
 def two_kinds(files: PromptFiles) -> list[str]:
     chats = files.lines("a.jsonl", good_row(), good_row())
     return files.errors(
@@ -203,6 +209,7 @@ CASES: dict[str, Case] = {
     "array: no UTF-8": array(b'[{"prompt": "\xff\xfe"}]'),
     "no difficulty": no_difficulty,
     "scores from beforehand": scores_from_beforehand,
+    "scores that no row has": scores_that_no_row_has,
     "missing columns": missing_columns,
     "data source": rows(good_row(data_source=None)),
     "unknown data source": rows(good_row(data_source="ppojob/subtraction")),

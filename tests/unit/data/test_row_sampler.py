@@ -97,6 +97,18 @@ def test_a_killed_process_is_started_again(mine: Path, dataset) -> None:
         assert sampler.choose(2, 0, 1, told, "null") == ([0], "null")
 
 
+def test_a_column_that_no_row_has_is_refused(mine: Path, dataset) -> None:
+    """`nearest` would take its rows by chance."""
+    spec = SamplerSpec(
+        function="nearest", columns=("level", "levels"), arguments={"column": "levels"}
+    )
+    with RowSampler(spec, dataset) as sampler:
+        with pytest.raises(ConfigError) as refused:
+            sampler.open()
+        told = "spec.data.sampler.columns: got levels: no row has it; entries of extra_info that"
+        assert str(refused.value).startswith(told)
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [

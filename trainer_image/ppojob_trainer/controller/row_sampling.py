@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.algorithms.prompt_values import first_belief, value
+from ppojob_trainer.algorithms.prompt_values import PRIOR, first_belief, value
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.data.dataset import PromptDataset
@@ -57,12 +57,13 @@ class RowSampling:
             return None
         sampler = stack.enter_context(RowSampler(settings, dataset))
         sampler.open()
-        first, asks = np.empty(len(dataset)), list[str]()
-        for number in range(len(dataset)):
-            row = dataset[number]
-            first[number] = value(first_belief(row.known_scores, decay=0.0))
-            if algorithm.estimator.tracks_values:
-                asks.append(row.asks)
+        first, asks = np.full(len(dataset), value(PRIOR)), list[str]()
+        if spec.prompts.scores_key is not None or algorithm.estimator.tracks_values:
+            for number in range(len(dataset)):
+                row = dataset[number]
+                first[number] = value(first_belief(row.known_scores, decay=0.0))
+                if algorithm.estimator.tracks_values:
+                    asks.append(row.asks)
         return cls(sampler, spec.prompts.seed or 0, algorithm.most_drawn, first, asks)
 
     def begin(self, progress: Progress) -> None:

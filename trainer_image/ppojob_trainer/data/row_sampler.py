@@ -137,16 +137,23 @@ class RowSampler(Closeable):
         source, spec = self._spec.source, self._spec
         path = "" if source is None else source.file or ""
         self._ask(OpenSampler(path, spec.function, msgspec.json.encode(spec.arguments)))
+        empty = set(spec.columns)
         for first in range(0, len(self._rows), _CHUNK_ROWS):
             some = range(first, min(first + _CHUNK_ROWS, len(self._rows)))
-            self._ask(TellValues(self._cells(self._rows.rows(some))))
+            cells = self._cells(self._rows.rows(some))
+            empty = {name for name in empty if all(cell is None for cell in cells[name])}
+            self._ask(
+                TellValues({name: msgspec.json.encode(column) for name, column in cells.items()})
+            )
+        if empty and len(self._rows):
+            got, why = ", ".join(sorted(empty)), "no row has it"
+            allowed = "entries of extra_info that some rows have"
+            raise SamplerFailed(f"{FIELD}.columns: got {got}: {why}; {allowed}")
 
-    def _cells(self, rows: Sequence[PromptRow]) -> dict[str, bytes]:
+    def _cells(self, rows: Sequence[PromptRow]) -> dict[str, list[Json]]:
         """What stays of some rows, by the name of the column."""
-        found: dict[str, list[Json]] = {"data_source": [row.data_source for row in rows]}
-        for name in self._spec.columns:
-            found[name] = [row.extra_info.get(name) for row in rows]
-        return {name: msgspec.json.encode(cells) for name, cells in found.items()}
+        own = {name: [row.extra_info.get(name) for row in rows] for name in self._spec.columns}
+        return {"data_source": [row.data_source for row in rows], **own}
 
     def _ask(self, request: SamplerRequest) -> Chosen:
         assert self._child is not None, "it is started first"

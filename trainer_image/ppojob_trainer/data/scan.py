@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import pictures, videos
@@ -84,6 +85,7 @@ class Scan:
         kept: rows to draw from; ``kept_of`` has those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
         given: the type of the job where rows have their answers, which are learnt.
+        scored: rows to draw from with scores of responses that were drawn beforehand.
         dropped: rows left out as too long; ``untrained`` are rows of which nothing is learnt.
         prompt_kind: "text" or "messages", as the first readable row has it, at ``prompt_place``.
         prompt_keys: eight-byte digest of every prompt seen.
@@ -106,6 +108,7 @@ class Scan:
     good: int = 0
     kept_of: list[int] = field(default_factory=list)
     difficulties: "array[float]" = field(default_factory=lambda: array("d"))
+    scored: int = 0
     total: int = 0
     dropped: int = 0
     untrained: int = 0
@@ -168,6 +171,11 @@ class Scan:
             (self.warnings if self.kept else self.errors).add(problem)
         if self.given == "kto" and self.kept:
             self._tell_labels()
+        if self.spec.scores_key is not None and self.kept and not self.scored:
+            why = f"no row has scores there: {self.kept} rows"
+            allowed = "a column, or an entry of extra_info, that some rows have"
+            got = shown(self.spec.scores_key)
+            self.errors.add(DataProblem("spec.data.scoresKey", got, why, allowed))
 
     def _tell_labels(self) -> None:
         got = f"{self.good} of {self.kept} answers good"
@@ -479,6 +487,7 @@ class Scan:
             self.store.append(row)
         self.kept += 1
         self.good += candidate.row.ground_truth is True
+        self.scored += bool(candidate.row.known_scores)
         self.kept_of[candidate.entry] += 1
         if self.spec.curriculum is not None:
             self.difficulties.append(candidate.difficulty)

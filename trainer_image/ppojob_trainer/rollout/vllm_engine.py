@@ -156,9 +156,7 @@ class VllmEngine:
             gc.freeze()
             self._engine = LLMEngine.from_engine_args(arguments)
         if self._pictures is not None:
-            where = torch.device(device)
-            tower = partial(give_tower, folder=model_folder, dtype=dtype, device=where)
-            self._engine.apply_model(tower)
+            self._give_tower(model_folder, dtype, torch.device(device))
         records = tells_experts and self._on_cpu
         self._experts = vllm_experts.ExpertRecorder(self._engine) if records else None
         drafts = rollout.drafts
@@ -179,6 +177,10 @@ class VllmEngine:
         arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
         names = self._weights.adapter_names
         arguments.lora_target_modules = sorted({name.split(".")[-2] for name in names})
+
+    def _give_tower(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        """Let the model see by the trainer's own tower."""
+        self._engine.apply_model(partial(give_tower, folder=folder, dtype=dtype, device=device))
 
     @property
     def policy_version(self) -> int:
