@@ -55,6 +55,10 @@ def raises(step, seed, count, rows):
 
 class Stateful:
     pass
+
+def in_order(step, seed, count, rows):
+    assert (np.diff(rows["draws"]) == 1).all()
+    return [len(rows["draws"]) - 1]
 """
 
 
@@ -86,6 +90,14 @@ def test_it_is_told_of_all_rows_and_keeps_nothing_but_its_state(mine: Path, data
         assert (first, state) == ([1996, 1997, 1998], '{"calls": 1}')
         assert sampler.choose(2, 0, 3, told, state) == (first, '{"calls": 2}')
         assert sampler.choose(1, 0, 3, told, "null") == (first, '{"calls": 1}')
+
+
+def test_it_is_told_of_millions_of_rows(mine: Path, dataset) -> None:
+    """More than one message has room for; they come in their order."""
+    with RowSampler(spec_of(mine, "in_order"), dataset) as sampler:
+        for _ in range(2):
+            told = {"draws": np.arange(9_000_000.0)}
+            assert sampler.choose(1, 0, 1, told, "null") == ([8_999_999], "null")
 
 
 def test_a_killed_process_is_started_again(mine: Path, dataset) -> None:

@@ -20,7 +20,9 @@ MAX_STATE_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 600.0
 """For the import of the file, and for a call."""
 _CHUNK_ROWS: Final = 1024
-"""Of one message."""
+"""Of one message with cells, which may be long."""
+_CHUNK_NUMBERS: Final = 1 << 20
+"""Of one message with numbers of rows."""
 _ATTEMPTS: Final = 2
 """Processes of which the last may be killed from outside: the kernel takes them first."""
 _log = logging.getLogger(__name__)
@@ -47,9 +49,10 @@ class TellValues(msgspec.Struct, frozen=True, tag=True):
 
 
 class TellNumbers(msgspec.Struct, frozen=True, tag=True):
-    """A column of float64 as it is now."""
+    """Some more of a column of float64 as it is now; those from row 0 begin it anew."""
 
     name: str
+    first: int
     numbers: bytes
 
 
@@ -115,7 +118,9 @@ class RowSampler(Closeable):
                 if self._child is None or not self._child.is_alive:
                     self._start()
                 for name, column in numbers.items():
-                    self._ask(TellNumbers(name, column.tobytes()))
+                    for first in range(0, len(column), _CHUNK_NUMBERS):
+                        some = column[first : first + _CHUNK_NUMBERS]
+                        self._ask(TellNumbers(name, first, some.tobytes()))
                 chosen = self._ask(ChooseRows(step, seed, count, state))
                 return chosen.rows, chosen.state
             except ChildKilled as killed:

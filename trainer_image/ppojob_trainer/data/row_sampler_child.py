@@ -45,7 +45,7 @@ class _Served:
         self._function: Sampler | None = None
         self._arguments: dict[str, Json] = {}
         self._values: dict[str, list[Any]] = {}
-        self._numbers: dict[str, bytes] = {}
+        self._numbers: dict[str, bytearray] = {}
 
     def answer(self, request: SamplerRequest) -> Chosen:
         match request:
@@ -56,7 +56,9 @@ class _Served:
                 for name, cells in request.cells.items():
                     self._values.setdefault(name, []).extend(msgspec.json.decode(cells))
             case TellNumbers():
-                self._numbers[request.name] = request.numbers
+                if request.first == 0:
+                    self._numbers[request.name] = bytearray()
+                self._numbers[request.name] += request.numbers
             case ChooseRows():
                 return self._chosen(request)
         return Chosen([])
