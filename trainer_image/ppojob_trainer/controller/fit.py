@@ -218,13 +218,7 @@ class Loop:
                 self._save_on_the_way(progress)
             self._tell_of_copies()
         failpoints.hit(STEP_BEGIN)
-        cursor = progress.data
-        self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
-        supervised = self.training.supervised
-        if supervised is not None and progress.demonstrations is not None:
-            supervised.load(progress.demonstrations)
-        if self.sampling is not None:
-            self.sampling.begin(progress)
+        self._go_to(progress)
         coefficients = self._coefficients(progress)
         try:
             result = self.training.run(
@@ -247,12 +241,12 @@ class Loop:
             is_scored=self.spec.is_scored,
         )
         metrics |= self._kl_metrics(coefficients.kl, result)
-        rows = step_rows(result)
+        rows, supervised = step_rows(result), self.training.supervised
         trained = msgspec.structs.replace(
             progress,
             step=step,
             policy_version=step,
-            data=DataCursor(**self.order.state_dict(), sha256=cursor.sha256),
+            data=DataCursor(**self.order.state_dict(), sha256=progress.data.sha256),
             demonstrations=None if supervised is None else supervised.cursor,
             kl_coefficient=self._next_kl(progress, result),
             entropy_coefficient=self._next_entropy(coefficients.entropy, result),
@@ -273,6 +267,15 @@ class Loop:
         caller.traffic = Traffic()
         seconds = progress.seconds + times.step_seconds
         return msgspec.structs.replace(trained, seconds=seconds), metrics
+
+    def _go_to(self, progress: Progress) -> None:
+        """Draw what comes behind a state."""
+        cursor, supervised = progress.data, self.training.supervised
+        self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
+        if supervised is not None and progress.demonstrations is not None:
+            supervised.load(progress.demonstrations)
+        if self.sampling is not None:
+            self.sampling.begin(progress)
 
     def _draw(self, count: int) -> list[PromptRow]:
         rows = self.order.next_batch(count)  # its place counts them, whoever chooses

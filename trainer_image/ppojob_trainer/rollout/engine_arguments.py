@@ -14,7 +14,6 @@ from ppojob_trainer.json_value import Json
 _FIELD: Final = "spec.rollout.engineArguments"
 _LAYOUT: Final = "spec.rollout.parallelism"
 _REPLAY: Final = "spec.algorithm.routerReplay"
-_DRAFTS: Final = "spec.rollout.drafts"
 _SET_BY: Final = {
     **dict.fromkeys(("model", "model_weights", "served_model_name"), "spec.model.path"),
     **dict.fromkeys(("tokenizer", "tokenizer_mode"), "spec.model.tokenizerPath"),
@@ -31,7 +30,6 @@ _SET_BY: Final = {
     **dict.fromkeys(("data_parallel_size", "enable_expert_parallel"), _LAYOUT),
     **dict.fromkeys(("distributed_executor_backend", "nnodes"), _LAYOUT),
     **dict.fromkeys(("enable_lora", "max_lora_rank", "lora_target_modules"), "spec.model.lora"),
-    **dict.fromkeys(("speculative_config", "spec_method", "spec_model"), _DRAFTS),
     **dict.fromkeys(("enable_return_routed_experts", "aux_output_config"), _REPLAY),
     "hf_token": "HF_TOKEN in spec.pods[].env",
     "seed": "spec.seed",
@@ -51,6 +49,11 @@ _NOT_YET: Final = {
     **dict.fromkeys(
         ("quantization", "quantization_config"),
         "engines get the trainer's own weights at each step",
+    ),
+    **dict.fromkeys(
+        ("speculative_config", "spec_method", "spec_model"),
+        "vLLM draws other tokens with drafts than without; on processors spec.rollout.drafts draws "
+        "the same",
     ),
     **dict.fromkeys(
         ("enable_eplb", "decode_context_parallel_size", "prefill_context_parallel_size"),
