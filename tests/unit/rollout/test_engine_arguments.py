@@ -12,6 +12,7 @@ WRONG = {
     "aux_output_config": (ReasonCode.CONFLICT, "spec.algorithm.routerReplay in its place"),
     "logprobs_mode": (ReasonCode.CONFLICT, "remove it"),
     "quantization": (ReasonCode.NOT_IN_THIS_VERSION, "remove it"),
+    "speculative_config": (ReasonCode.NOT_IN_THIS_VERSION, "remove it"),
     "hf_token": (ReasonCode.CONFLICT, "HF_TOKEN in spec.pods[].env in its place"),
     "stream_intervall": (ReasonCode.UNKNOWN_FIELD, "write stream_interval"),
     "zzz": (ReasonCode.UNKNOWN_FIELD, "a field of vLLM's EngineArgs"),
