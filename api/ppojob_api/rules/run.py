@@ -278,7 +278,7 @@ SAMPLING_RULES = rules(
     when: self.algorithm.type in $GIVEN
     must: !has(self.data.sampler)
 
-    spec | data.sampler | Conflict | here
+    spec | data.sampler | NotInThisVersion | here
         with rollout.maxStaleness ${self.rollout.maxStaleness} rows of a step are drawn before those
         of the step before it have scored: not in this version; 0, or remove the sampler
     when: self.rollout.maxStaleness > 0
