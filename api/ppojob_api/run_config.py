@@ -51,6 +51,7 @@ LAYOUT: Final[Mapping[str, tuple[str, ...]]] = {
         "maxSequences",
         "maxBatchedTokens",
         "enforceEager",
+        "drafts",
     ),
     "judge": ("gpuMemoryShare", "kvCacheGib"),
 }

@@ -63,7 +63,7 @@ def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
 
 
 def check_length(job: PPOJob, rows: int) -> list[Problem]:
-    """Judge what the number of training prompts tells: whether all fits into the epochs.
+    """Judge what the number of training prompts tells: whether all fits into epochs and steps.
 
     Returns:
         What the same job would be told with as many steps; nothing where it gives the steps, or
@@ -71,7 +71,8 @@ def check_length(job: PPOJob, rows: int) -> list[Problem]:
     """
     known = _with_steps(job, rows)
     rules = [rule for rule, reads in _read_by_rules() if "spec.steps.total" in reads]
-    return [] if known is None else list(_broken(rules, known))
+    broken = [] if known is None else list(_broken(rules, known))
+    return [*broken, *schedule.rounds_without_rows(job, rows)]
 
 
 def length_warnings(job: PPOJob, rows: int) -> list[Problem]:

@@ -36,6 +36,14 @@ BUILT_IN_SCORERS: Final = (
     *("math_reward", "math_verify", "multiply", "search_r1", "search_r1_format"),
 )
 
+# Functions that choose the rows of a step without a source; held to the trainer's table likewise.
+BUILT_IN_SAMPLERS: Final = ("nearest", "uncertain")
+
+# What they are told of every row beside spec.data.sampler.columns.
+SEEN_OF_ROWS: Final = (
+    *("data_source", "draws", "last_step", "responses", "mean_score", "last_score", "value"),
+)
+
 # Tools that a model may call without a source; held to the trainer's table in the same way.
 SEARCH_TOOL: Final = "search"
 BUILT_IN_TOOLS: Final = (

@@ -43,10 +43,14 @@ def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: 
 
     with told():
         folder = _checkpoint_folder(run, checkpoint)
-        _check_output(output, CONFIG_FILE if adapters else "config.json")
+        config = CONFIG_FILE if adapters else "config.json"
+        _check_output(output, config)
+        is_another = (output / config).is_file()
         step = export_checkpoint(folder, output, only_adapters=adapters, critic=critic)
     what = "the adapters" if adapters else "the model"
-    click.echo(f"{output}: {what}{' of the critic' if critic else ''} after step {step}")
+    whose = " of the critic" if critic else ""
+    before = ", in place of the one that was there" if is_another else ""
+    click.echo(f"{output}: {what}{whose} after step {step}{before}")
 
 
 def _checkpoint_folder(run: Path, checkpoint: str) -> Path:
@@ -55,7 +59,8 @@ def _checkpoint_folder(run: Path, checkpoint: str) -> Path:
     root = run / CHECKPOINTS_FOLDER
     found = sorted(path.name for path in root.glob("step-*"))
     if not found:
-        raise InputError(f"RUN: got {run}: it holds no checkpoint; the run folder of a job")
+        why = "it holds no checkpoint" if run.exists() else "there is no such folder"
+        raise InputError(f"RUN: got {run}: {why}; the run folder of a job")
     name = folder_name(int(checkpoint)) if _STEP.fullmatch(checkpoint) else checkpoint
     is_known = name in found or (name in _POINTERS and (root / name).exists())
     if not is_known:

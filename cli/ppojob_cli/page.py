@@ -48,12 +48,19 @@ def page(runs: tuple[Path, ...], output: Path, steps: tuple[int, ...], samples: 
     """
     from ppojob_cli.run_page.drawing import draw_page
     from ppojob_cli.run_page.facts import read_runs
+    from ppojob_cli.run_page.sampling import steps_with_responses
 
     if len(runs) > _COLOURS:
         raise InputError(f"RUN: got {len(runs)}: there are {_COLOURS} colours; {_COLOURS} at most")
     if len(steps) > _MOST_STEPS:
         raise InputError(f"--step: got {len(steps)}: the page would be long; {_MOST_STEPS} at most")
-    text = draw_page(read_runs(runs), frozenset(steps), samples)
+    found = read_runs(runs)
+    there = steps_with_responses(found) if steps else []
+    if absent := sorted(set(steps) - set(there)):
+        got = ", ".join(map(str, absent))
+        allowed = f"steps from {there[0]} to {there[-1]}" if there else "no --step"
+        raise InputError(f"--step: got {got}: no run has kept responses of it; {allowed}")
+    text = draw_page(found, frozenset(steps), samples)
     aside = output.with_name(f".{output.name}.aside")
     try:
         aside.write_text(text, "utf-8")

@@ -30,6 +30,8 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.data.picture_forms import why_blind
+from ppojob_trainer.data.prompt_store import PromptStore
+from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
@@ -74,11 +76,13 @@ class Preflight:
     Attributes:
         errors: what must be mended; nothing is started while there are any.
         parameters: weights of the policy; None where they are not known.
+        rows: of the training data; None where they were not counted.
     """
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     parameters: int | None = None
+    rows: int | None = None
 
     def add(self, errors: Iterable[object], warnings: Iterable[object] = ()) -> None:
         """Take more lines in."""
@@ -90,7 +94,8 @@ def check_run(config: RunConfig, output: Path) -> Preflight:
     """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
     found = check_inputs(config)
     found.add([*machine_problems(config), *check_output(config, output, found.parameters)])
-    refusals = [*check_checkpoints(config, output), *branches.problems(config, output)]
+    begun = branches.problems(config, output, found.rows)
+    refusals = [*check_checkpoints(config, output), *begun]
     found.add(refusals, [] if refusals else unsaved_steps_warning(output))
     found.add([], [*threads_warning(config), *volatile_warning(output)])
     return found
@@ -127,7 +132,7 @@ def check_inputs(config: RunConfig) -> Preflight:
         if spec.judge is not None:
             _check_judge(spec.judge, found)
             found.add(list(_answers_without_room(spec.judge, spec.rewards)))
-        found.add([*_rewards(spec), *_custom_functions(spec)])
+        found.add([*_rewards(spec), *_sampler(spec), *_custom_functions(spec)])
     found.add([*_tools(spec), *_retriever(spec), *_recording(spec)])
     return found
 
@@ -209,6 +214,7 @@ def _check_data(
     found.add(report.errors)
     if not report.errors and not spec.steps.generate_only:
         job, rows = config.job(), report.train_rows
+        found.rows = rows
         found.add(validation.check_length(job, rows), validation.length_warnings(job, rows))
     found.add([], [*report.warnings, *text_prompt_warning(spec, report.text_prompt)])
     return chat.vocabulary
@@ -391,6 +397,18 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
         ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables, judge=judge).close()
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
+    return []
+
+
+def _sampler(spec: PPOJobSpec) -> list[str]:
+    """Load the function that chooses rows once, in a process like the one that will call it."""
+    if spec.prompts.sampler is None or not spec.steps.trains:
+        return []
+    with PromptStore() as nothing, RowSampler(spec.prompts.sampler, nothing) as sampler:
+        try:
+            sampler.open()
+        except ConfigError as problem:
+            return str(problem).splitlines()
     return []
 
 

@@ -134,8 +134,8 @@ def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[s
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     """The result of a run, and where the rest of it lies."""
-    steps, tokens = counted(summary.steps, "step"), number(summary.tokens)
-    effort = f"{steps} in {duration(summary.seconds)}, {tokens} tokens"
+    steps = counted(summary.steps, "step")
+    effort = f"{steps} in {duration(summary.seconds)}, {summary.tokens:,} tokens"
     if summary.phase == "Succeeded":
         alone = _answered(folder) or "validated, nothing was trained"
         lines = [f"done: {effort if summary.steps else alone}"]

@@ -108,7 +108,7 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
     config = resolve(judged)
     try:
         found = check_inputs(config)
-        found.add(branches.problems(config))
+        found.add(branches.problems(config, rows=found.rows))
     except PPOJobError as problem:
         return str(problem).splitlines(), []
     return found.errors, found.warnings

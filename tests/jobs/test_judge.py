@@ -73,5 +73,7 @@ def server_of(output: Path) -> int:
     """Process id of vLLM's server, which its guardian started."""
     found = run_folders.processes_of(output).items()
     return max(
-        pid for pid, line in found if "-m vllm.entrypoints" in line and "program" not in line
+        pid
+        for pid, line in found
+        if "-m ppojob_trainer.rollout.vllm_server" in line and "program" not in line
     )

@@ -159,6 +159,7 @@ def test_a_killed_job_trains_the_layer_that_predicts_further_tokens(
         ("hybrid", "vllm", "bfloat16", 1),
         ("nemotron_h", "huggingface", "float32", 2),
         ("lfm2_moe", "huggingface", "float32", 2),
+        ("lfm2_moe", "vllm", "float32", 1),
         ("granitemoehybrid", "vllm", "float32", 1),
     ],
 )

@@ -125,6 +125,12 @@ def package(wrong: RefusedJob) -> None:
     wrong.set("spec.rewards", [{"function": "score", "source": {"package": "no.such"}}])
 
 
+def sampler(wrong: RefusedJob) -> None:
+    file = wrong.files / "order.py"
+    file.write_text("def order(step, count): return range(count)\n")
+    wrong.set("spec.data.sampler", {"function": "order", "source": {"path": str(file)}})
+
+
 def unclaimed(wrong: RefusedJob) -> None:
     """Rows of which none of the teachers has the data source."""
     wrong.set("spec.algorithm.kl", {"in": "loss"})
@@ -163,6 +169,7 @@ CASES: dict[str, Spoil] = {
     "reward file that kills its process": reward("import os\nos.kill(os.getpid(), 9)\n"),
     "a share that is more than a file has": share,
     "reward function of no package": package,
+    "sampler that takes no rows": sampler,
     "all at once": all_at_once,
 }
 

@@ -325,7 +325,7 @@ def save_of_family(folder: Path, dropout: float, kind: str) -> None:
     elif kind == "granitemoehybrid":
         sizes |= {"mamba_d_head": 16, "mamba_d_state": 16, "num_attention_heads": 2}
     else:
-        sizes |= {"tie_word_embeddings": False}
+        sizes |= {"tie_word_embeddings": kind == "lfm2_moe"}
     save_policy(folder, dropout, model_class=model_class, **{**own, **sizes})
 
 

@@ -9,6 +9,8 @@ a rank it is one of two that share each engine, and experts are dealt to them.
 
 import argparse
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -29,6 +31,7 @@ from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import WHOLES
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import add_adapters
+from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
@@ -132,6 +135,8 @@ MODELS = {
     "gemma4_text of 26B": MIXTURE_MODELS["gemma4_text"],
 }
 
+TOLD = ("gemma4_text of 26B",)
+"""Mixtures whose engine tells the experts too, which are those of transformers."""
 ADAPTED = ("phi3", "glm4", "glm4v")
 """Families with adapters beside the weights here: of matrices that are several in one."""
 
@@ -154,7 +159,8 @@ def _compared(
     changes["parallelism"] = layout or RolloutParallelism()
     rollout = rollout.model_copy(update=changes)
     lora = LoraSpec(rank=8, alpha=8) if family in ADAPTED else None
-    engine = VllmEngine(rollout, folder, device=device, lora=lora)
+    tells = family in TOLD
+    engine = VllmEngine(rollout, folder, device=device, lora=lora, tells_experts=tells)
     if lora is not None:
         add_adapters(model, lora)
     with torch.no_grad():
@@ -175,12 +181,33 @@ def _compared(
             prompt = prompts[int(row.request_id)]
             with torch.no_grad():
                 ids = torch.tensor([[*prompt, *row.tokens]])
-                logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+                with _chosen(model) as chosen:
+                    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            if tells:
+                told = of_bytes(row.experts, ids.numel() - 1, model.config).long()
+                expected = torch.stack(chosen, 1)[:-1]
+                assert torch.equal(told.sort().values, expected.sort().values)
             logprobs, _ = token_logprobs(logits, torch.tensor(row.tokens))
             differences.append((logprobs - torch.tensor(row.logprobs)).abs())
     engine.close()
     found = torch.cat(differences)
     return float(found.mean() if is_half else found.max())
+
+
+@contextmanager
+def _chosen(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """The experts that the routers of Gemma choose in the block, layer by layer."""
+    found: list[torch.Tensor] = []
+    hooks = [
+        module.register_forward_hook(lambda *called: found.append(called[2][-1]))
+        for name, module in model.named_modules()
+        if name.endswith(".router")
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _saved(family: str, folder: Path) -> PreTrainedModel:

@@ -164,3 +164,7 @@ class Wrong:
     def __str__(self) -> str:
         """What follows a place in a message."""
         return f"got {self.got}: {self.why}; {self.allowed}"
+
+
+class SamplerFailed(PPOJobError):
+    """A function that chooses the rows of a step did not give them."""

@@ -120,13 +120,25 @@ def values_without_use(job: PPOJob, rows: int) -> Iterator[Problem]:
     spec = job.spec
     drawn = steps_of_run(spec, rows) * spec.algorithm.prompts_per_step
     is_mixed = any(file.weight is not None for file in spec.data.train)
-    if spec.algorithm.type == "spo" and not is_mixed and 0 < drawn <= rows:
+    in_order = not is_mixed and spec.data.sampler is None
+    if spec.algorithm.type == "spo" and in_order and 0 < drawn <= rows:
         why = (
             f"no row of {rows} is drawn twice, and a prompt of one row has no earlier score to be "
             "compared with"
         )
         allowed = "more steps or epochs, or another type"
         yield Problem("spec.algorithm.type", shown("spo"), why, allowed, ReasonCode.NO_EFFECT)
+
+
+def rounds_without_rows(job: PPOJob, rows: int) -> Iterator[Problem]:
+    """Rounds of a step, each of other rows, of which a sampler cannot choose so many."""
+    algorithm = job.spec.algorithm
+    if job.spec.prompts.sampler is None or not algorithm.draw[1] <= rows < algorithm.most_drawn:
+        return
+    where, (field, drawn) = "spec.algorithm.dynamicSampling.maxRounds", algorithm.draw
+    got = shown(algorithm.most_drawn // drawn)
+    why = f"data.sampler chooses the rows of all rounds, {drawn} of each ({field}), of {rows}"
+    yield Problem(where, got, why, f"at most {rows // drawn}", ReasonCode.OUT_OF_RANGE)
 
 
 def ranks_without_work(job: PPOJob) -> Iterator[Problem]:

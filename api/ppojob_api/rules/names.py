@@ -7,11 +7,13 @@ from ppojob_api.remote_files import DATA_FIELDS, MODEL_FIELDS, SCHEMES, TEACHERS
 from ppojob_api.rules.rule import present, rules, words
 from ppojob_api.v1alpha1.section import TEMPLATE_MARK
 from ppojob_api.well_known import (
+    BUILT_IN_SAMPLERS,
     BUILT_IN_SCORERS,
     JOB_NAME_LIMIT,
     JOB_NAME_PATTERN,
     NAMESPACE_PATTERN,
     RESERVED_PREFIX,
+    SEEN_OF_ROWS,
 )
 
 DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".py")
@@ -29,6 +31,7 @@ _SINGLE = (
     *(f"rewardModel.{name}" for name in ("path", "tokenizerPath")),
     "judge.path",
     "rollout.replay",
+    "data.sampler.source.path",
     *(f"algorithm.{name}.source.path" for name in ("custom", "policyLoss.custom")),
     *(f"agent.retriever.{name}" for name in ("index", "encoder")),
 )
@@ -188,6 +191,26 @@ NAME_RULES = (
             the code has one source; exactly one of path and configMap
         must: has(self.source.path) != has(self.source.configMap)
 
+        spec | data.sampler | Conflict | here
+            a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
+            machine; source: {path: FILE}, or a volume
+        when: !has(self.checkpoint.volume) && has(self.data.sampler)
+        must: !has(self.data.sampler.source) || !has(self.data.sampler.source.configMap)
+
+        spec.data.sampler | source | Conflict | here
+            the code has one source; exactly one of path and configMap
+        when: has(self.source)
+        must: has(self.source.path) != has(self.source.configMap)
+
+        spec.data.sampler | function | NotOneOf | here
+            no sampler of this name is built in; one of $SAMPLERS, or a source
+        when: !has(self.source) && self.function.matches(r'$IDENTIFIER')
+        must: self.function in $SAMPLER_WORDS
+
+        spec.data.sampler | columns | Duplicate | here
+            rows have such a column of their own; another name
+        must: self.columns.all(one, !(one in $SEEN))
+
         spec | agent.tools agent.interactions | Conflict | here
             a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
             machine; source: {path: FILE}, or a volume
@@ -220,7 +243,8 @@ NAME_RULES = (
             a word is in the list twice; each once
         must: self.contents.all(one, self.contents.exists_one(other, other == one))
         """,
-        FUNCTIONS="spec.rewards[] spec.algorithm.custom spec.algorithm.policyLoss.custom",
+        FUNCTIONS="spec.rewards[] spec.data.sampler"
+        " spec.algorithm.custom spec.algorithm.policyLoss.custom",
         HUB_ID=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*$",
         DATA=" ".join(f"spec.{field}[]" for field in DATA_FIELDS),
         IS_PROGRAM="self.format == 'python' || "
@@ -231,6 +255,9 @@ NAME_RULES = (
         KEYWORDS=words(keyword.kwlist),
         OTHER_SOURCE=_source("other"),
         ONE_SOURCE=_source("one"),
+        SAMPLERS=", ".join(BUILT_IN_SAMPLERS),
+        SAMPLER_WORDS=words(BUILT_IN_SAMPLERS),
+        SEEN=words(SEEN_OF_ROWS),
         SCORERS=", ".join(BUILT_IN_SCORERS),
         SCORER_WORDS=words(BUILT_IN_SCORERS),
     ),

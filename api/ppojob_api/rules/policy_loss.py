@@ -95,9 +95,15 @@ POLICY_LOSS_RULES = rules(
     must: self.rejection.all(one, self.rejection.exists_one(other, other.mode == one.mode))
 
     spec.algorithm.rolloutCorrection.rejection[] | low | NoEffect
-        it has no effect with a divergence of at least 0 ${self.mode}; remove it, or a mode with k1
+        it has no effect with a divergence of at least 0 ${self.mode}; remove it, or another mode
+        with k1
     when: has(self.low)
     must: self.mode in $RATIO_MODES
+
+    spec.algorithm.rolloutCorrection.rejection[] | high | OutOfRange | here
+        every response has a token with a ratio above it; more than 1
+    when: self.mode == 'seq_max_k1'
+    must: self.high > 1.0
 
     spec.algorithm.rolloutCorrection.rejection[] | high | OutOfRange
         no ratio lies between low and high; at least low

@@ -235,6 +235,12 @@ ROLE_RULES = (
             || self.rollout.parallelism.tensor % ($OF_POD) == 0
             && $RANKS % self.rollout.parallelism.tensor == 0
 
+        spec | rollout.drafts | NotInThisVersion | here
+            engines of roles.$ROLE are on GPUs, where vLLM draws otherwise with drafts than without:
+            not in this version; remove it, or gpusPerReplica: 0
+        when: $WHEN && has(self.rollout.drafts)
+        must: self.roles.$ROLE.gpusPerReplica == 0
+
         spec | rollout.parallelism.data | Conflict
             the ranks of roles.$ROLE hold another number of engines; as many as its ranks over
             tensor ${$RANKS / self.rollout.parallelism.tensor}, or remove it

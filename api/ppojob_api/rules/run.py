@@ -247,6 +247,43 @@ SAMPLING_RULES = rules(
     when: has(self.seed)
     must: self.shuffle
 
+    spec.data | shuffle | NoEffect | here
+        data.sampler decides the order; remove one of the two
+    when: has(self.sampler)
+    must: self.shuffle
+
+    spec | data.scoresKey | NoEffect | here
+        it has no effect with another algorithm.type than spo and without data.sampler; remove it
+    when: has(self.data.scoresKey)
+    must: self.algorithm.type == 'spo' || has(self.data.sampler)
+
+    spec | algorithm.spo.decay | Conflict | here
+        nothing would ever count beside the scores of data.scoresKey; below 1, or no data.scoresKey
+    when: has(self.algorithm.spo) && has(self.data.scoresKey)
+    must: self.algorithm.spo.decay < 1.0
+
+    spec.data | sampler | Conflict | here
+        data.curriculum decides the order; remove one of the two
+    when: has(self.curriculum)
+    must: !has(self.sampler)
+
+    spec.data | train | Conflict | here
+        data.sampler chooses among all rows; no weight, or no sampler
+    when: has(self.sampler)
+    must: self.train.all(file, !has(file.weight))
+
+    spec | data.sampler | Conflict | here
+        rows of type ${self.algorithm.type} have their answers, and score nothing; remove it, or
+        data.curriculum
+    when: self.algorithm.type in $GIVEN
+    must: !has(self.data.sampler)
+
+    spec | data.sampler | Conflict | here
+        with rollout.maxStaleness ${self.rollout.maxStaleness} rows of a step are drawn before those
+        of the step before it have scored: not in this version; 0, or remove the sampler
+    when: self.rollout.maxStaleness > 0
+    must: !has(self.data.sampler)
+
     spec.data | train | Conflict
         a weight is a share beside other weights; a weight for each training file, or for none
     must: self.train.all(file, has(file.weight)) || self.train.all(file, !has(file.weight))
@@ -336,7 +373,14 @@ SAMPLING_RULES = rules(
     when: has(self.algorithm.dynamicSampling)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
-    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens | NoEffect
+    spec | rollout.drafts | NotInThisVersion | here
+        engines that draw rows of several steps side by side stop long ones by passes of the model,
+        of which drafts need fewer, so other weights would draw other tokens of them: not in this
+        version; remove it, or maxStaleness ${has(self.roles.rollout) ? 1 : 0}
+    when: has(self.rollout.drafts)
+    must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
+
+    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens drafts | NoEffect
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: has(self.$FIELD)
     must: self.engine != 'huggingface'
@@ -350,6 +394,15 @@ SAMPLING_RULES = rules(
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: self.engine == 'huggingface'
     must: self.engineArguments.size() == 0
+
+    spec.rollout.drafts | shortestMatch | OutOfRange | here
+        no more than longestMatch ${self.longestMatch} tokens are looked for; at most as many
+    must: self.shortestMatch <= self.longestMatch
+
+    spec.rollout | minP validation.minP | Conflict | here
+        vLLM does not take it of an engine that drafts; 0, or remove drafts
+    when: has(self.drafts)
+    must: self.$FIELD == 0.0
 
     spec.rollout | gpuMemoryShare | Conflict
         kvCacheGib ${self.kvCacheGib} says how much the cache takes; one of the two
@@ -421,6 +474,7 @@ SAMPLING_RULES = rules(
     when: has(self.rewardModel) && self.rewards.size() == 0
     must: $UNSET
     """,
+    GIVEN=words(GIVEN),
     LEAST=str(LEAST_TEMPERATURE),
     LIMIT=str(VLLM_TEMPERATURE_LIMIT),
     VLLM_LORA_RANK=str(VLLM_LORA_RANK),

@@ -441,6 +441,12 @@ class AlgorithmSpec(Section):
         return "dynamicSampling.promptsPerRound", sampling.prompts_per_round
 
     @property
+    def most_drawn(self) -> int:
+        """How many prompts a step draws at most."""
+        rounds = 1 if self.dynamic_sampling is None else self.dynamic_sampling.max_rounds
+        return self.draw[1] * rounds
+
+    @property
     def given(self) -> GivenType | None:
         """The type where rows have their answers, so that nothing is generated or estimated."""
         return next((name for name in GIVEN if name == self.type), None)

@@ -168,7 +168,9 @@ class PPOJobSpec(Section):
             for index, one in enumerate(items)
             if one.source is not None
         ]
-        algorithm = self.algorithm
+        sampler, algorithm = self.data.sampler, self.algorithm
+        if sampler is not None and sampler.source is not None:
+            found.append(("spec.data.sampler.source", "controller", sampler.source))
         own = {"custom": algorithm.custom, "policyLoss.custom": algorithm.policy_loss.custom}
         return found + [
             (f"spec.algorithm.{field}.source", "actorRollout", one.source)

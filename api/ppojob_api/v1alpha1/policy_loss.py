@@ -412,6 +412,7 @@ RejectionMode = Literal[
     "seq_mean_k1",
     "seq_mean_k2",
     "seq_mean_k3",
+    "seq_max_k1",
     "seq_max_k2",
     "seq_max_k3",
 ]
@@ -431,12 +432,12 @@ class RejectionSpec(Section):
     verl: of rollout_rs one."""
 
     low: Bound | None = None
-    """With k1, the least ratio of engine to trainer; absent: 1 / high.
+    """With k1, the least ratio of engine to trainer; absent: 1 / high. Not of seq_max_k1.
     verl: of rollout_rs_threshold the first of a pair."""
 
     high: Bound
-    """With k1, the largest ratio of engine to trainer; with k2 and k3, the largest divergence.
-    verl: of rollout_rs_threshold the only number, or the second of a pair."""
+    """With k1, the largest ratio of engine to trainer, of seq_max_k1 above 1; with k2 and k3, the
+    largest divergence. verl: of rollout_rs_threshold the only number, or the second of a pair."""
 
 
 class RolloutCorrectionSpec(Section):

@@ -63,6 +63,23 @@ class RolloutParallelism(Section):
     """Engines; absent: as many as the ranks over tensor."""
 
 
+class DraftsSpec(Section):
+    """Guesses of the next tokens of a row, which an engine reads in one pass."""
+
+    tokens: Annotated[int, Field(ge=1, le=64)] = 4
+    """Guesses of a row in a pass, at most. vLLM: num_speculative_tokens."""
+
+    shortest_match: Annotated[int, Field(ge=1, le=64)] = 2
+    """Last tokens of a row that must have stood in it before. vLLM: prompt_lookup_min, 5."""
+
+    longest_match: Annotated[int, Field(ge=1, le=64)] = 4
+    """As many of them are looked for first, then fewer. vLLM: prompt_lookup_max, 5."""
+
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 8
+    """Rows of a pass, at most: more of them keep a processor busy without guesses. vLLM:
+    num_speculative_tokens_per_batch_size."""
+
+
 class RolloutSpec(Section):
     """How responses are generated."""
 
@@ -113,6 +130,13 @@ class RolloutSpec(Section):
     enforce_eager: bool = False
     """Without CUDA graphs and without compiling, as on processors: slower, in less memory, and
     started sooner. verl: enforce_eager, false."""
+
+    drafts: DraftsSpec | None = None
+    """Guess that a row goes on as it did where its last tokens stood before, in prompt or response
+    (n-grams, prompt lookup). A guess is kept where it is the token that is drawn in any case: so
+    responses are those without drafts, and come sooner where they repeat themselves. Engines of
+    vLLM on processors alone, and models whose layers keep no states. vLLM: speculative_config of
+    method ngram, which draws otherwise, as verl's mtp.enable_rollout does."""
 
     engine_arguments: Arguments = Field(default_factory=dict)
     """Further arguments of vLLM, by the names that its EngineArgs has for them, such as

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from ppojob_api.v1alpha1.section import (
     Arguments,
+    CodeSource,
     Count,
     FloatType,
     Items,
@@ -197,6 +198,22 @@ class CurriculumSpec(Section):
     """ascending: the smallest number first, in every epoch."""
 
 
+class SamplerSpec(Section):
+    """A function that chooses the rows of each step, by what rows have scored before."""
+
+    function: Name
+    """Name of a function in `source`, or of one that is built in: nearest, uncertain."""
+
+    source: CodeSource | None = None
+    """Where the function comes from; absent: built in."""
+
+    arguments: Arguments = Field(default_factory=dict)
+    """Keyword arguments of every call."""
+
+    columns: Annotated[Items[Name], Field(max_length=16)] = ()
+    """Entries of extra_info that the function is told of every row, [level] say."""
+
+
 _OF_ALL_ROWS: Final = (
     "text_prompts",
     "max_prompt_tokens",
@@ -317,6 +334,15 @@ class DataSpec(Section):
     curriculum: CurriculumSpec | None = None
     """Rows in the order of a number; absent: as shuffle says. Equal rows are shuffled."""
 
+    sampler: SamplerSpec | None = None
+    """Rows that a function chooses, step by step; absent: as shuffle and curriculum say.
+    verl: data.sampler.class_path, a class."""
+
+    scores_key: Name | None = None
+    """Column, or entry of extra_info, with the scores of responses that were drawn beforehand, a
+    list of numbers: what type spo and samplers know of a row at first. Absent: nothing is known.
+    verl: trainer.spo.offline_values, a file."""
+
     overlong_prompts: Literal[
         "error", "drop", "truncate_left", "truncate_right", "truncate_middle"
     ] = "error"
@@ -353,7 +379,10 @@ class DataSpec(Section):
     @property
     def of_validation(self) -> "DataSpec":
         """How the files of a validation are read: all rows in any order, by the policy alone."""
-        of_training = ("curriculum", "teacher_prompt_key", "max_teacher_prompt_tokens")
+        of_training = (
+            *("curriculum", "sampler", "scores_key"),
+            *("teacher_prompt_key", "max_teacher_prompt_tokens"),
+        )
         return self.model_copy(update=dict.fromkeys(of_training))
 
     @property

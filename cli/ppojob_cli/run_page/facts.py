@@ -13,7 +13,7 @@ from ppojob_api import manifest
 from ppojob_api.problem import printable
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE, METRICS_FILE
-from ppojob_cli.figures import counted, duration, number
+from ppojob_cli.figures import counted, duration
 from ppojob_cli.input_error import InputError
 from ppojob_cli.plan import role_lines, unit
 from ppojob_cli.run_folder import is_left
@@ -188,7 +188,7 @@ def _time_lines(state: RunState, events: Iterable[Event]) -> Iterator[str]:
     if trained:
         seconds = sum(values.get("timing_s/step", 0.0) for values in trained)
         tokens = sum(values.get("perf/total_num_tokens", 0.0) for values in trained)
-        yield f"{duration(seconds)} in steps that stand, {number(tokens)} tokens"
+        yield f"{duration(seconds)} in steps that stand, {tokens:,.0f} tokens"
 
 
 def date(unix_seconds: float) -> str:

@@ -78,6 +78,11 @@ def read_shown(runs: Sequence[PageRun], steps: Collection[int], each: int) -> li
     return [batch for batch in found if batch.samples]
 
 
+def steps_with_responses(runs: Sequence[PageRun]) -> list[int]:
+    """The steps of which at least one run has kept some, ascending."""
+    return sorted({key.step for run in runs for key in batches_on_disk(run.folder)})
+
+
 def _wanted(folder: Path, purpose: str, steps: Collection[int]) -> list[BatchKey]:
     here = sorted(key for key in batches_on_disk(folder) if key.purpose == purpose)
     if steps:

@@ -400,7 +400,7 @@ def filter_groups(verl: Verl, job: Draft) -> None:
         job.leave_out(NOWHERE, f"{at}.enable", changes_numbers=False)
         return
     if not is_on:
-        if is_own:
+        if is_own and not spo.is_on(verl):
             job.leave_out("a number of prompts for dynamic sampling, which is off", drawn)
         return
     job.set(section, {}, f"{at}.enable")
@@ -422,7 +422,8 @@ def rollout_correction(verl: Verl, job: Draft) -> None:
     at, section = "algorithm.rollout_correction", "spec.algorithm.rolloutCorrection"
     weights, modes = verl[f"{at}.rollout_is"], verl[f"{at}.rollout_rs"]
     is_reinforce = verl[f"{at}.bypass_mode"] and verl[f"{at}.loss_type"] == "reinforce"
-    if not weights and not modes and not is_reinforce:
+    veto = f"{at}.rollout_token_veto_threshold"
+    if not weights and not modes and not is_reinforce and not verl.is_given(veto):
         return
     job.set(section, {}, f"{at}.rollout_is")
     if weights:
@@ -431,6 +432,7 @@ def rollout_correction(verl: Verl, job: Draft) -> None:
         job.set(f"{section}.weightLimit", high, f"{at}.rollout_is_threshold")
         job.set(f"{section}.weightFloor", low, f"{at}.rollout_is_threshold")
         job.copy(f"{at}.rollout_is_batch_normalize")
+    rejections, keys = list[dict[str, Any]](), list[str]()
     if modes:
         limits = f"{at}.rollout_rs_threshold"
         lower, keys = f"{limits}_lower", [f"{at}.rollout_rs", limits]
@@ -438,7 +440,19 @@ def rollout_correction(verl: Verl, job: Draft) -> None:
         if modes in FORMER_MODES:
             rejections = [_former_rejection(modes, verl[limits], verl[lower])]
             keys += [lower] if verl.is_given(lower) else []
+    if verl.is_given(veto):
+        rejections = [*rejections, {"mode": "seq_max_k1", "high": _inverse(verl[veto])}]
+        keys.append(veto)
+    if rejections:
         job.set(f"{section}.rejection", rejections, *keys)
+
+
+def _inverse(ratio: Any) -> Any:
+    """The other ratio of two; what is none stays, and is refused where it is read."""
+    try:
+        return 1.0 / float(ratio)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return ratio
 
 
 FORMER_MODES: Final = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}

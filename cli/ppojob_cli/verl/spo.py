@@ -23,11 +23,15 @@ def tracked_values(verl: Verl, job: Draft) -> None:
         why = "what was known of a prompt fades by a constant at each visit"
         job.leave_out(why, kind)
         job.note(f"{why} here, by the KL since the last one there", f"{_TRACKING}.enable")
-    drawn = f"{_TRACKING}.offline_N"
+    drawn, values = f"{_TRACKING}.offline_N", f"{_TRACKING}.offline_values"
     if verl[drawn] == 0:
         job.keep(drawn)
         why = "with offline_N=0 all prompts are known alike at first, as here"
-        job.leave_out(why, f"{_TRACKING}.offline_values", changes_numbers=False)
+        job.leave_out(why, values, changes_numbers=False)
+    else:
+        job.leave_out(
+            "a column of the rows has these scores here: write spec.data.scoresKey", values
+        )
     if verl["algorithm.use_kl_in_reward"]:
         why = "advantages there are without that KL; without spec.algorithm.kl they are here"
         job.note(why, "algorithm.use_kl_in_reward")
@@ -39,7 +43,8 @@ def _prompts(verl: Verl, job: Draft) -> None:
     fetched, kept = "data.gen_batch_size", "data.train_batch_size"
     if not verl.is_given(fetched) or verl[fetched] == verl[kept]:
         return
-    job.leave_out("prompts are drawn in their order, and not by how sure they are", fetched)
+    job.set("spec.data.sampler.function", "uncertain", fetched)
+    job.note("chosen by the same weights, of all rows and not of so many that come next", fetched)
     if not verl.is_given("trainer.total_training_steps"):
         why = (
             f"a step there reads {verl[fetched]} prompts and trains on {verl[kept]}, so a pass "

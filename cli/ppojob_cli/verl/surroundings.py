@@ -72,7 +72,8 @@ def own_code(verl: Verl, job: Draft) -> None:
         why = "a Python file makes rows as an item of spec.data.train"
         job.leave_out(why, "data.custom_cls.path")
     for name in verl.below("data.sampler"):
-        job.leave_out("spec.data.curriculum orders rows, not code", f"data.sampler.{name}")
+        why = "a class there; a function in its place is spec.data.sampler"
+        job.leave_out(why, f"data.sampler.{name}")
 
 
 _SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl")

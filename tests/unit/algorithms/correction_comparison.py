@@ -35,6 +35,7 @@ REJECTIONS = (
     ("seq_mean_k1", 0.61, 1.51),
     ("seq_mean_k2", None, 0.7123),
     ("seq_mean_k3", None, 1.0123),
+    ("seq_max_k1", None, 2.31),
     ("seq_max_k2", None, 1.5123),
     ("seq_max_k3", None, 2.0123),
 )

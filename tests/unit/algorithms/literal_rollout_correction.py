@@ -80,13 +80,13 @@ def divergence_at(row: Row, t: int, mode: str) -> float:
         return math.fsum(all_of_them)
     if over == "seq_mean":
         return math.fsum(all_of_them) / len(all_of_them)
-    return max(all_of_them)
+    return max(0.0, *all_of_them)
 
 
 def is_kept(row: Row, t: int, mode: str, low: float | None, high: float) -> bool:
     value = divergence_at(row, t, mode)
     if mode.endswith("k1"):
-        return math.log(low) <= value <= math.log(high)
+        return math.log(low or 1.0) <= value <= math.log(high)
     return value <= high
 
 
@@ -163,7 +163,7 @@ def of_rejection(rows: list[Row], mode: str, low: float | None, high: float) -> 
     flat = [value for of_row in values for value in of_row]
     of_rows = [statistics.fmean(of_row) for of_row in values]
     is_k1 = mode.endswith("k1")
-    top, bottom = (math.log(high), math.log(low)) if is_k1 else (high, 0.0)
+    top, bottom = (math.log(high), math.log(low or 1.0)) if is_k1 else (high, 0.0)
     judged = flat if mode.startswith("token") else of_rows
     within = [min(max(value, bottom), top) for value in flat]
     found = {

@@ -1,6 +1,6 @@
 import pytest
 
-from ppojob_trainer.algorithms.prompt_values import PRIOR, after_visits, value
+from ppojob_trainer.algorithms.prompt_values import PRIOR, after_visits, first_belief, value
 
 
 def test_beliefs_by_hand():
@@ -18,3 +18,13 @@ def test_beliefs_by_hand():
 def test_a_decay_of_one_counts_every_response():
     beliefs = after_visits({}, [("0", [1.0, 1.0, 0.0])] * 4, decay=1.0)
     assert value(beliefs["0"]) == pytest.approx(8.5 / 13.0)
+
+
+def test_what_was_drawn_beforehand_counts_as_verl_counts_it():
+    """With offline_N = 4 and clip_lower = 0.75, by its code: N_init (Σ s + 0.5) / (N + 1)."""
+    scores = [1.0, 0.0, 1.0, 1.0]
+    weight = 1 / (1 - 0.75)
+    right, wrong = weight * (3 + 0.5) / 5, weight * (4 - 3 + 0.5) / 5
+    assert first_belief(scores, decay=0.75) == pytest.approx((right, wrong))
+    assert first_belief([], decay=0.75) == PRIOR
+    assert value(first_belief([-1.0, 7.0], decay=0.0)) == 0.5

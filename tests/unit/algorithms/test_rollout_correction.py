@@ -63,7 +63,20 @@ def test_equal_to_verl(case: dict[str, Any], dtype: torch.dtype):
 
 def test_the_table_has_everything():
     modes = {mode for case in TABLE["corrections"] for mode, _, _ in case["settings"]["rejection"]}
-    assert modes == {mode for mode, _, _ in REJECTIONS}
+    assert modes | {"seq_max_k1"} == {mode for mode, _, _ in REJECTIONS}, "which verl has no more"
+
+
+def test_a_veto_is_of_one_token_that_the_trainer_finds_unlikely():
+    """verl until 0.6: a response goes where π / μ of one of its tokens is below a threshold."""
+    threshold = 1e-3
+    veto = Correction(rejection=(Rejection("seq_max_k1", high=1 / threshold),))
+    mask = torch.tensor([True, True, True, False, True, True, True, True])
+    rollout = torch.tensor([-1.0, -2.0, -1.0, -1.0, -9.0, -1.0, -1.0, -1.0])
+    trainer = torch.tensor([-1.0, -8.5, -1.0, -99.0, -1.0, -7.8, -8.0, -1.0])
+    corrected = correct(veto, trainer, rollout, mask, torch.tensor([2, 4, 2]))
+    lost = [log < torch.tensor(threshold).log() for log in (trainer - rollout)]
+    assert [bool(one) for one in lost] == [False] * 3 + [True] + [False] * 2 + [True, False]
+    assert corrected.mask.tolist() == [True, True, True, False, True, True, False, False]
 
 
 def test_weights_have_no_gradient():

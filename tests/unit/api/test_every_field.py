@@ -27,6 +27,7 @@ CANNOT_BE_SET = {
     ),
     *("spec.algorithm.kl.referenceRefresh", "spec.algorithm.resampling.power"),
     "spec.algorithm.kl.unbiased",  # of a KL in the loss
+    "spec.rollout.drafts",  # of engines on processors, without min-p
     # Beside another choice that the job makes.
     *(  # dropout of adapters, and so one rank that could share experts
         f"spec.roles.{role}.parallelism.{name}"
@@ -63,6 +64,7 @@ CANNOT_BE_SET = {
     ),
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.validation.weight"),
     "spec.data.templateColumns",  # beside no agent
+    *("spec.data.sampler", "spec.data.scoresKey"),  # beside a curriculum
     *("spec.rollout.parallelism.tensor", "spec.rollout.parallelism.expert"),
     *("spec.data.seed", "spec.pods.tolerations.value"),
     *(f"spec.rollout.{name}" for name in ("kvCacheGib", "gpuMemoryShare")),

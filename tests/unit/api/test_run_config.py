@@ -272,6 +272,7 @@ def test_another_reference_is_another_job() -> None:
         ("rollout", {"gpuMemoryShare": 0.6}),
         ("rollout", {"maxBatchedTokens": 4096, "maxSequences": 8}),
         ("rollout", {"enforceEager": True, "kvCacheGib": 1.0}),
+        ("rollout", {"drafts": {}}),
         ("training", {"microBatchTokens": 4096, "logprobChunkTokens": 0}),
         ("training", {"activationCheckpointing": True}),
     ],

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.validation import length_warnings, warnings
+from ppojob_api.validation import check_length, length_warnings, warnings
 from ppojob_cli.plan import plan
 from ppojob_cli.validate import load_job, validate, validate_file
 from ppojob_trainer.errors import ConfigError
@@ -231,6 +231,21 @@ def test_earlier_scores_that_a_run_never_reads_are_told(files: Path) -> None:
     assert length_warnings(load_job(files / "one.yaml", []), 320) == []
     mixed = "spec.data.train=[{path: a.parquet, weight: 1}, {path: b.parquet, weight: 9}]"
     assert length_warnings(load_job(files / "one.yaml", [spo, mixed]), 320) == []
+    chosen = "spec.data.sampler={function: uncertain}"
+    assert length_warnings(load_job(files / "one.yaml", [spo, chosen]), 320) == []
+
+
+def test_rounds_of_which_a_sampler_cannot_choose_all_are_told(files: Path) -> None:
+    chosen = "spec.data.sampler={function: uncertain}"
+    rounds = "spec.algorithm.dynamicSampling={maxRounds: 3, promptsPerRound: 20}"
+    several = "spec.algorithm.samplesPerPrompt=2"
+    job = load_job(files / "one.yaml", [chosen, rounds, several])
+    assert list(map(str, check_length(job, 59))) == [
+        "spec.algorithm.dynamicSampling.maxRounds: got 3: data.sampler chooses the rows of all "
+        "rounds, 20 of each (dynamicSampling.promptsPerRound), of 59; at most 2"
+    ]
+    assert check_length(job, 60) == []
+    assert check_length(load_job(files / "one.yaml", [rounds, several]), 59) == []
 
 
 def test_a_job_that_only_validates_has_no_updates_to_lose(files: Path) -> None:

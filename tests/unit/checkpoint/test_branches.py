@@ -71,14 +71,19 @@ def test_it_begins_once(tmp_path: Path) -> None:
     assert branches.problems(branch(tmp_path, "gone"), tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("spec", [{"seed": 7}, {"data": OTHER_DATA}, {"rewards": []}], ids=str)
+SAMPLER = {"train": [{"path": "a.jsonl"}], "sampler": {"function": "uncertain"}}
+
+
+@pytest.mark.parametrize(
+    "spec", [{"seed": 7}, {"data": OTHER_DATA}, {"rewards": []}, {"data": SAMPLER}], ids=str
+)
 def test_data_in_another_order_begin_anew(spec: dict[str, Any], tmp_path: Path) -> None:
     """The seed of the data is that of the job where nobody writes it."""
     train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)
     told: list[str] = []
     branches.begin(branch(tmp_path, **spec), tmp_path / "run", told.append)
     progress = manifest.read(tmp_path / "run" / "checkpoints" / "step-000001").progress
-    has_other_order = "rewards" not in spec
+    has_other_order = "rewards" not in spec and spec.get("data") != SAMPLER
     assert (progress.data == manifest.UNREAD) == has_other_order
     assert any(line.endswith("the data begins anew") for line in told) == has_other_order
 
@@ -101,6 +106,27 @@ def test_what_shapes_a_checkpoint_is_the_same(where: str, spec, tmp_path: Path) 
     told = branches.problems(branch(tmp_path, **spec))
     assert [line for line in told if line.startswith(f"{where}: got ")], told
     assert not branches.problems(branch(tmp_path, algorithm={**ALGORITHM, "type": "rloo"}))
+
+
+def test_passes_that_are_over_leave_nothing_to_do(tmp_path: Path) -> None:
+    """Whether the pass under way is over is known where the rows were counted."""
+    train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)
+    path = tmp_path / "runs" / "sum" / "checkpoints" / "step-000001"
+    data = manifest.read(path).progress.data
+    one, more = (branch(tmp_path, steps={"epochs": data.epoch + count}) for count in (1, 2))
+    assert not branches.problems(one)
+    assert not branches.problems(one, rows=data.cursor + 1)
+    (line,) = branches.problems(one, rows=data.cursor)
+    assert line.startswith("spec.steps.epochs: got ")
+    assert not branches.problems(more, rows=data.cursor)
+
+
+def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "new").mkdir(parents=True)
+    whys = {"none": "there is no such folder", "new": "it holds no checkpoint"}
+    for name, why in whys.items():
+        (line,) = branches.problems(branch(tmp_path, f"runs/{name}"))
+        assert f"{why}; the run folder of a job" in line
 
 
 def test_files_with_weights_begin_anew_with_other_batches(tmp_path: Path) -> None:

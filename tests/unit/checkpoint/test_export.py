@@ -146,9 +146,37 @@ def test_no_configuration_is_said(export, model_folder: Path, tmp_path: Path, te
     (model_folder / "config.json").unlink()
     if text is not None:
         (model_folder / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"model/config\.json: "):
+    with pytest.raises(ConfigError, match=r"model/config\.json:"):
         export()
     assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, "a vision tower"),
+        (
+            {"model_type": "deepseek_v3", "num_nextn_predict_layers": 1},
+            "layers that predict further tokens",
+        ),
+        ({"model_type": "apertus"}, "numbers that nobody trains"),
+    ],
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_weights_that_are_gone_are_missed(
+    export, model_folder: Path, config: dict[str, object], what: str, is_there: bool
+) -> None:
+    """What is taken over from the files of the folder where training began."""
+    (model_folder / "config.json").write_text(json.dumps(config))
+    if not is_there:
+        (model_folder / SINGLE_FILE).unlink()
+        (model_folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(ConfigError) as refused:
+        export()
+    (line,) = refused.value.problems
+    assert line.startswith(str(model_folder))
+    assert line.endswith("would not be in the export")
+    assert what in line
 
 
 @pytest.mark.slow  # imports transformers

@@ -56,10 +56,10 @@ def refused(run: Path, output: Path, *options: str) -> str:
 def test_the_policy_of_a_checkpoint(name: str, run: Path, tmp_path: Path) -> None:
     output = tmp_path / "for" / "readers" / "export"
     arguments = ["export", str(run), "--checkpoint", name, "--output", str(output)]
-    for _ in range(2):  # an export may be replaced
+    for before in ("", ", in place of the one that was there"):
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
-        assert done.output == f"{output}: the model after step 4\n"
+        assert done.output == f"{output}: the model after step 4{before}\n"
     exported = load_file(output / "model.safetensors")
     assert exported.keys() == WEIGHTS.keys()
     for name, weight in WEIGHTS.items():
@@ -72,6 +72,19 @@ def test_a_checkpoint_that_is_not_there(name: str, run: Path, tmp_path: Path) ->
     said = refused(run, tmp_path / "export", "--checkpoint", name)
     assert said.startswith(f'--checkpoint: got "{name}": ')
     assert said.endswith("; one of latest, 4\n")
+
+
+def test_the_model_that_a_job_began_with_stays(run: Path, tmp_path: Path) -> None:
+    said = refused(run, tmp_path / "run" / ".." / "model")
+    assert "the job began with it" in said
+    assert (tmp_path / "model" / "tokenizer.json").exists()
+
+
+def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    output = tmp_path / "export"
+    assert "there is no such folder" in refused(tmp_path / "none", output)
+    assert "it holds no checkpoint" in refused(tmp_path / "new", output)
 
 
 def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path) -> None:

@@ -263,6 +263,9 @@ def test_steps_that_are_asked_for(run) -> None:
     held_out = "Validation behind step 6"
     assert titles() == ["Step 1", "Step 3", "Step 6", "Step 9", "Step 12", held_out]
     assert titles("--step", 2, "--step", 6) == ["Step 2", "Step 6", held_out]
+    absent = made(run.folder, "--step", 2, "--step", 13, "--step", 0)
+    why = "no run has kept responses of it; steps from 1 to 12\n"
+    assert absent.stderr == f"--step: got 0, 13: {why}"
 
 
 @pytest.mark.parametrize(
@@ -271,6 +274,7 @@ def test_steps_that_are_asked_for(run) -> None:
         (["none"], "RUN: got none: "),
         (["."] * 9, "RUN: got 9: "),
         ([".", *["--step", "1"] * 11], "--step: got 11: "),
+        ([".", "--step", "2"], "--step: got 2: no run has kept responses of it; no --step"),
         ([".", "-o", "no/such/page.html"], "--output: got no/such/page.html: "),
     ],
 )

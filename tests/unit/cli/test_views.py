@@ -180,12 +180,9 @@ class TestPlain:
             ],
         ),
         (
-            {"phase": "Interrupted", "steps": 1, "validation": {}},
+            {"phase": "Interrupted", "steps": 1, "tokens": 480, "validation": {}},
             contract.EXIT_INTERRUPTED,
-            [
-                "interrupted: 1 step in 5 min 35 s, 200,000 tokens; "
-                "the same command goes on from there"
-            ],
+            ["interrupted: 1 step in 5 min 35 s, 480 tokens; the same command goes on from there"],
         ),
         (
             None,

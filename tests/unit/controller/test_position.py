@@ -14,7 +14,8 @@ from ppojob_trainer.checkpoint.journal import (
     StepTrained,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.controller.position import Position, changes, read_position, without_values
+from ppojob_trainer.controller.position import Position, changes, read_position, without_tables
+from ppojob_trainer.data.seen_rows import Seen
 
 STATEFUL = frozenset({"actor"})
 BEGINNING = progress_behind(0)
@@ -46,6 +47,18 @@ def test_a_step_tells_the_values_that_it_changed() -> None:
     assert changes(TWO, TWO) == behind(2)
 
 
+def test_a_step_tells_the_rows_that_it_has_drawn() -> None:
+    first, second = Seen(1, 1, 2, 1.5, 0.75), Seen(1, 2, 2, 0.5, 0.25)
+    one = msgspec.structs.replace(progress_behind(1), rows_seen={"4": first}, sampler_state="7")
+    both = {"4": first, "10": second}
+    two = msgspec.structs.replace(progress_behind(2), rows_seen=both, sampler_state="8")
+    told = changes(one, two)
+    assert told == msgspec.structs.replace(two, rows_seen={"10": second})
+    assert read(
+        resumed(BEGINNING), done(BEGINNING, one), StepDone(time=0.0, progress=told)
+    ) == read(resumed(two))
+
+
 STEPS = [resumed(BEGINNING), done(BEGINNING, ONE), done(ONE, TWO), done(TWO, THREE)]
 
 
@@ -66,7 +79,7 @@ def test_what_was_thrown_away_is_forgotten() -> None:
 
 
 def test_a_step_that_is_validated_late_keeps_its_values() -> None:
-    trained = StepTrained(time=0.0, progress=without_values(THREE), metrics={})
+    trained = StepTrained(time=0.0, progress=without_tables(THREE), metrics={})
     ended = [*STEPS[:3], trained, resumed(THREE)]
     assert read(*ended).progress == THREE
     assert read(*ended).unvalidated == trained
@@ -75,7 +88,7 @@ def test_a_step_that_is_validated_late_keeps_its_values() -> None:
 
 
 def test_a_checkpoint_that_is_under_way_has_the_values_of_its_step() -> None:
-    begun = CheckpointBegun(time=0.0, progress=without_values(TWO), files=())
+    begun = CheckpointBegun(time=0.0, progress=without_tables(TWO), files=())
     position = read(*STEPS[:3], begun, *STEPS[3:])
     assert position.begun == msgspec.structs.replace(begun, progress=TWO)
     assert position.progress == THREE

@@ -141,6 +141,12 @@ def no_difficulty(files: PromptFiles) -> list[str]:
     return files.errors(files.lines("a.jsonl", *wrong), path, curriculum={"key": "level"})
 
 
+def scores_from_beforehand(files: PromptFiles) -> list[str]:
+    cells: list[object] = [[1.0, 0], None, [], 0.5, [1, None], [True]]
+    rows = [good_row(f"{n} + 1", extra_info={"tried": cell}) for n, cell in enumerate(cells)]
+    return files.errors(files.lines("a.jsonl", *rows), scores_key="tried")
+
+
 def two_kinds(files: PromptFiles) -> list[str]:
     chats = files.lines("a.jsonl", good_row(), good_row())
     return files.errors(
@@ -196,6 +202,7 @@ CASES: dict[str, Case] = {
     "array: no rows": array(b"[]"),
     "array: no UTF-8": array(b'[{"prompt": "\xff\xfe"}]'),
     "no difficulty": no_difficulty,
+    "scores from beforehand": scores_from_beforehand,
     "missing columns": missing_columns,
     "data source": rows(good_row(data_source=None)),
     "unknown data source": rows(good_row(data_source="ppojob/subtraction")),

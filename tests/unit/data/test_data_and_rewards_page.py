@@ -4,17 +4,20 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bad_specs import changed_job
-from prompt_files import PromptFiles
+from prompt_files import PromptFiles, good_row
 from ruamel.yaml import YAML
 
 from ppojob_api import shape, validation
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.rollout import RewardSpec
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.training import DataSpec, SamplerSpec
 from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.row_sampler import RowSampler
+from ppojob_trainer.data.seen_rows import Seen, columns
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
@@ -29,7 +32,9 @@ SETTINGS = [section["data"] for section in _YAML if "data" in section]
 CUSTOM, MOUNTED, JUDGE, ASKING = (section["rewards"] for section in _YAML if "rewards" in section)
 (SERVED,) = (section for section in _YAML if "judge" in section)
 (KEY,) = (section["pods"] for section in _YAML if "pods" in section)
-PROGRAM, REWARD, BATCH_REWARD, _ASKS = (text for language, text in _FOUND if language == "python")
+PROGRAM, CHOOSES, REWARD, BATCH_REWARD, _ASKS = (
+    text for language, text in _FOUND if language == "python"
+)
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
 
 
@@ -66,7 +71,7 @@ def test_rows_of_each_shape_are_read(form: str, files: PromptFiles) -> None:
 
 @pytest.mark.processes
 def test_the_conversation_is_learnt(files: PromptFiles) -> None:
-    talks, pairs, beside = SETTINGS[5:]
+    talks, pairs, beside = SETTINGS[7:]
     settings = {key: value for key, value in talks.items() if key != "train"}
     path = files.raw("talks.jsonl", ANSWERED.encode())
     assert files.report(path, given="sft", **settings).train_rows == 1
@@ -81,6 +86,20 @@ def test_the_program_makes_its_rows(files: PromptFiles) -> None:
     spec = files.spec(train=[entry | {"path": str(path)}])
     report = check_files(spec, files.chat, rewards=None, draw=("promptsPerStep", 2))
     assert (report.errors, report.train_rows) == ([], 4000)
+
+
+@pytest.mark.processes
+def test_the_sampler_chooses(files: PromptFiles, tmp_path: Path) -> None:
+    sampler = SETTINGS[6]["sampler"]
+    file = tmp_path / sampler["source"]["path"]
+    file.write_text(CHOOSES)
+    spec = SamplerSpec.model_validate(sampler | {"source": {"path": str(file)}})
+    rows = [good_row(f"{n} + 5", str(n + 5), extra_info={"level": n}) for n in range(4)]
+    with files.open(files.lines("a.jsonl", *rows)) as dataset, RowSampler(spec, dataset) as chooses:
+        told = columns(
+            {"3": Seen(2, 2, 1, 1.0, 1.0), "1": Seen(1, 1, 1, 1.0, 1.0)}, np.full(4, 0.5)
+        )
+        assert chooses.choose(3, 0, 3, told, "null") == ([2, 1, 0], "null")
 
 
 def scored(rewards: list[RewardSpec], *responses: str) -> list[RewardResult]:
@@ -102,6 +121,7 @@ def test_the_functions_score(tmp_path: Path) -> None:
 
 def test_settings_are_what_they_are_said_to_be() -> None:
     assert DataSpec.model_validate(SETTINGS[4]).curriculum is not None
+    assert DataSpec.model_validate(SETTINGS[5]).sampler == SamplerSpec(function="uncertain")
     source = RewardSpec.model_validate(MOUNTED[0]).source
     assert source is not None
     assert source.file == "/ppojob/code/rewards/sums.py"

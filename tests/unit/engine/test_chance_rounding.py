@@ -105,6 +105,22 @@ def test_adamw_of_such_moments_is_its_formula_with_moments_rounded() -> None:
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_a_step_of_a_weight_looks_at_no_other(kind: str) -> None:
+    """Else a step of a mixture with 20,000 matrices would look at 400 million."""
+    model = make_model()
+    optimizer = build_optimizer(model, OptimizerSpec(type=kind, learning_rate=RATE))
+    looked_at: list[int] = []
+    optimizer.register_step_pre_hook(
+        lambda *_: looked_at.append(sum(len(group["params"]) for group in optimizer.param_groups))
+    )
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    step_by_weight(optimizer)
+    (group,) = optimizer.param_groups
+    assert looked_at == [1] * len(list(model.parameters())) == [1] * len(group["params"])
+
+
 def test_a_second_moment_falls_as_slowly_as_it_should() -> None:
     """Rounded to the nearest it would stay at 1 for good."""
     spec = OptimizerSpec(learning_rate=RATE, moments_dtype="bfloat16")

@@ -134,6 +134,18 @@ def test_speed_by_hand():
     }
 
 
+@pytest.mark.parametrize(("kept", "guesses"), [(30, 40), (0, 0)])
+def test_what_came_of_guesses_by_hand(kept: int, guesses: int):
+    counts = {"passes": 20, "guesses": guesses, "kept": kept}
+    drafted = dataclasses.replace(ROWS, drafts=counts)
+    known = speed_metrics(ROWS, {}, step_seconds=8.0, num_devices=2)
+    found = speed_metrics(drafted, {}, step_seconds=8.0, num_devices=2)
+    assert {key: value for key, value in found.items() if key not in known} == {
+        "perf/draft_accept_rate": 0.75 if guesses else 0.0,
+        "perf/draft_accept_length": 2.5 if guesses else 1.0,
+    }
+
+
 def test_times_of_tools_are_told_under_a_name_that_is_not_compared():
     timed = dataclasses.replace(ROWS, tool_seconds=[1.0, 0.0, 2.0, 3.0])
     known = speed_metrics(ROWS, {}, step_seconds=8.0, num_devices=2)

@@ -95,6 +95,7 @@ def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
 
 
 HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONVOLUTIONS = {"conv_L_cache": 3, "layer_types": ["conv"] * 2}
 
 
 def problems(
@@ -150,22 +151,53 @@ def test_ranks_of_an_engine_have_whole_experts(tmp_path: Path, experts: int, all
 
 
 @pytest.mark.parametrize(
-    ("engine", "family", "refused"),
-    [("vllm", "olmo2", True), ("huggingface", "olmo2", False), ("vllm", "mistral", False)],
+    ("engine", "family", "changes", "refused"),
+    [
+        ("vllm", "olmo2", {}, True),
+        ("huggingface", "olmo2", {}, False),
+        ("vllm", "mistral", {}, False),
+        ("vllm", "lfm2", {**CONVOLUTIONS, "tie_word_embeddings": True}, False),
+        ("vllm", "lfm2", {**CONVOLUTIONS, "tie_word_embeddings": False}, True),
+        ("huggingface", "lfm2", {**CONVOLUTIONS, "tie_word_embeddings": False}, False),
+        ("vllm", "cohere2", {"tie_word_embeddings": False}, True),
+    ],
 )
-def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, refused: bool) -> None:
-    configs = {"model": {"model_type": family, **SIZES}}
-    found = problems(tmp_path, configs, rollout={"engine": engine})
+def test_an_engine_has_the_family(
+    tmp_path: Path, engine: str, family: str, changes: dict[str, object], refused: bool
+) -> None:
+    configs = {"model": {"model_type": family, **SIZES, **changes}}
+    found = problems(tmp_path, configs, rollout={"engine": engine, "dtype": "float32"})
     assert [(one.where, one.reason_code) for one in found] == (
         [("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else []
     )
 
 
-@pytest.mark.parametrize(("family", "refused"), [("lfm2", True), ("olmo2", False)])
-def test_a_judge_is_what_vllm_computes(tmp_path: Path, family: str, refused: bool) -> None:
+@pytest.mark.parametrize(("family", "refused"), [("granitemoehybrid", True), ("llama", False)])
+def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: bool) -> None:
+    config = MAMBA if family == "granitemoehybrid" else {"model_type": family, **SIZES}
+    rollout = {"engine": "vllm", "dtype": "bfloat16", "drafts": {}}
+    found = problems(tmp_path, {"model": config}, rollout=rollout)
+    assert [(one.where, one.reason_code) for one in found] == (
+        [("spec.rollout.drafts", ReasonCode.NOT_IN_THIS_VERSION)] if refused else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "refused"),
+    [
+        ("lfm2", {**CONVOLUTIONS, "tie_word_embeddings": True}, False),
+        ("lfm2", {**CONVOLUTIONS, "tie_word_embeddings": False}, True),
+        ("olmo2", {}, False),
+        ("olmoe", {"num_experts": 6, "tie_word_embeddings": True}, True),
+        ("olmoe", {"num_experts": 6, "tie_word_embeddings": False}, False),
+        ("qwen2", {"tie_word_embeddings": True}, False),
+    ],
+)
+def test_a_judge_is_what_vllm_computes(
+    tmp_path: Path, family: str, changes: dict[str, object], refused: bool
+) -> None:
     """As a policy OLMo 2 is refused: of a judge's classes vLLM may do what it likes."""
-    layers = {"conv_L_cache": 3, "layer_types": ["conv"] * 2} if family == "lfm2" else {}
-    judge = {"model_type": family, **SIZES, **layers}
+    judge = {"model_type": family, **SIZES, **changes}
     asked = {"rewards": [{"function": "judge"}], "judge": {"path": str(tmp_path / "judge")}}
     found = problems(tmp_path, {"model": SIZES, "judge": judge}, **asked)
     assert [(one.where, one.reason_code) for one in found] == (

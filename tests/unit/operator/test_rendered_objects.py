@@ -224,8 +224,10 @@ def test_pods_alone_that_run_code_mount_its_config_maps() -> None:
         "tools": [{"name": "f", **told, "source": tool}],
         "interactions": [{"name": "g", "source": user}],
     }
+    sampler = {"function": "choose", "source": sources("orders")[0]}
+    data = {"train": [{"path": "/data/a.parquet"}], "sampler": sampler}
     mounted = {}
-    for role, spec in pod_specs(rewards=rewards, agent=agent).items():
+    for role, spec in pod_specs(rewards=rewards, agent=agent, data=data).items():
         maps = {
             one["name"]: one["configMap"]["name"]
             for one in spec["volumes"]
@@ -235,6 +237,7 @@ def test_pods_alone_that_run_code_mount_its_config_maps() -> None:
         assert all(one["readOnly"] for one in mounts)
         mounted[role] = {one["mountPath"]: maps[one["name"]] for one in mounts}
     assert mounted.pop("reward") == {"/ppojob/code/scores": "scores"}
+    assert mounted.pop("controller") == {"/ppojob/code/orders": "orders"}
     assert mounted.pop("tools") == {"/ppojob/code/towns": "towns"}
     assert not any(mounted.values())
 

@@ -13,7 +13,7 @@ from patience import eventually
 
 from ppojob_api import contract
 from ppojob_api.v1alpha1.rollout import JudgeSpec
-from ppojob_trainer.workers.judge import server_command
+from ppojob_trainer.workers.judge import reason_to_end, server_command
 from ppojob_trainer.workers.judge_router import JudgeRouter
 
 SAID: Answer = (200, {"said": "yes"})
@@ -102,10 +102,18 @@ def test_what_asks_sglang_is_answered_in_its_words(serve) -> None:
     assert (refused.value.code, b"regex" in refused.value.read()) == (400, True)
 
 
+def test_what_vllm_refuses_is_not_asked_again() -> None:
+    judge = JudgeSpec(path="/m")
+    (said,) = reason_to_end(judge, "exit status 2").problems
+    assert said.startswith('spec.judge: got "/m": vLLM does not serve it so')
+    for how in ("exit status 1", "signal SIGKILL"):
+        assert isinstance(reason_to_end(judge, how), SystemExit)
+
+
 def test_a_pod_of_gpus_is_one_server_over_all_of_them() -> None:
     judge = JudgeSpec(path="/m", dtype="bfloat16", max_tokens=4096, gpu_memory_share=0.8)
     _, _, module, *told = server_command(judge, address="10.0.0.7", gpus=4)
-    assert module == "vllm.entrypoints.openai.api_server"
+    assert module == "ppojob_trainer.rollout.vllm_server"
     assert {
         "--model=/m",
         "--host=10.0.0.7",

@@ -63,7 +63,7 @@ def row_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 
 def row_max(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """The largest trained token of each row, of values of 0 or more: (rows,); 0 without any."""
+    """The largest trained token of each row, 0 where none is above: (rows,)."""
     if values.numel() == 0:
         return row_sum(values, mask, lengths)
     kept = zero_outside(values, mask)

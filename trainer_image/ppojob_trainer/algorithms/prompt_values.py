@@ -19,6 +19,25 @@ def value(belief: Belief) -> float:
     return alpha / (alpha + beta)
 
 
+def first_belief(scores: Sequence[float], *, decay: float) -> Belief:
+    """What is known of a prompt that was never drawn, by scores of responses from beforehand.
+
+    Single-stream Policy Optimization, its offline estimate, as verl's recipe has it: the mean of
+    the scores behind that prior, with the weight 1 / (1 - ρ) that visits without an end come to.
+    """
+    if not scores:
+        return PRIOR
+    alpha, beta = _counted(PRIOR, scores)
+    weight = 1 / (1 - decay) / (len(scores) + 1)
+    return weight * alpha, weight * beta
+
+
+def _counted(belief: Belief, scores: Sequence[float]) -> Belief:
+    """A belief that has seen some more scores, each of which counts as one from 0 to 1."""
+    right = sum(min(max(score, 0.0), 1.0) for score in scores)
+    return belief[0] + right, belief[1] + len(scores) - right
+
+
 def after_visits(
     beliefs: Mapping[str, Belief],
     visits: Iterable[tuple[str, Sequence[float]]],
@@ -36,7 +55,5 @@ def after_visits(
         if not scores:
             continue
         alpha, beta = found.get(prompt) or beliefs.get(prompt, PRIOR)
-        shares = [min(max(score, 0.0), 1.0) for score in scores]
-        right = sum(shares)
-        found[prompt] = decay * alpha + right, decay * beta + len(shares) - right
+        found[prompt] = _counted((decay * alpha, decay * beta), scores)
     return found

@@ -36,8 +36,9 @@ class Rejection:
 
     Attributes:
         mode: `<over>_<divergence>`; over: token, seq_sum, seq_mean or seq_max; divergence: k1 =
-            -log ρ, k2 = (log ρ)² / 2, k3 = ρ - 1 - log ρ. Of k1 there is no seq_max.
-        low: with k1, the least μ / π (over a response: of its product, or geometric mean).
+            -log ρ, k2 = (log ρ)² / 2, k3 = ρ - 1 - log ρ.
+        low: with k1, the least μ / π (over a response: of its product, or geometric mean); not of
+            seq_max, where a token that π finds likelier rejects nothing.
         high: with k1, the largest; with the others, the largest divergence.
     """
 
@@ -50,7 +51,8 @@ class Rejection:
         """Least and largest value of the divergence."""
         if not self.mode.endswith("k1"):
             return 0.0, self.high
-        return log(1.0 / self.high if self.low is None else self.low), log(self.high)
+        least = 1.0 / self.high if self.low is None else self.low
+        return 0.0 if self.mode == "seq_max_k1" else log(least), log(self.high)
 
     @property
     def is_of_rows(self) -> bool:

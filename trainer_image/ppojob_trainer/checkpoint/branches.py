@@ -74,6 +74,7 @@ _NOT_OF_PROMPTS: Final = (
     "spec.data.maxResponseTokens",
     "spec.data.validation",
     "spec.data.maxValidationRows",
+    "spec.data.sampler",
     _OF_DEMONSTRATIONS,
 )
 """Settings of data that change neither the prompts nor their order."""
@@ -85,23 +86,30 @@ _NOT_OF_DEMONSTRATIONS: Final = (
     "spec.data.answerKey",
     "spec.data.dataSource",
     "spec.data.curriculum",
+    "spec.data.sampler",
+    "spec.data.scoresKey",
     "spec.data.teacherPromptKey",
     "spec.data.maxTeacherPromptTokens",
 )
 """The same of data.demonstrations."""
 
 
-def problems(config: RunConfig, run_folder: Path | None = None) -> list[str]:
-    """Why a run cannot begin as it asks; nothing where it has begun, or asks for nothing."""
+def problems(
+    config: RunConfig, run_folder: Path | None = None, rows: int | None = None
+) -> list[str]:
+    """Why a run cannot begin as it asks; nothing where it has begun, or asks for nothing.
+
+    `rows` are those of the training data, where they have been counted.
+    """
     branch = config.spec.checkpoint.branch
     if branch is None or (run_folder is not None and has_checkpoint(run_folder)):
         return []
     try:
         with _refusing_damage(branch):
-            _fitting(Place(branch.run, f"{FIELD}.run", _log.warning), branch, config)
+            origin = _fitting(Place(branch.run, f"{FIELD}.run", _log.warning), branch, config)
     except ConfigError as problem:
         return list(problem.problems)
-    return []
+    return list(map(str, _read_already(config, origin, rows)))
 
 
 def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
@@ -179,12 +187,24 @@ def _fitting(place: Place, branch: BranchSpec, config: RunConfig) -> _Origin:
     return _Origin(step, found, theirs | ours, changes)
 
 
+def _read_already(config: RunConfig, origin: _Origin, rows: int | None) -> Iterator[Problem]:
+    """Passes over the data that were over when the checkpoint was written."""
+    passes, (_, size) = config.spec.steps.epochs, config.spec.algorithm.draw
+    data = origin.found.progress.data
+    over = data.epoch + (rows is not None and data.cursor + size > rows)
+    if passes is not None and over >= passes:
+        why = f"the run begins with {over} done, and nothing is left to do"
+        allowed = f"more than {over}; ppojob export writes the model of a checkpoint"
+        yield Problem("spec.steps.epochs", str(passes), why, allowed, ReasonCode.CONFLICT)
+
+
 def _chosen(place: Place, branch: BranchSpec) -> tuple[int, Manifest]:
     steps = list(place.complete())
     if not steps:
+        why = "it holds no checkpoint" if place.exists() else "there is no such folder"
         allowed = _of_checkpoint(branch.run)
         allowed = allowed or "the run folder of a job, or what spec.checkpoint.copyTo has of one"
-        raise ConfigError(_wrong("run", shown(branch.run), "it holds no checkpoint", allowed))
+        raise ConfigError(_wrong("run", shown(branch.run), why, allowed))
     step = steps[0] if branch.step is None else branch.step
     if step not in steps:
         there = ", ".join(map(str, sorted(steps)))
@@ -283,7 +303,11 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
     batch = {_PROMPTS_PER_STEP, _ROWS_PER_STEP} & set(changed)
     data = config.spec.data
     if any(map(_is_of_prompts, changed)) or (batch and _has_weights(data.train)):
-        progress = msgspec.structs.replace(progress, data=UNREAD)
+        progress = msgspec.structs.replace(progress, data=UNREAD, rows_seen={})
+    if any(where.startswith("spec.data.sampler") for where in changed):
+        progress = msgspec.structs.replace(progress, sampler_state="null")
+    if config.spec.data.sampler is None:
+        progress = msgspec.structs.replace(progress, rows_seen={})
     if any(map(_is_of_demonstrations, changed)) or (batch and _has_weights(data.demonstrations)):
         progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress

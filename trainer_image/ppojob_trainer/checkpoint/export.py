@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,24 +17,21 @@ from torch import Tensor
 
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.adapter_folder import FILE_POINT, give_adapters, write_adapters
+from ppojob_trainer.checkpoint.beside import Beside
 from ppojob_trainer.checkpoint.tensors import (
     give_parts,
     join,
-    read_tensors,
     stored_dtype,
     write_tensors,
 )
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
-from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import changed_document
-from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, layer_count
-from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES
+from ppojob_trainer.models.config_files import has_tower
+from ppojob_trainer.models.families import CLASSIFIERS
 from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import Adapter
-from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
-from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import Join
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
@@ -99,10 +95,10 @@ def export_model(
 
     Raises:
         StorageError: the disk refused; an older export stands.
-        ConfigError: ``model_folder`` has no readable config.json.
+        ConfigError: ``model_folder`` lacks config.json, or weights that are taken over.
     """
     given = dict(tensors)
-    beside = _Beside.of(model_folder, scores=SCORE_WEIGHT in given)
+    beside = Beside.of(model_folder, scores=SCORE_WEIGHT in given)
     trained = beside.in_files(given)
     frozen = beside.frozen(trained)
     named = trained | frozen
@@ -284,71 +280,6 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: got no model configuration: {error}") from error
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """What the folder where training began says of an export, its tensors mapped and not read.
-
-    Attributes:
-        model_type: as its config.json has it.
-        tower: a vision tower, by the names in files.
-        mtp: the same of layers that predict further tokens; none for a model that scores, which
-            draws no token.
-        copied: what these hold again of the model's weights.
-        numbers: what files hold without a dimension, which nobody trains: here it has one.
-        stored: of a model with a tower the names in files of all weights, by those here.
-    """
-
-    model_type: str
-    tower: Mapping[str, Tensor]
-    mtp: Mapping[str, Tensor]
-    copied: Mapping[str, str]
-    numbers: Mapping[str, Tensor]
-    stored: Mapping[str, str]
-
-    @classmethod
-    def of(cls, model_folder: Path, *, scores: bool) -> _Beside:
-        model_type = str(_read_config(model_folder).get("model_type"))
-        weights, sees = read_weights(model_folder), _has_tower(model_folder)
-        layers = layer_count(model_folder)
-        tower = {name for name in weights.files if sees and name.startswith(TOWER)}
-        mtp = {name for name in weights.files if not scores and is_mtp_weight(name, layers)}
-        fixed = FAMILIES[model_type].fixed if model_type in FAMILIES else ()
-        numbers = {name for name in weights.files if fixed and name.endswith(fixed)}
-        read = {
-            path: read_tensors(path)
-            for path in {weights.files[name] for name in tower | mtp | numbers}
-        }
-
-        def held(names: Iterable[str]) -> dict[str, Tensor]:
-            own = {name: weights.stored[name] for name in names}
-            return {stored: read[weights.files[name]][stored] for name, stored in own.items()}
-
-        return cls(
-            model_type,
-            held(tower),
-            held(mtp),
-            mtp_copies(model_type, layers or 0),
-            {name: number for name, number in held(numbers).items() if not number.shape},
-            weights.stored if sees else {},
-        )
-
-    def name_in_files(self, name: str) -> str:
-        return self.stored.get(name) or file_name(name, self.model_type)
-
-    def in_files(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is trained, by the names in files, and what such a layer holds of it again."""
-        trained = {self.name_in_files(name): tensor for name, tensor in given.items()}
-        if not self.mtp.keys() & trained.keys():
-            return trained
-        own = {name: of for name, of in self.copied.items() if name in self.mtp}
-        return trained | {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
-
-    def frozen(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What goes into an export as it was."""
-        kept = {**self.tower, **self.mtp}
-        return {name: one for name, one in kept.items() if name not in trained} | {**self.numbers}
 
 
 def _but(those: Mapping[str, Tensor], merge: Join) -> Join:

@@ -65,24 +65,24 @@ def export_checkpoint(
         DamagedCheckpoint: a file is absent or not what the manifest says.
         StorageError: the disk refused.
         ConfigError: the model's folder, its tokenizer or its template is gone; there are no
-            adapters, or there is no such critic.
-        CannotResume: the model's weights are not those that the checkpoint's adapters were trained
-        on.
+            adapters, or there is no such critic; the job began with what lies at ``target``.
+        CannotResume: the adapters were trained on other weights than the model's are.
     """
     found = manifest.read(checkpoint)
     settings = identity.settings_of(found, checkpoint)
     source = (_critic if critic else _policy)(settings, checkpoint)
     model = source.model
+    _refuse_to_write_over(model, target)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     tensors = _tensors(checkpoint, found.files, source)
     adapters = _adapters(tensors, model)
     beside = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
+    if only_adapters and not adapters:
+        raise ConfigError(
+            f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
+            f"{source.kind.where.removesuffix('path')}lora, or the model without --adapters"
+        )
     if only_adapters:
-        if not adapters:
-            raise ConfigError(
-                f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
-                f"{source.kind.where.removesuffix('path')}lora, or the model without --adapters"
-            )
         export_adapters(target, adapters, model.path, beside, source.kind)
         return found.progress.step
     if adapters:
@@ -103,6 +103,15 @@ def export_checkpoint(
         overrides=source.overrides,
     )
     return found.progress.step
+
+
+def _refuse_to_write_over(model: ModelSpec, target: Path) -> None:
+    """Keep what the job began with."""
+    adapters = None if model.lora is None else model.lora.path
+    read = (model.path, model.tokenizer_path, adapters)
+    if target.resolve() in {Path(path).resolve() for path in read if path is not None}:
+        why = "the job began with it, and it would be written over"
+        raise ConfigError(f"--output: got {target}: {why}; another folder")
 
 
 def _tensors(

@@ -74,8 +74,8 @@ class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
 class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
     """A step is over and its metrics are on the disk.
 
-    A controller that comes back, while the ranks live, goes on from this state. Of the values of
-    prompts it has those that the step changed.
+    A controller that comes back, while the ranks live, goes on from this state. Of what is known of
+    prompts and rows it has what the step changed.
     """
 
     progress: Progress

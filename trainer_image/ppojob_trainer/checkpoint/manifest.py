@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.data.seen_rows import Seen
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 
 FORMAT: Final = 1
@@ -62,6 +63,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         prompt_values: α and β of what each prompt that was drawn is known to score, by the digest
             of what it asks; empty where the job keeps none. Of the journal's events that of a step
             has those that it changed, and that of a resumed job all; others have none.
+        rows_seen: what each row that was drawn has scored, by its number, where a sampler chooses
+            rows; the journal's events have it as they have prompt_values.
+        sampler_state: JSON that the sampler answered beside its rows.
         demonstrations: where the order of data.demonstrations stands; None where the job has none.
     """
 
@@ -75,6 +79,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     roles: tuple[RoleState, ...]
     entropy_coefficient: float | None = None
     prompt_values: dict[str, tuple[float, float]] = {}
+    rows_seen: dict[str, Seen] = {}
+    sampler_state: str = "null"
     demonstrations: DataCursor | None = None
 
 

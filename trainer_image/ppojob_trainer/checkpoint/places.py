@@ -52,6 +52,10 @@ class Place:
     def _checkpoint(self, step: int, *path: str) -> str:
         return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
 
+    def exists(self) -> bool:
+        """Whether there is anything by that name."""
+        return bool(self._again(lambda: self._system.exists(self._root)))
+
     def steps(self) -> list[int]:
         """Steps of all copies, complete or not, ascending."""
 

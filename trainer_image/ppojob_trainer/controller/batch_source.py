@@ -85,7 +85,7 @@ class DynamicSampling:
             if following:
                 self.ahead.begin(step + 1, step - 1, following, timer)
             metrics |= later.staleness(chosen, step)
-        return Rows(chosen, is_kept=True, metrics=metrics)
+        return Rows(chosen, is_kept=True, metrics=metrics, rounds=rounds)
 
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer
@@ -221,6 +221,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
         extras=[batch.extras[row] for batch, row in rows],
         figures=[batch.figures[row] for batch, row in rows if batch.figures],
         tool_seconds=[batch.tool_seconds[row] for batch, row in rows if batch.tool_seconds],
+        drafts=sum((batch.drafts for batch in rounds), Counter()),
         origins=[Origin(r, position, owners[r][position]) for r, position in places],
     )
 

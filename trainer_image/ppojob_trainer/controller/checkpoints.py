@@ -24,7 +24,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
-from ppojob_trainer.controller.position import Position, without_values
+from ppojob_trainer.controller.position import Position, without_tables
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint, RoleLost, StorageError
 from ppojob_trainer.rpc.client import Pending
@@ -170,7 +170,7 @@ class Checkpoints:
             if not in_background:
                 self._complete(pending, progress, files)
                 return
-            told = without_values(progress)
+            told = without_tables(progress)
             self.journal.append(
                 CheckpointBegun(time=time.time(), progress=told, files=tuple(files))
             )

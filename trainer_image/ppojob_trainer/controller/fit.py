@@ -26,14 +26,15 @@ from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
-from ppojob_trainer.algorithms.prompt_values import Belief, after_visits
+from ppojob_trainer.algorithms.prompt_values import Belief
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller import known_values
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.learning_signal import LearningSignal
-from ppojob_trainer.controller.position import changes, without_values
+from ppojob_trainer.controller.position import changes, without_tables
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -43,12 +44,20 @@ from ppojob_trainer.controller.records import (
     training_metrics,
 )
 from ppojob_trainer.controller.recovery import Recovery
+from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import OrderState, PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
-from ppojob_trainer.errors import JobFailed, PPOJobError, RewardFailed, RoleLost, StorageError
+from ppojob_trainer.errors import (
+    JobFailed,
+    PPOJobError,
+    RewardFailed,
+    RoleLost,
+    SamplerFailed,
+    StorageError,
+)
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.messages.saving import ExportModel
@@ -72,6 +81,7 @@ class Loop:
         total_steps: how many there are; with dynamic sampling over passes, at most.
         num_devices: what computes with a model in the whole job: GPUs, or ranks without any.
         order: in which they are drawn.
+        sampling: which are drawn in their place; None where the order says it.
         validation: held-out prompts; None where there are none.
         stop_requested: whether somebody asked to end after this step.
         tell_progress: called when a step is done for good.
@@ -82,6 +92,7 @@ class Loop:
     num_devices: int
     dataset: PromptDataset
     order: PromptOrder
+    sampling: RowSampling | None
     training: TrainingStep
     validation: PromptDataset | None
     records: Records
@@ -102,6 +113,7 @@ class Loop:
             ConfigError: checkpoints are to be judged by a metric that validations do not have.
             JobFailed: a stage failed as it would again, or roles are lost over and over.
             RewardFailed: a reward function failed before a step was done.
+            SamplerFailed: no rows were chosen for the first step.
             StorageError: the disk refused metrics, journal or the last checkpoint.
         """
         position = self.recovery.begin_attempt()
@@ -211,12 +223,14 @@ class Loop:
         supervised = self.training.supervised
         if supervised is not None and progress.demonstrations is not None:
             supervised.load(progress.demonstrations)
+        if self.sampling is not None:
+            self.sampling.begin(progress)
         coefficients = self._coefficients(progress)
         try:
             result = self.training.run(
                 step, self._draw, coefficients, timer, progress.prompt_values
             )
-        except RewardFailed as failure:
+        except (RewardFailed, SamplerFailed) as failure:
             raise self._after_checkpoint(failure, progress) from failure
         self.records.keep_advantages(result, step)
         if result.advantaged is not None:
@@ -247,6 +261,8 @@ class Loop:
             tokens=progress.tokens + rows.total_tokens,
             roles=tuple(updates.state_after(step) for updates in self.training.updates),
         )
+        if self.sampling is not None:
+            trained = self.sampling.after(trained, result.drawn)
         if self._is_validation_due(trained):
             metrics |= self._validate_after(trained, metrics, timer)
         failpoints.hit(STEP_COMPUTED)
@@ -259,7 +275,10 @@ class Loop:
         return msgspec.structs.replace(trained, seconds=seconds), metrics
 
     def _draw(self, count: int) -> list[PromptRow]:
-        return self.dataset.rows(self.order.next_batch(count))
+        rows = self.order.next_batch(count)  # its place counts them, whoever chooses
+        if self.sampling is not None:
+            rows = self.sampling.next(count)
+        return self.dataset.rows(rows)
 
     def _validate_after(
         self, progress: Progress, metrics: dict[str, float], timer: StepTimer
@@ -269,7 +288,7 @@ class Loop:
             with timer("testing"):
                 return self._validate(progress.step)
         except RewardFailed as failure:
-            told = without_values(progress)
+            told = without_tables(progress)
             self.journal.append(StepTrained(time=time.time(), progress=told, metrics=dict(metrics)))
             raise self._after_checkpoint(failure, progress) from failure
 
@@ -286,8 +305,8 @@ class Loop:
         seconds = progress.seconds + times.step_seconds
         return msgspec.structs.replace(progress, seconds=seconds), metrics
 
-    def _after_checkpoint(self, failure: RewardFailed, done: Progress) -> PPOJobError:
-        """The failure, once the steps before it are saved: scoring changes no model."""
+    def _after_checkpoint(self, failure: PPOJobError, done: Progress) -> PPOJobError:
+        """The failure, once the steps before it are saved: scoring and choosing change no model."""
         if done.step == 0:
             return failure
         self.reporter.report(stage="save_checkpoint")
@@ -371,8 +390,8 @@ class Loop:
     def _next_values(self, progress: Progress, result: StepResult) -> dict[str, Belief]:
         if (spo := self.spec.algorithm.spo) is None:
             return progress.prompt_values
-        visited = after_visits(progress.prompt_values, result.visits, decay=spo.decay)
-        return {**progress.prompt_values, **visited}
+        beliefs = progress.prompt_values
+        return known_values.after_step(result.batch.prompts, beliefs, result.visits, spo.decay)
 
     def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""

@@ -1,6 +1,6 @@
 """One round of generation: the rows of a step, drawn when it begins."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
@@ -21,12 +21,14 @@ class Rows:
         greedy: greedy responses to the prompts of the batch, where somebody reads those.
         is_kept: whether they are scored, and on the disk, already.
         metrics: how they were sampled, by name of the metric.
+        rounds: in which they were drawn, where there may be several.
     """
 
     batch: Batch
     greedy: Batch | None = None
     is_kept: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    rounds: Sequence[Batch] = ()
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
-from ppojob_trainer.algorithms.prompt_values import Belief
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
     CheckpointBegun,
@@ -19,6 +19,9 @@ from ppojob_trainer.checkpoint.journal import (
     StepTrained,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
+
+_TABLES: Final = ("prompt_values", "rows_seen")
+"""What a state knows of single prompts, of which few change in a step."""
 
 
 @dataclass(frozen=True)
@@ -73,33 +76,40 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
             case StepTrained():
                 unvalidated = event
     if progress is not None:
-        progress = _with_values(progress, events)
+        progress = _with_tables(progress, events)
     found = controller_attempt, role_attempts, progress, rewinds, unvalidated
     return Position(*found, *_unsaved(events))
 
 
 def changes(before: Progress, after: Progress) -> Progress:
-    """The state behind a step as its event has it: of the values of prompts those that changed."""
-    known = before.prompt_values
-    changed = {at: own for at, own in after.prompt_values.items() if known.get(at) != own}
-    return msgspec.structs.replace(after, prompt_values=changed)
+    """The state behind a step as its event has it: of its tables the entries that changed."""
+    changed = {
+        name: {at: own for at, own in after_.items() if before_.get(at) != own}
+        for name, before_, after_ in zip(_TABLES, _tables(before), _tables(after), strict=True)
+    }
+    return msgspec.structs.replace(after, **changed)
 
 
-def without_values(progress: Progress) -> Progress:
-    """A state as events have it that change no values of prompts."""
-    return msgspec.structs.replace(progress, prompt_values={})
+def without_tables(progress: Progress) -> Progress:
+    """A state as events have it that change no table."""
+    return msgspec.structs.replace(progress, **{name: {} for name in _TABLES})
 
 
-def _with_values(progress: Progress, events: Iterable[Event]) -> Progress:
+def _with_tables(progress: Progress, events: Iterable[Event]) -> Progress:
     """A state as it was behind these events."""
-    known: dict[str, Belief] = {}
+    known: list[dict[str, Any]] = [{} for _ in _TABLES]
     for event in events:
         match event:
             case Resumed():
-                known = dict(event.progress.prompt_values)
+                known = [dict(table) for table in _tables(event.progress)]
             case StepDone():
-                known.update(event.progress.prompt_values)
-    return msgspec.structs.replace(progress, prompt_values=known)
+                for table, changed in zip(known, _tables(event.progress), strict=True):
+                    table.update(changed)
+    return msgspec.structs.replace(progress, **dict(zip(_TABLES, known, strict=True)))
+
+
+def _tables(progress: Progress) -> list[dict[str, Any]]:
+    return [getattr(progress, name) for name in _TABLES]
 
 
 def _unsaved(events: Sequence[Event]) -> tuple[CheckpointBegun | None, int | None]:
@@ -120,8 +130,8 @@ def _unsaved(events: Sequence[Event]) -> tuple[CheckpointBegun | None, int | Non
 
 
 def _whole(events: Sequence[Event], place: int) -> CheckpointBegun:
-    """A checkpoint that was begun, with the values of prompts that it is to have."""
+    """A checkpoint that was begun, with the tables that it is to have."""
     event = events[place]
     assert isinstance(event, CheckpointBegun)
-    progress = _with_values(event.progress, events[:place])
+    progress = _with_tables(event.progress, events[:place])
     return msgspec.structs.replace(event, progress=progress)

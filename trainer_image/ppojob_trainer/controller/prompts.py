@@ -47,11 +47,10 @@ def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) 
         ConfigError: the data cannot be read, or does not fit the job.
     """
     spec = config.spec
-    model = Path(spec.model.path)
     tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
     chat = stack.enter_context(
         ChatTokenizer(
-            model,
+            Path(spec.model.path),
             tokenizer,
             spec.model.chat_template,
             began=began,
@@ -68,13 +67,12 @@ def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) 
         sources: Collection[str] | None = None,
         given: GivenType | None = spec.algorithm.given,
     ) -> PromptDataset:
-        rewards = checks_of(spec)
         dataset = stack.enter_context(
             PromptDataset.open(
                 files,
                 data,
                 chat,
-                rewards=rewards,
+                rewards=checks_of(spec),
                 agents=agents,
                 sources=sources,
                 max_rows=max_rows,

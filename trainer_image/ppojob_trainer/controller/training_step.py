@@ -12,13 +12,13 @@ update) is decided when the step is built, never inside it.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
-from ppojob_trainer.algorithms.prompt_values import PRIOR, Belief, value
+from ppojob_trainer.algorithms.prompt_values import Belief, value
 from ppojob_trainer.checkpoint.manifest import RoleState
+from ppojob_trainer.controller import known_values
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
@@ -148,13 +148,6 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
     return [int(position) for position in epoch_order(size, spec.seed, passes)]
 
 
-def belief_metrics(known: Sequence[Belief]) -> dict[str, float]:
-    """What prompts were known to score, and by how many responses; the names are verl's."""
-    if not known:
-        return {}
-    return {"spo/p_hats": fmean(map(value, known)), "spo/Neff": fmean(map(sum, known))}
-
-
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """Weights of terms of the policy's loss that may change from step to step."""
@@ -168,7 +161,8 @@ class StepResult:
     """What a step leaves behind for the records.
 
     `advantaged` is None where tokens have no advantages; `statistics` are by name of the metric;
-    `dropped` rows, which have no score, were not trained on, nor `filtered` ones.
+    `dropped` rows, which have no score, were not trained on, nor `filtered` ones; `drawn` are all
+    rows of the step, also of prompts that gave way to others.
     """
 
     batch: Batch
@@ -176,6 +170,7 @@ class StepResult:
     statistics: dict[str, float]
     dropped: Sequence[int] = ()
     filtered: Sequence[int] = ()
+    drawn: Sequence[Batch] = ()
 
     @property
     def kl(self) -> float | None:
@@ -252,7 +247,7 @@ class TrainingStep:
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
                 known = self._known(batch, beliefs)
-                statistics |= belief_metrics(known)
+                statistics |= known_values.metrics(known)
                 advantaged = self._advantages(
                     batch, greedy, step, coefficients.kl, left_out, outcomes, known, untaught or ()
                 )
@@ -272,7 +267,8 @@ class TrainingStep:
             self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
-        return StepResult(batch, advantaged, statistics, dropped, filtered)
+        drawn = rows.rounds or [batch]
+        return StepResult(batch, advantaged, statistics, dropped, filtered, drawn)
 
     def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
         """Pass over the rows, while reward functions score those that have no scores yet."""
@@ -377,9 +373,9 @@ class TrainingStep:
 
     def _known(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
         """(prompts,) what each was known to score; none where no estimator reads it."""
-        if not self.spec.algorithm.estimator.tracks_values:
+        if (spo := self.spec.algorithm.spo) is None:
             return []
-        return [beliefs.get(prompt.asks, PRIOR) for prompt in batch.prompts]
+        return known_values.known_of(batch.prompts, beliefs, spo.decay)
 
     def _positives(self, batch: Batch) -> list[int]:
         """The rows that scored well; none where no loss reads it."""

@@ -30,6 +30,7 @@ from ppojob_trainer.controller.reprompting import Reprompting
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.controller.steps_ahead import StepsAhead
@@ -74,8 +75,7 @@ def build_loop(
     store, journal = _store(config, root), Journal(root / JOURNAL_NAME)
     began = journal.began()
     datasets = open_datasets(config, began, stack)
-    train = datasets.train
-    order = train.order(spec.prompts, spec.algorithm.draw[1])
+    train, order = datasets.train, datasets.train.order(spec.prompts, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
     hosts = _hosts(config, roles)
     tape = _tape(spec, journal, run_folder, store.settings, datasets)
@@ -97,6 +97,7 @@ def build_loop(
         num_devices=config.topology.num_devices,
         dataset=train,
         order=order,
+        sampling=RowSampling.of(spec, train, stack),
         training=training,
         validation=datasets.validation,
         records=records,
@@ -223,8 +224,8 @@ def _checkpoints(
 def _code_files(config: RunConfig, host: str | None = None) -> dict[str, str]:
     """Digests of what decides answers, where the controller's pod can read it.
 
-    These are the files of reward functions, tools, users, estimators and losses, and the manifest
-    of an index; with a host, those of the roles that live there.
+    These are the files of reward functions, tools, users, samplers, estimators and losses, and the
+    manifest of an index; with a host, those of the roles that live there.
     """
     spec, topology = config.spec, config.topology
     here = {role.role for role in topology.roles} if host is None else topology.living_in(host)

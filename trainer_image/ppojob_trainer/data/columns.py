@@ -66,6 +66,7 @@ def read_columns(
 ) -> tuple[str, ...] | None:
     """Columns that are read of a job's files; None for all."""
     ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
+    ordering += [spec.scores_key, EXTRA_COLUMN] if spec.scores_key else []
     if given is not None:
         names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
         names += [tools] if (tools := spec.tools_column(given)) else []
@@ -125,7 +126,9 @@ def read_row(
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
     difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
     found = PromptRow(-1, (), prompt, data_source, truth, info, agent or "")
-    return replace(found, teacher_prompt=_teacher_prompt(row, prompt, spec)), difficulty
+    scores = known_scores(row, info, spec.scores_key) if spec.scores_key else ()
+    teacher = _teacher_prompt(row, prompt, spec)
+    return replace(found, teacher_prompt=teacher, known_scores=scores), difficulty
 
 
 def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
@@ -166,13 +169,30 @@ def _no_such_column(row: Row, name: str) -> BadCell:
     return BadCell(name, "no such column", why, COLUMNS_ALLOWED)
 
 
+def known_scores(row: Row, info: Mapping[str, Json], name: str) -> tuple[float, ...]:
+    """Scores of responses to a row that were drawn beforehand; none where the cell is empty."""
+    value = row.get(name, info.get(name))
+    found = [_finite(one) for one in value] if isinstance(value, list | tuple) else [None]
+    if value is None:
+        return ()
+    scores = tuple(one for one in found if one is not None)
+    if len(scores) != len(found):
+        why, allowed = "spec.data.scoresKey says what is known by it", "a list of finite numbers"
+        raise BadCell(name, shown(value), why, allowed)
+    return scores
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
+        return float(value) if math.isfinite(value) else None
+    return None
+
+
 def difficulty_of(row: Row, info: Mapping[str, Json], name: str) -> float:
     """The number that orders a row: a column's, or that of an entry of extra_info."""
     value = row.get(name, info.get(name))
-    if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
-        number = float(value)
-        if math.isfinite(number):
-            return number
+    if (number := _finite(value)) is not None:
+        return number
     raise BadCell(
         name,
         ABSENT if value is None else shown(value),

@@ -27,6 +27,7 @@ _IN_DIGEST_IF_SET = {
     "answer_key",
     "data_source",
     "curriculum",
+    "scores_key",
     "teacher_prompt_key",
     "max_teacher_prompt_tokens",
 }

@@ -53,6 +53,7 @@ class PromptRow:
         teacher_prompt: what the reference reads in its place, as the file has it; None where it
             reads the prompt. It is not kept.
         teacher_token_ids: its tokens, cut as those of the prompt.
+        known_scores: of responses that were drawn beforehand; empty where nothing tells them.
     """
 
     index: int
@@ -66,6 +67,7 @@ class PromptRow:
     pictures: bytes = b""
     teacher_prompt: Prompt | None = None
     teacher_token_ids: tuple[int, ...] = ()
+    known_scores: tuple[float, ...] = ()
 
     @property
     def asks(self) -> str:
@@ -110,7 +112,8 @@ class PromptStore(Closeable):
         told = row.data_source, row.ground_truth, row.extra_info, row.agent
         pictures = base64.b64encode(row.pictures).decode()
         answers = [[_plain(part) for part in answer] for answer in row.answers]
-        kept = [row.token_ids, row.prompt, *told, answers, pictures, row.teacher_token_ids]
+        more = row.teacher_token_ids, row.known_scores
+        kept = [row.token_ids, row.prompt, *told, answers, pictures, *more]
         text = json.dumps(kept, separators=(",", ":")).encode()
         try:
             self._file.write(text)
@@ -133,7 +136,7 @@ class PromptStore(Closeable):
             kept: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, prompt, source, truth, info, agent, given, encoded, taught = kept
+        token_ids, prompt, source, truth, info, agent, given, encoded, taught, scores = kept
         answers = tuple(
             tuple(
                 AnswerPart(tuple(tokens), trained, _shown(later))
@@ -143,7 +146,9 @@ class PromptStore(Closeable):
         )
         told, pictures = (source, truth, info, agent), base64.b64decode(encoded)
         row = PromptRow(index, tuple(token_ids), prompt, *told, answers, pictures)
-        return replace(row, teacher_token_ids=tuple(taught)) if taught else row
+        if not taught and not scores:
+            return row
+        return replace(row, teacher_token_ids=tuple(taught), known_scores=tuple(scores))
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Several rows, in the order of their numbers as given."""

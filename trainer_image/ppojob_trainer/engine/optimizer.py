@@ -134,19 +134,29 @@ def step_by_weight(
     Between steps moments are in host memory, where that is given. With names of the weights those
     of float32 weights are bfloat16 then, rounded by a chance that hangs on name and `update`.
     """
-    grads = {w: w.grad for group in optimizer.param_groups for w in group["params"]}
-    optimizer.zero_grad(set_to_none=True)
-    for weight, grad in grads.items():
-        weight.grad = grad
+    for weight in _one_by_one(optimizer):
         if host is not None:
             host.give_back(_moments(optimizer, weight).values())
         with _in_float32(optimizer, weight, f"{names[weight]}/{update}" if names else None):
             optimizer.step()
         if host is not None:
             host.take(_moments(optimizer, weight).values())
-        weight.grad = None
-    for weight, grad in grads.items():
-        weight.grad = grad
+
+
+def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Each weight while the optimizer has no other: it would look at all of them in every step."""
+    groups = [(group, group["params"]) for group in optimizer.param_groups]
+    try:
+        for group, _ in groups:
+            group["params"] = []
+        for group, weights in groups:
+            for weight in weights:
+                group["params"] = [weight]
+                yield weight
+            group["params"] = []
+    finally:
+        for group, weights in groups:
+            group["params"] = weights
 
 
 @contextmanager

@@ -311,6 +311,10 @@ perf/total_num_tokens | tokens | prompt and response tokens; a prompt counts onc
 perf/time_per_step | s | the whole step
 perf/throughput | tokens/s | tokens a second and device of the job (GPU, or rank of a model on the
     CPU)
+perf/draft_accept_rate | share | guesses of engines that were kept (rollout.drafts); verl:
+    rollout/spec_accept_rate
+perf/draft_accept_length | tokens | tokens that a pass of the model draws of a row, those behind its
+    end among them (rollout.drafts); verl: rollout/spec_accept_length
 perf/unaccounted_share | share | part of the step that no stage accounts for
 rpc/sent_bytes | bytes | sent by the controller with its work for others since the last step |
     ppojob_rpc_sent_bytes_total counter

@@ -7,7 +7,7 @@ Means are exact sums divided once, so they do not depend on the order of rows, n
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -100,6 +100,7 @@ class StepRows:
         extras: (rows,) what the reward functions gave beside the score.
         figures: (rows,) turns and calls of each; none where rows have one turn.
         tool_seconds: (rows,) that the calls of each took; none where that is not known.
+        drafts: passes of rows, guesses in them and those that were kept; none where there are none.
         dropped: numbers of rows that are not trained on, since a reward function failed.
         filtered: numbers of rows that have a score, and are not trained on either.
     """
@@ -112,6 +113,7 @@ class StepRows:
     extras: Sequence[Mapping[str, float | str]]
     figures: Sequence[RowFigures] = ()
     tool_seconds: Sequence[float] = ()
+    drafts: Mapping[str, int] = field(default_factory=dict)
     dropped: Sequence[int] = ()
     filtered: Sequence[int] = ()
 
@@ -225,6 +227,16 @@ def speed_metrics(
             if stage in stage_seconds
         },
         **(Spread.of(rows.tool_seconds).named(TOOL_SECONDS) if rows.tool_seconds else {}),
+        **(_draft_metrics(rows.drafts) if rows.drafts else {}),
+    }
+
+
+def _draft_metrics(drafts: Mapping[str, int]) -> dict[str, float]:
+    """Like times they are not told of rows that come from the disk."""
+    kept, guesses, passes = (drafts.get(name, 0) for name in ("kept", "guesses", "passes"))
+    return {
+        "perf/draft_accept_rate": kept / guesses if guesses else 0.0,
+        "perf/draft_accept_length": 1.0 + kept / passes,
     }
 
 

@@ -1,6 +1,6 @@
 """The sizes of a model, and the tensors that it consists of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,7 +12,7 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import matrix_names
 from ppojob_trainer.models.config_files import read_config
-from ppojob_trainer.models.families import FAMILIES, Mixture
+from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
 from ppojob_trainer.models.layers_apart import Attention, LayersApart, read_layers_apart
 from ppojob_trainer.models.liquid import with_own_keys
@@ -182,17 +182,9 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         of_queries = _count(config.get("q_lora_rank")) or 0
         latents = Latents(of_queries, *(required[key] for key in _LATENT))
         key_heads, head_size = heads, latents.plain + latents.rotary
-    states = None
-    if kind:
-        layers = layers_with_states(config, kinds, required["num_hidden_layers"])
-        if layers:
-            states = States.of(kind, layers, required)
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
     has_plain = plain_layers > 0 or feed_forward is not None
     may_tie = True in family.only.get("tie_word_embeddings", (True,))
-    biased = {
-        name for key, names in family.biases.items() if config.get(key) is True for name in names
-    }
     return Sizes(
         model_type=model_type,
         vocabulary=required["vocab_size"],
@@ -203,7 +195,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         key_heads=key_heads,
         head_size=head_size,
         is_tied=may_tie and config.get("tie_word_embeddings") is True,
-        biased=frozenset(biased.union(family.always_biased)),
+        biased=_biased(config, family),
         experts=required[key_of_experts(config)] if mixture else 0,
         shared=prod(required[key] for key in keys) if keys else 0,
         plain_layers=plain_layers,
@@ -212,13 +204,32 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         and (not family.head_norm_key or config.get(family.head_norm_key) is True),
         kinds=tuple(kinds or ()) if family.has_one_block else (),
         latents=latents,
-        states=states,
+        states=_states(config, family, kinds, required),
         apart=read_layers_apart(
             config, Attention(key_heads, head_size), required["num_hidden_layers"]
         )
         if family.has_layers_apart
         else None,
     )
+
+
+def _states(
+    config: Mapping[str, Json],
+    family: Family,
+    kinds: Sequence[str] | None,
+    counts: Mapping[str, int],
+) -> States | None:
+    """What layers with states have; None of a model without any."""
+    if family.recurrence is None:
+        return None
+    layers = layers_with_states(config, kinds, counts["num_hidden_layers"])
+    return States.of(family.recurrence, layers, counts) if layers else None
+
+
+def _biased(config: Mapping[str, Json], family: Family) -> frozenset[str]:
+    """The modules of a layer that have a bias."""
+    asked = (names for key, names in family.biases.items() if config.get(key) is True)
+    return frozenset(family.always_biased).union(*asked)
 
 
 def _read_counts(

@@ -287,7 +287,6 @@ _LFM2: Final = Family(
     modules={"embedding_norm": "norm", "pos_emb": "rotary_emb"},
     file_names={".embedding_norm.": ".norm."},
     uncut="layers of short convolutions are whole",
-    is_in_vllm=False,  # its rows were not those of the trainer: ADR 89
     classifiers=(),
 )
 _INFINITY: Final[Json] = {"__float__": "Infinity"}

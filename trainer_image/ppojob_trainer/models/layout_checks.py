@@ -28,6 +28,20 @@ NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"}
 DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})
 """Types of models of which vLLM has no key head on several ranks of an engine."""
 
+OWN_HEADS: Final = frozenset(
+    {
+        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"),
+        *("gpt_oss", "minimax_m2", "olmoe"),
+    }
+)
+"""Types of models to which vLLM gives an output layer of its own, also where it is the embedding.
+Engines are sent one; a server would say anything."""
+
+ALWAYS_TIED: Final = frozenset({"cohere2", "gemma2", "lfm2", "lfm2_moe"})
+"""Types of models whose embedding is the output layer in vLLM, whatever config.json says."""
+
+_TIES: Final = "takes the embedding for the output layer, which is another one"
+
 VLLM_LATENT: Final = 576
 """What a token's latents are for vLLM's kernels: DeepSeek-V3's 512 and 64."""
 
@@ -197,8 +211,6 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _why_not_in_vllm(model_type: str) -> str:
-    if FAMILIES[model_type].recurrence is not None:
-        return f"what vLLM drew of {model_type} in a job was not what the trainer computes"
     return (
         f"vLLM has no model of {model_type} of its own, and would change transformers' "
         "for the trainer too"
@@ -223,11 +235,23 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
 def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
     """A judge that vLLM, which serves it whatever the policy's engine is, computes wrongly."""
     sizes = None if spec.judge is None else sizes_of(spec.judge.path)
-    if sizes is None or FAMILIES[sizes.model_type].is_in_vllm or not sizes.states:
+    if sizes is None:
         return
-    why = f"vLLM serves it, and {_why_not_in_vllm(sizes.model_type)}"
-    allowed = "a model of another type"
-    yield Problem(JUDGE.where, f"a model of {sizes.model_type}", why, allowed, ReasonCode.CONFLICT)
+    kind = f"a model of {sizes.model_type}"
+    if sizes.is_tied and sizes.model_type in OWN_HEADS:
+        why = "vLLM serves it, and does not take the embedding for the output layer"
+        allowed = "one with an output layer of its own"
+        got = f"{kind} with tie_word_embeddings"
+        yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
+    if _is_untied_there(sizes):
+        why = f"vLLM serves it, and {_TIES}"
+        got, allowed = f"{kind} without tie_word_embeddings", "one without such a layer"
+        yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
+
+
+def _is_untied_there(sizes: Sizes) -> bool:
+    """Whether a model has an output layer that vLLM would pass over."""
+    return not sizes.is_tied and sizes.model_type in ALWAYS_TIED
 
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
@@ -239,6 +263,10 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             "huggingface",
             ReasonCode.CONFLICT,
         )
+    if _is_untied_there(sizes):
+        where, got = "spec.rollout.engine", shown(spec.rollout.engine)
+        why = f"vLLM {_TIES} in a model of {sizes.model_type} without tie_word_embeddings"
+        yield Problem(where, got, why, "huggingface", ReasonCode.CONFLICT)
     if sizes.latents and sizes.latents.cached != VLLM_LATENT:
         yield Problem(
             "spec.rollout.engine",
@@ -256,6 +284,15 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             shown(spec.rollout.adapters),
             f"adapters beside the weights {own_kind} in vLLM: not in this version",
             "merged, or engine: huggingface",
+            ReasonCode.NOT_IN_THIS_VERSION,
+        )
+    if spec.rollout.drafts and sizes.states:
+        yield Problem(
+            "spec.rollout.drafts",
+            shown(spec.rollout.drafts),
+            f"layers with states of {sizes.model_type} cannot go back behind a guess that was "
+            "wrong: not in this version",
+            "remove it",
             ReasonCode.NOT_IN_THIS_VERSION,
         )
     if spec.rollout.dtype == "float16" and sizes.model_type in NO_FLOAT16_IN_VLLM:

@@ -111,12 +111,7 @@ def judge(
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
         body["seed"] = int.from_bytes(digest[:4])
     said = _asked(url, body, key_variable, retries, attempt_seconds)
-    found = [match[1] for match in re.finditer(score_pattern, said)]
-    number = float(found[-1]) if found else -1.0
-    if not 0 <= number <= best:
-        why = f"the number {found[-1]}" if found else "no number"
-        raise CallFailed(f"the judge gave {why}, where 0 to {best:g} was asked for: {said[-200:]}")
-    return {"score": number / best, "judge": said}
+    return {"score": _number(said, score_pattern, best) / best, "judge": said}
 
 
 def http_score(
@@ -192,6 +187,16 @@ def number_problem(arguments: Mapping[str, Json]) -> Wrong | None:
         if isinstance(number, int | float) and not is_allowed(number):
             return Wrong(f"{name} {number}", why, allowed)
     return None
+
+
+def _number(said: str, pattern: str, best: float) -> float:
+    """The last number that a judge gave, or CallFailed."""
+    found = [match[1] for match in re.finditer(pattern, said)]
+    number = float(found[-1]) if found else -1.0
+    if not 0 <= number <= best:
+        why = f"the number {found[-1]}" if found else "no number"
+        raise CallFailed(f"the judge gave {why}, where 0 to {best:g} was asked for: {said[-200:]}")
+    return number
 
 
 def _filled(prompt: str, response: str, ground_truth: Json, row: Row) -> str:

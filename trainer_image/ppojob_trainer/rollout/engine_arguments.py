@@ -14,6 +14,7 @@ from ppojob_trainer.json_value import Json
 _FIELD: Final = "spec.rollout.engineArguments"
 _LAYOUT: Final = "spec.rollout.parallelism"
 _REPLAY: Final = "spec.algorithm.routerReplay"
+_DRAFTS: Final = "spec.rollout.drafts"
 _SET_BY: Final = {
     **dict.fromkeys(("model", "model_weights", "served_model_name"), "spec.model.path"),
     **dict.fromkeys(("tokenizer", "tokenizer_mode"), "spec.model.tokenizerPath"),
@@ -30,6 +31,7 @@ _SET_BY: Final = {
     **dict.fromkeys(("data_parallel_size", "enable_expert_parallel"), _LAYOUT),
     **dict.fromkeys(("distributed_executor_backend", "nnodes"), _LAYOUT),
     **dict.fromkeys(("enable_lora", "max_lora_rank", "lora_target_modules"), "spec.model.lora"),
+    **dict.fromkeys(("speculative_config", "spec_method", "spec_model"), _DRAFTS),
     **dict.fromkeys(("enable_return_routed_experts", "aux_output_config"), _REPLAY),
     "hf_token": "HF_TOKEN in spec.pods[].env",
     "seed": "spec.seed",
@@ -47,7 +49,7 @@ _FIXED: Final = frozenset(
 """What it says whatever the job is."""
 _NOT_YET: Final = {
     **dict.fromkeys(
-        ("quantization", "quantization_config", "speculative_config", "spec_method", "spec_model"),
+        ("quantization", "quantization_config"),
         "engines get the trainer's own weights at each step",
     ),
     **dict.fromkeys(

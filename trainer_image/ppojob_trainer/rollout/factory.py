@@ -60,6 +60,10 @@ class NoEngine:
     def reset_cache(self) -> None:
         """There is none."""
 
+    def drafts(self) -> dict[str, int]:
+        """It guesses nothing."""
+        return {}
+
     def sleep(self) -> None:
         """It always does."""
 

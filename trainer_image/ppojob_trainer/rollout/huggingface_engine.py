@@ -179,6 +179,10 @@ class HuggingFaceEngine:
         """See `RolloutEngine`; prefixes live no longer than their batch here."""
         check_idle(self, "reset_cache")
 
+    def drafts(self) -> dict[str, int]:
+        """See `RolloutEngine`."""
+        return {}
+
     def sleep(self) -> None:
         """Move the weights to the host; without an accelerator there is nothing to give back."""
         check_idle(self, "sleep")

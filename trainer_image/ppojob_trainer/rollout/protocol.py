@@ -181,6 +181,14 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    def drafts(self) -> dict[str, int]:
+        """What came of guesses since it was asked last; empty where the engine guesses nothing.
+
+        `passes` of rows through the model that drew tokens, `guesses` that these had, and `kept`,
+        those that were drawn.
+        """
+        ...
+
     def sleep(self) -> None:
         """Give accelerator memory to the trainer; idempotent.
 

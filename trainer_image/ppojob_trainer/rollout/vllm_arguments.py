@@ -20,7 +20,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import language_part, text_config
-from ppojob_trainer.rollout import vllm_pictures
+from ppojob_trainer.rollout import told_vllm, vllm_drafts, vllm_pictures
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
     key_value_bytes_per_token,
@@ -38,9 +38,6 @@ _PREFILL_TOKENS = 8192
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
-# Kernels that models of latent attention and of short convolutions use on the CPU: two read columns
-# of a wider matrix as if they lay one after the other, so that its plain PyTorch computes these.
-_OPERATIONS = ["all", "-rms_norm", "-rotary_embedding"]
 # Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
 # does.
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
@@ -97,9 +94,11 @@ def engine_args(
     if tells_experts:
         # A step is recorded before the next one (`vllm_experts`).
         common["async_scheduling"] = False
-    if _misread_on_processors(config):
+    if (operations := told_vllm.operations(config)) is not None:
         given = common.get("compilation_config", {})
-        common["compilation_config"] = {"custom_ops": _OPERATIONS, **given}
+        common["compilation_config"] = {"custom_ops": operations, **given}
+    if rollout.drafts is not None:
+        common["speculative_config"] = vllm_drafts.asked_of_vllm(rollout.drafts)
     return vllm.EngineArgs(
         **common,
         # Compiling takes longer than a small model's whole run.
@@ -146,13 +145,6 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
         # GPU alone, so they cannot reach into each other's memory.
         common |= {"async_scheduling": False, "disable_custom_all_reduce": True}
     return common
-
-
-def _misread_on_processors(config: PreTrainedConfig) -> bool:
-    """Whether vLLM's kernels misread what a model that is known computes."""
-    family = FAMILIES.get(config.model_type)
-    rule = family and family.recurrence and family.recurrence.rule
-    return family is not None and (family.has_latents or rule == "convolution")
 
 
 def _keeps_states(config: PreTrainedConfig) -> bool:
@@ -217,21 +209,8 @@ def model_config(
 ) -> PreTrainedConfig:
     """What vLLM makes its model of, in place of what it has read from the folder."""
     part = language_part(config) if sees else text_config(config)
-    family = FAMILIES.get(part.model_type)
-    told: Mapping[str, Json] = {} if sees or family is None else family.told_vllm
-    changed = change(part, {**told, **changes})
-    ropes = getattr(changed, "rope_parameters", None) or {}
-    if beta := ropes.get("llama_4_scaling_beta"):  # which vLLM reads elsewhere
-        positions = ropes["original_max_position_embeddings"]
-        changed.llama_4_scaling = {"original_max_position_embeddings": positions, "beta": beta}
-    if ropes.get("rope_type") == "dynamic":
-        # Of rows as long as they may be nothing is stretched; vLLM would stretch all of them.
-        changed.rope_parameters = {**ropes, "rope_type": "default"}
-    if changed.model_type == "cohere2" and changed.sliding_window:
-        # vLLM makes its windows a token longer.
-        changed.sliding_window -= 1
-    if changed.model_type == "lfm2":  # whose widths it has under keys of the hub alone
-        changed.block_dim = changed.conv_dim = changed.hidden_size
+    told = {} if sees else told_vllm.settings(part)
+    changed = told_vllm.corrected(change(part, {**told, **changes}))
     kind = _seeing(changed) if sees else None
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None

@@ -26,9 +26,9 @@ Six things about vLLM on the CPU cost time to find, and each has its line and it
 import gc
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -72,12 +72,14 @@ os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
 
 with process_state_kept(), garbage_kept():
     from vllm.distributed import parallel_state
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.outputs import RequestOutput
     from vllm.v1.engine import FinishReason as VllmFinishReason
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from ppojob_trainer.rollout import (
         vllm_arguments,
+        vllm_drafts,
         vllm_experts,
         vllm_pictures,
         vllm_weights,
@@ -94,6 +96,15 @@ class _Row:
     number: int  # of submission
     request: Request
     vllm_id: str
+    looked_at: int = 0  # tokens that were looked at for a text that ends it
+
+    def end_by_text(self, drawn: Sequence[int]) -> int | None:
+        """How many of its tokens there are to the first that completes such a text, if any."""
+        begin, self.looked_at = self.looked_at, len(drawn)
+        if self.request.sampling.stop_texts is None:
+            return None
+        counts = range(begin + 1, len(drawn) + 1)
+        return next((n for n in counts if self.request.sampling.ends_with(drawn[:n])), None)
 
 
 class VllmEngine:
@@ -139,22 +150,19 @@ class VllmEngine:
                 sees=self._pictures is not None,
             )
             if lora is not None:
-                arguments.enable_lora = True
-                arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
-                names = self._weights.adapter_names
-                arguments.lora_target_modules = sorted({name.split(".")[-2] for name in names})
+                self._make_room(arguments, lora)
             # While it starts, vLLM looks for garbage three times, half a second each for what the
             # process has loaded. It freezes all of that itself when it has started.
             gc.freeze()
             self._engine = LLMEngine.from_engine_args(arguments)
         if self._pictures is not None:
             where = torch.device(device)
-            self._engine.apply_model(
-                partial(give_tower, folder=model_folder, dtype=dtype, device=where)
-            )
-        self._experts: vllm_experts.ExpertRecorder | None = None
-        if tells_experts and self._on_cpu:
-            self._experts = vllm_experts.ExpertRecorder(self._engine)
+            tower = partial(give_tower, folder=model_folder, dtype=dtype, device=where)
+            self._engine.apply_model(tower)
+        records = tells_experts and self._on_cpu
+        self._experts = vllm_experts.ExpertRecorder(self._engine) if records else None
+        drafts = rollout.drafts
+        self._judge = None if drafts is None else vllm_drafts.ExactJudge(self._engine, drafts)
         # It would end torch's default world, which belongs to the role, when the engine is freed.
         self._engine.engine_core._finalizer.detach()
         self._policy_version = 0
@@ -164,6 +172,13 @@ class VllmEngine:
         self._is_asleep = False
         self._unusable: str | None = None
         self.sleep()
+
+    def _make_room(self, arguments: EngineArgs, lora: LoraSpec) -> None:
+        """Ask for room for adapters beside the weights."""
+        arguments.enable_lora = True
+        arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
+        names = self._weights.adapter_names
+        arguments.lora_target_modules = sorted({name.split(".")[-2] for name in names})
 
     @property
     def policy_version(self) -> int:
@@ -204,15 +219,13 @@ class VllmEngine:
                 self._unusable = "a step failed"
                 raise
             for output in outputs:
-                sampling = self._rows[output.request_id].request.sampling
-                by_text = sampling.ends_with(output.outputs[0].token_ids)
+                # With drafts a step draws several tokens, and a text may end before the last.
+                end = self._rows[output.request_id].end_by_text(output.outputs[0].token_ids)
                 if output.finished:
-                    finished = self._finished(output)
-                    if by_text:  # with the last token that was allowed, too
-                        finished = replace(finished, finish_reason="stop")
-                    ended.append((self._rows.pop(output.request_id), finished))
-                elif by_text:
-                    ended.append(self._taken_out(output.request_id, VllmFinishReason.STOP))
+                    row = self._rows.pop(output.request_id)
+                    ended.append((row, self._finished(output, end)))
+                elif end is not None:
+                    ended.append(self._taken_out(output.request_id, VllmFinishReason.STOP, end))
         return [finished for _, finished in sorted(ended, key=lambda pair: pair[0].number)]
 
     def has_work(self) -> bool:
@@ -262,6 +275,10 @@ class VllmEngine:
             raise RolloutError("reset_cache: vLLM still holds blocks of ended requests")
         self._engine.reset_encoder_cache()
 
+    def drafts(self) -> dict[str, int]:
+        """See `RolloutEngine`."""
+        return {} if self._judge is None else self._judge.take_counts()
+
     def sleep(self) -> None:
         """Drop weights and cache from the GPU; on the CPU vLLM cannot, and both stay in memory."""
         self._refuse_unusable("sleep")
@@ -284,7 +301,7 @@ class VllmEngine:
         core.structured_output_manager.clear_backend()
         core.model_executor.shutdown()
         core.scheduler.shutdown()
-        del self._engine, self._experts, core
+        del self._engine, self._experts, self._judge, core
         # vLLM has looked for garbage, but its model runner, a cycle with weights, was none yet.
         gc.collect()
         parallel_state.destroy_model_parallel()
@@ -294,14 +311,16 @@ class VllmEngine:
             parallel_state._WORLD.destroy()
             parallel_state._WORLD = None
 
-    def _taken_out(self, request_id: str, reason: VllmFinishReason) -> tuple[_Row, Finished]:
+    def _taken_out(
+        self, request_id: str, reason: VllmFinishReason, end: int | None = None
+    ) -> tuple[_Row, Finished]:
         """End a request that vLLM would go on with; it keeps what was drawn."""
         row = self._rows.pop(request_id)
         # vLLM drops what an aborted request has drawn; its record still holds it.
         state = self._engine.output_processor.request_states[row.vllm_id]
         output = state.make_request_output([], None, reason, None)
         self._engine.abort_request([row.vllm_id], internal=True)
-        return row, self._finished(output)
+        return row, self._finished(output, end)
 
     def _wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Take the memory of the weights or of the cache back from the trainer."""
@@ -320,15 +339,16 @@ class VllmEngine:
         if self._unusable is not None:
             raise RolloutError(f"{what}: the engine cannot be used: {self._unusable}")
 
-    def _finished(self, output: RequestOutput) -> Finished:
+    def _finished(self, output: RequestOutput, end: int | None = None) -> Finished:
+        """What was drawn of a row, or as many tokens of it as come before a text that ends it."""
         completion = output.outputs[0]
         reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
         if completion.finish_reason not in reasons:
             raise RolloutError(
                 f"request {output.request_id!r}: vLLM ended it with {completion.finish_reason!r}"
             )
-        tokens = tuple(completion.token_ids)
-        logprobs = tuple(completion.logprobs.logprobs) if tokens else ()
+        tokens = tuple(completion.token_ids[:end])
+        logprobs = tuple(completion.logprobs.logprobs[:end]) if tokens else ()
         if len(logprobs) != len(tokens):
             raise RolloutError(
                 f"request {output.request_id!r}: vLLM gave {len(logprobs)} log-probabilities for "
@@ -344,7 +364,7 @@ class VllmEngine:
             output.request_id,
             tokens,
             logprobs,
-            reasons[completion.finish_reason],
+            reasons[completion.finish_reason] if end is None else "stop",
             self._policy_version,
-            b"" if experts is None else experts.tobytes(),
+            b"" if experts is None else experts[:read].tobytes(),
         )

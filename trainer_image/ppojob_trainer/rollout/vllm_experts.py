@@ -69,6 +69,7 @@ class ExpertRecorder:
             kv_cache_config=self._runner.kv_cache_config,
         )
         self._step: PendingAuxOutput | None = None
+        self._guesses = np.zeros(0, dtype=np.int64)  # of each row of the step
         self._execute, self._sample = self._runner.execute_model, self._runner.sample_tokens
         self._runner.execute_model = self._execute_model
         self._runner.sample_tokens = self._sample_tokens
@@ -84,6 +85,8 @@ class ExpertRecorder:
         if output is None:  # there are some
             batch = self._runner.input_batch
             sizes = [scheduled.num_scheduled_tokens[one] for one in batch.req_ids]
+            guesses = scheduled.scheduled_spec_decode_tokens
+            self._guesses = np.array([len(guesses.get(one, ())) for one in batch.req_ids])
             self._step = self._record.prepare_output(
                 SimpleNamespace(
                     req_ids=batch.req_ids,
@@ -99,6 +102,7 @@ class ExpertRecorder:
         step, self._step = self._step, None
         if step is not None:
             drawn = np.array([len(tokens) for tokens in output.sampled_token_ids])
-            step.enqueue_cpu_copy(drawn, np.zeros_like(drawn))
+            # A row keeps its guesses but for those behind the last token that it draws.
+            step.enqueue_cpu_copy(drawn, self._guesses + 1 - drawn)
             output.aux_output_connector_output = step.process_output()
         return output

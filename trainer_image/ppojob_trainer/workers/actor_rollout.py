@@ -149,7 +149,7 @@ class ActorRolloutWorker:
         for batch, rows in zip(batches, made, strict=True):
             own = self._own(batch.purpose, rows, rows.trajectories)
             self._keep(batch.purpose, batch.round, own)
-        return generated(made)
+        return generated(made, self.generation.engine.drafts())
 
     def _bring_weights(self, request: BringWeights) -> Nothing:
         """Send the weights to the engines of another role, which the ranks here serve by turns."""

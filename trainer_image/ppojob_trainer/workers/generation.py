@@ -267,8 +267,8 @@ def batches_of(request: Generate) -> list[Generate]:
     return [request, greedy] if request.greedy else [request]
 
 
-def generated(made: list[MadeRows]) -> Generated:
-    """What the controller is told of the batches of a request."""
+def generated(made: list[MadeRows], drafts: dict[str, int] | None = None) -> Generated:
+    """What the controller is told of the batches of a request, and of what was guessed for them."""
     first, *greedy = (
         Generated(
             [len(row.tokens) for row in rows],
@@ -280,7 +280,8 @@ def generated(made: list[MadeRows]) -> Generated:
         )
         for rows in (batch.trajectories for batch in made)
     )
-    return msgspec.structs.replace(first, greedy=greedy[0] if greedy else None)
+    own = greedy[0] if greedy else None
+    return msgspec.structs.replace(first, greedy=own, drafts=drafts or {})
 
 
 def _versions(row: Trajectory) -> dict[int, int]:

@@ -13,18 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import Final, Never
+from typing import Final
 
 from ppojob_api import contract
+from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.rollout import JudgeSpec
 from ppojob_trainer.children.program import Program
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.server import Route
 
 _POLL_SECONDS: Final = 0.2
 _HTTP_SECONDS: Final = 5.0
-_QUIET: Final = {
+QUIET: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores of a machine are shared with other ranks
@@ -57,7 +59,7 @@ def server_command(judge: JudgeSpec, *, address: str, gpus: int) -> list[str]:
     given["kv-cache-memory-bytes"] = cache and int(cache * 2**30)
     flags = ["--disable-uvicorn-access-log", *([] if gpus else ["--enforce-eager"])]
     told = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *told, *flags]
+    return [sys.executable, "-m", "ppojob_trainer.rollout.vllm_server", *told, *flags]
 
 
 @contextmanager
@@ -68,19 +70,20 @@ def open_judge_worker(
 
     Raises:
         SystemExit: in the main thread at any time, when the server has ended.
+        ConfigError: so too, where vLLM has refused to begin.
     """
     spec = environment.config.spec
-    assert spec.judge is not None, "the role is there for its model"
-    gpus = spec.roles.judge.gpus_per_replica
-    command = server_command(spec.judge, address=environment.address, gpus=gpus)
+    judge, gpus = spec.judge, spec.roles.judge.gpus_per_replica
+    assert judge is not None, "the role is there for its model"
+    command = server_command(judge, address=environment.address, gpus=gpus)
     with (
         _short_name(environment.scratch) as sockets,
-        Program(command, {**os.environ, **_QUIET, "VLLM_RPC_BASE_PATH": sockets}) as server,
+        Program(command, {**os.environ, **QUIET, "VLLM_RPC_BASE_PATH": sockets}) as server,
     ):
 
         def look(*_: object) -> None:
             if how := server.ended():
-                _leave(how)
+                raise reason_to_end(judge, how)
 
         before = signal.signal(signal.SIGCHLD, look)
         try:
@@ -102,8 +105,14 @@ def _short_name(folder: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _leave(how: str) -> Never:
-    raise SystemExit(f"the server of spec.judge ended by {how}; the log of this pod says why")
+def reason_to_end(judge: JudgeSpec, how: str) -> BaseException:
+    """What ends the rank when its server has ended; a ConfigError is not tried again."""
+    if how == f"exit status {contract.EXIT_INVALID}":
+        return ConfigError(
+            f"spec.judge: got {shown(judge.path)}: vLLM does not serve it so, and the log of this "
+            "pod says why; another model, dtype, maxTokens or spec.roles.judge"
+        )
+    return SystemExit(f"the server of spec.judge ended by {how}; the log of this pod says why")
 
 
 def _answers(url: str) -> bool:

@@ -327,6 +327,20 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f" {CORRECTION}.rollout_rs_threshold_lower=0.5",
         {REJECTION: [{"mode": "token_k1", "low": 0.25, "high": 2.0}]},
     ),
+    (
+        f"{CORRECTION}.rollout_token_veto_threshold=0.001",
+        {REJECTION: [{"mode": "seq_max_k1", "high": 1000.0}]},
+    ),
+    (
+        f"{CORRECTION}.rollout_rs=token {CORRECTION}.rollout_rs_threshold=4"
+        f" {CORRECTION}.rollout_token_veto_threshold=0.01",
+        {
+            REJECTION: [
+                {"mode": "token_k1", "low": 0.25, "high": 4.0},
+                {"mode": "seq_max_k1", "high": 100.0},
+            ]
+        },
+    ),
     # A teacher in the place of rewards, over the vocabulary or sampled, and beside them.
     (
         f"{TEACHING} {LOSS}.use_task_rewards=false {LOSS}.loss_mode=forward_kl_topk",
@@ -779,6 +793,10 @@ FATES = [
     (f"{MEGATRON}.moe_router_load_balancing_type=none", Fate.SAME),
     ("actor_rollout_ref.model.mtp.enable=true", Fate.SAME),
     ("actor_rollout_ref.model.mtp.enable_rollout=true", Fate.LEFT_OUT),
+    (
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method=ngram",
+        Fate.LEFT_OUT,
+    ),
     ("actor_rollout_ref.actor.router_replay.mode=R3", Fate.WRITTEN),
     ("actor_rollout_ref.actor.megatron.router_replay.mode=R2", Fate.WRITTEN),
     ("actor_rollout_ref.rollout.enable_rollout_routing_replay=true", Fate.UNNEEDED),

@@ -95,6 +95,7 @@ class Generated(msgspec.Struct, frozen=True):
         tool_seconds: (rows,) that the calls of each row took, likewise.
         versions: (rows,) tokens of each row by the version of the weights that drew them.
         later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
+        drafts: what came of the engine's guesses, as `RolloutEngine.drafts` has it.
     """
 
     lengths: list[int]
@@ -104,6 +105,7 @@ class Generated(msgspec.Struct, frozen=True):
     tool_seconds: list[float] = []
     versions: list[dict[int, int]] = []
     later_picture_bytes: list[int] = []
+    drafts: dict[str, int] = {}
 
 
 class RowsDrawn(msgspec.Struct, frozen=True):

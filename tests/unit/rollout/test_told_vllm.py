@@ -1,0 +1,40 @@
+"""What vLLM is told of a model that it would compute otherwise."""
+
+import pytest
+from family_models import FAMILY_MODELS
+from transformers import PreTrainedConfig
+
+from ppojob_trainer.rollout import told_vllm
+
+
+def config_of(family: str) -> PreTrainedConfig:
+    kind, options = FAMILY_MODELS[family]
+    return kind.config_class(**options)
+
+
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [
+        ("deepseek_v3", {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}),
+        ("deepseek_v2", {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
+        ("minimax_m2", {"use_routing_bias": True, "scoring_func": "sigmoid"}),
+        ("cohere2", {"sliding_window": 3}),
+        (
+            "ministral3",
+            {"llama_4_scaling": {"original_max_position_embeddings": 8, "beta": 0.3}},
+        ),
+        ("mimo", {"architectures": None}),  # its folder has layers that Qwen2's class has not
+    ],
+)
+def test_a_server_is_told_what_engines_are(family: str, told: dict[str, object]) -> None:
+    served = told_vllm.served(config_of(family))
+    assert {name: getattr(served, name) for name in told} == told
+
+
+@pytest.mark.parametrize(
+    ("family", "is_misread"), [("deepseek_v3", True), ("lfm2", True), ("qwen3", False)]
+)
+def test_kernels_that_misread_a_model_are_not_used(family: str, *, is_misread: bool) -> None:
+    operations = told_vllm.operations(config_of(family))
+    assert (operations is not None) == is_misread
+    assert operations is None or {"-rms_norm", "-rotary_embedding"} < {*operations}

@@ -1,0 +1,105 @@
+"""Rows of a step that a function of the job chooses, by what rows have scored before (ADR 96).
+
+What it is told and what it keeps is in each checkpoint, so that a run which was killed draws the
+same rows again.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.algorithms.prompt_values import first_belief, value
+from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.row_sampler import RowSampler
+from ppojob_trainer.data.seen_rows import after_step, columns
+from ppojob_trainer.rewards.records import DROPPED
+
+
+@dataclass
+class RowSampling:
+    """Asks the function once a step, and deals out what it has chosen.
+
+    Attributes:
+        most: rows that a step may draw.
+        first: (rows,) the value of each before it has a score.
+        asks: (rows,) what each asks, where values of prompts are tracked; else empty.
+    """
+
+    sampler: RowSampler
+    seed: int
+    most: int
+    first: npt.NDArray[np.float64]
+    asks: Sequence[str]
+    _before: Progress | None = None
+    _chosen: list[int] = field(default_factory=list)
+    _dealt: int = 0
+    _state: str = ""
+
+    @classmethod
+    def of(
+        cls, spec: PPOJobSpec, dataset: PromptDataset, stack: contextlib.ExitStack
+    ) -> "RowSampling | None":
+        """That of a job; None where rows come in an order of their own.
+
+        Raises:
+            ConfigError: there is no such function.
+        """
+        settings, algorithm = spec.prompts.sampler, spec.algorithm
+        if settings is None:
+            return None
+        sampler = stack.enter_context(RowSampler(settings, dataset))
+        sampler.open()
+        first, asks = np.empty(len(dataset)), list[str]()
+        for number in range(len(dataset)):
+            row = dataset[number]
+            first[number] = value(first_belief(row.known_scores, decay=0.0))
+            if algorithm.estimator.tracks_values:
+                asks.append(row.asks)
+        return cls(sampler, spec.prompts.seed or 0, algorithm.most_drawn, first, asks)
+
+    def begin(self, progress: Progress) -> None:
+        """Begin the step behind a state, or begin it again."""
+        self._before, self._chosen, self._dealt = progress, [], 0
+
+    def next(self, count: int) -> list[int]:
+        """The next rows of the step, as many.
+
+        Raises:
+            SamplerFailed: the function did not choose them.
+        """
+        assert self._before is not None, "a step has begun"
+        if not self._chosen:
+            told, known = columns(self._before.rows_seen, self.first), self._before.prompt_values
+            for row, asks in enumerate(self.asks):
+                told["value"][row] = value(known[asks]) if asks in known else self.first[row]
+            step, state = self._before.step + 1, self._before.sampler_state
+            self._chosen, self._state = self.sampler.choose(step, self.seed, self.most, told, state)
+        first, self._dealt = self._dealt, self._dealt + count
+        return self._chosen[first : self._dealt]
+
+    def after(self, trained: Progress, drawn: Sequence[Batch]) -> Progress:
+        """The state behind a step, with what its rows have scored."""
+        scored = [one for batch in drawn for one in _scores(batch)]
+        seen = after_step(trained.rows_seen, trained.step, scored)
+        return msgspec.structs.replace(trained, rows_seen=seen, sampler_state=self._state)
+
+
+def _scores(batch: Batch) -> Iterator[tuple[int, list[float]]]:
+    """The rows of a batch, with the scores of their responses that have one."""
+    values = batch.values()
+    for position, prompt in enumerate(batch.prompts):
+        first = position * batch.samples
+        scored = [
+            batch.scores[row]
+            for row in range(first, first + batch.samples)
+            if not values[row].get(DROPPED) and math.isfinite(batch.scores[row])
+        ]
+        yield prompt.index, scored

@@ -1,0 +1,125 @@
+"""The child that calls a sampler: it runs the user's function, away from what the job keeps."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from ppojob_trainer.children import guardian
+from ppojob_trainer.children.user_code import ImportFolder, UnusableModule, load_module, raised
+from ppojob_trainer.data.row_sampler import (
+    MAX_STATE_BYTES,
+    ChooseRows,
+    Chosen,
+    OpenSampler,
+    SamplerRequest,
+    TellNumbers,
+    TellValues,
+)
+from ppojob_trainer.data.samplers import (
+    SAMPLERS,
+    STATE,
+    BadSampler,
+    Sampler,
+    checked,
+    keeps_state,
+    read_answer,
+)
+from ppojob_trainer.json_value import Json
+
+_MODULE = "ppojob_sampler"
+
+# Taken before the file is imported, which may put something else in their place.
+_decode: Final = msgspec.msgpack.Decoder(SamplerRequest).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_dumps: Final = json.dumps
+
+
+class _Served:
+    """A function, and what it is told of the rows."""
+
+    def __init__(self) -> None:
+        self._function: Sampler | None = None
+        self._arguments: dict[str, Json] = {}
+        self._values: dict[str, list[Any]] = {}
+        self._numbers: dict[str, bytes] = {}
+
+    def answer(self, request: SamplerRequest) -> Chosen:
+        match request:
+            case OpenSampler():
+                self._arguments = msgspec.json.decode(request.arguments)
+                self._function = checked(request.function, _found(request), self._arguments)
+            case TellValues():
+                for name, cells in request.cells.items():
+                    self._values.setdefault(name, []).extend(msgspec.json.decode(cells))
+            case TellNumbers():
+                self._numbers[request.name] = request.numbers
+            case ChooseRows():
+                return self._chosen(request)
+        return Chosen([])
+
+    def _chosen(self, request: ChooseRows) -> Chosen:
+        function, arguments = self._function, self._arguments
+        assert function is not None, "it is opened first"
+        # Of its own: what a call writes there must be no memory of another.
+        numbers = {name: np.frombuffer(told).copy() for name, told in self._numbers.items()}
+        rows = numbers | {name: list(cells) for name, cells in self._values.items()}
+        num_rows, has_state = len(numbers["draws"]), keeps_state(function)
+        own = {STATE: json.loads(request.state)} if has_state else {}
+        answer = function(request.step, request.seed, request.count, rows, **arguments, **own)
+        chosen, state = read_answer(answer, request.count, num_rows, has_state=has_state)
+        return Chosen(chosen, _written(state))
+
+
+def _found(request: OpenSampler) -> object:
+    """The function of a name, which is built in where there is no file."""
+    if not request.path:
+        return SAMPLERS[request.function]
+    ImportFolder().enter(str(Path(request.path).resolve().parent))
+    try:
+        module = load_module(request.path, _MODULE, pod="controller")
+    except UnusableModule as bad:
+        raise BadSampler(bad.got, bad.why, bad.allowed) from None
+    if request.function not in vars(module):
+        found = [name for name, one in vars(module).items() if _is_own(one)]
+        why = f"the file has no such function; it has {', '.join(found) or 'none'}"
+        raise BadSampler(request.function, why, "function: one of the file")
+    return vars(module)[request.function]
+
+
+def _is_own(value: object) -> bool:
+    return callable(value) and getattr(value, "__module__", "") == _MODULE
+
+
+def _written(state: Json) -> str:
+    try:
+        text = _dumps(state, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadSampler(STATE, f"JSON cannot hold it: {error}", "what JSON holds") from None
+    if len(text) > MAX_STATE_BYTES:
+        why = "each checkpoint and line of the journal has it"
+        raise BadSampler(f"{STATE} of {len(text)} bytes", why, f"at most {MAX_STATE_BYTES}")
+    return text
+
+
+def serve(requests: int, answers: int) -> None:
+    """Answer requests until the parent closes its end."""
+    served = _Served()
+
+    def answer(body: bytes) -> bytes:
+        try:
+            return _encode(served.answer(_decode(body)))
+        except BadSampler as bad:
+            return _encode(Chosen([], "null", *bad.told))
+        except BaseException as error:  # the file is the user's: it may even call sys.exit
+            text, where = raised(error, __file__)
+            return _encode(Chosen([], "null", text, where, "a function that answers its rows"))
+
+    guardian.answer_requests(requests, answers, answer)
+
+
+if __name__ == "__main__":
+    sys.exit(guardian.run(serve, sys.argv[1:]))

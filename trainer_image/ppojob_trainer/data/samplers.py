@@ -1,0 +1,160 @@
+"""Functions that choose the rows of a step: those that are built in, and what others answer.
+
+Each is a pure function of the step, the seed and what rows have scored before, as all that decides
+which rows a step trains on.
+"""
+
+import inspect
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ppojob_api.problem import printable
+from ppojob_trainer.data.order import Rows, epoch_order, uniform_draws
+from ppojob_trainer.json_value import Json
+
+Columns: TypeAlias = Mapping[str, Any]
+"""What is known of the rows, by name: arrays of numbers, and lists of whatever files have."""
+Sampler: TypeAlias = Callable[..., object]
+
+SIGNATURE: Final = "(step, seed, count, rows, **arguments)"
+STATE: Final = "state"
+"""A function whose signature has it is given what it answered last, and answers it anew."""
+
+
+class BadSampler(Exception):  # noqa: N818  the sampler is bad
+    """A function cannot be called, or its answer is none: what is there, why, what is allowed."""
+
+    def __init__(self, got: str, why: str, allowed: str) -> None:
+        self.told = got, why, allowed
+        super().__init__(f"got {got}: {why}; {allowed}")
+
+
+def uncertain(
+    step: int, seed: int, count: int, rows: Columns, *, epsilon: float = 0.05
+) -> list[int]:
+    """Draw rows by how unsure it is that a response is right, each in proportion to a weight.
+
+    Single-stream Policy Optimization (arXiv:2509.13232), its prioritized draws: the weight of a row
+    of the value v is `sqrt(v (1 - v)) + epsilon`. The draw without replacement is that of
+    Efraimidis and Spirakis (2006), https://doi.org/10.1016/j.ipl.2005.11.003: those with the
+    smallest `-log(1 - u) / weight` of uniform numbers u.
+    """
+    value = rows["value"]
+    weights = np.sqrt(value * (1.0 - value)) + epsilon
+    if np.count_nonzero(weights > 0.0) < count:
+        why = f"fewer than {count} rows have a weight above 0"
+        raise BadSampler(f"epsilon = {epsilon:g}", why, "a number above 0")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        late = -np.log1p(-uniform_draws(len(value), seed, step)) / weights
+    late[weights <= 0.0] = np.inf
+    return _listed(np.argsort(late, kind="stable")[:count])
+
+
+def nearest(
+    step: int,
+    seed: int,
+    count: int,
+    rows: Columns,
+    *,
+    target: float = 0.5,
+    explore: float = 0.25,
+    column: str = "value",
+) -> list[int]:
+    """Take the rows of which a number is nearest to a target, and a share of any others.
+
+    Equal ones come by chance, and so do those of the share, which finds out what has become of
+    rows that were too hard or too easy.
+    """
+    if column not in rows:
+        raise BadSampler(f"column {column}", "no such column is known", ", ".join(rows))
+    numbers = np.asarray(rows[column], dtype=np.float64)
+    order = epoch_order(len(numbers), seed, step)
+    near = order[np.argsort(np.abs(numbers - target)[order], kind="stable")]
+    others = min(max(round(explore * count), 0), count)
+    chosen = near[: count - others]
+    rest = order[~np.isin(order, chosen)]
+    return _listed(np.concatenate([chosen, rest[:others]]))
+
+
+def _listed(rows: Rows | npt.NDArray[np.int64]) -> list[int]:
+    return [int(row) for row in rows]
+
+
+SAMPLERS: Final[Mapping[str, Sampler]] = {"nearest": nearest, "uncertain": uncertain}
+"""Every sampler that is built in, by its name."""
+
+
+def checked(name: str, function: object, arguments: Mapping[str, Json]) -> Sampler:
+    """A function that can be called with these arguments.
+
+    Raises:
+        BadSampler: it is none, or has another signature.
+    """
+    if not callable(function):
+        raise BadSampler(f"{name} = {type(function).__name__}", "not callable", "a function")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise BadSampler(f"async def {name}", "nothing awaits what it chooses", "def")
+    if isinstance(function, type):
+        raise BadSampler(f"class {name}", "an object would keep what no checkpoint has", "def")
+    try:
+        signature = inspect.signature(function)
+        own = (STATE,) if keeps_state(function) else ()
+        if own and STATE in arguments:
+            raise BadSampler(f"arguments with {STATE}", "it has it already", "another name")
+        signature.bind(None, None, None, None, **dict.fromkeys([*own, *arguments]))
+    except (TypeError, ValueError) as error:
+        given = ", ".join(["step, seed, count, rows", *arguments])
+        why = f"it cannot be called with {given}: {error}"
+        raise BadSampler(name, why, f"def {name}{SIGNATURE}") from None
+    return function
+
+
+def keeps_state(function: Sampler) -> bool:
+    """Whether a function is given what it answered last."""
+    return STATE in inspect.signature(function).parameters
+
+
+def read_answer(
+    answer: Any, count: int, num_rows: int, *, has_state: bool
+) -> tuple[list[int], Json]:
+    """The rows that a function answers, and the state for the next step; None without.
+
+    Raises:
+        BadSampler: it is not so many of the rows, each another one.
+    """
+    state: Json = None
+    if has_state:
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            why = f"a function with {STATE} answers its rows and the next {STATE}"
+            raise BadSampler(_told(answer), why, f"(rows, {STATE})")
+        answer, state = answer
+    try:
+        chosen = [operator.index(row) for row in answer]
+    except TypeError as error:
+        why = f"it is no list of numbers of rows: {error}"
+        raise BadSampler(_told(answer), why, "integers from 0") from None
+    _check(chosen, count, num_rows)
+    return chosen, state
+
+
+def _check(chosen: Sequence[int], count: int, num_rows: int) -> None:
+    """Refuse what is not so many of the rows, each another one."""
+    if len(chosen) != count:
+        why, allowed = f"the step draws {count}", "as many rows as count says"
+        raise BadSampler(f"{len(chosen)} rows", why, allowed)
+    outside = next((row for row in chosen if not 0 <= row < num_rows), None)
+    if outside is not None:
+        raise BadSampler(f"row {outside}", f"there are {num_rows}", f"0 to {num_rows - 1}")
+    row, times = Counter(chosen).most_common(1)[0]
+    if times > 1:
+        why = "responses to it would be drawn by the same seed, and be alike"
+        raise BadSampler(f"row {row} {times} times", why, "each row once")
+
+
+def _told(answer: object) -> str:
+    return f"{type(answer).__name__} {printable(repr(answer), 80)}"

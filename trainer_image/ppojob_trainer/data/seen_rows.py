@@ -1,0 +1,64 @@
+"""What rows of the data have scored, step by step: what a sampler chooses by."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Seen(NamedTuple):
+    """What is known of a row.
+
+    Attributes:
+        draws: steps that have drawn it.
+        last_step: the last of them.
+        responses: to it that have a score, over all steps.
+        total: the sum of their scores.
+        last_score: mean score in the last step that gave it one; None where none has.
+    """
+
+    draws: int = 0
+    last_step: int = 0
+    responses: int = 0
+    total: float = 0.0
+    last_score: float | None = None
+
+
+def after_step(
+    seen: Mapping[str, Seen], step: int, drawn: Iterable[tuple[int, Sequence[float]]]
+) -> dict[str, Seen]:
+    """What is known behind a step; `drawn` are its rows with the scores of the responses."""
+    found = dict(seen)
+    for row, scores in drawn:
+        known = found.get(str(row), Seen())
+        total = sum(scores)
+        found[str(row)] = Seen(
+            draws=known.draws + 1,
+            last_step=step,
+            responses=known.responses + len(scores),
+            total=known.total + total,
+            last_score=total / len(scores) if scores else known.last_score,
+        )
+    return found
+
+
+def columns(
+    seen: Mapping[str, Seen], first: npt.NDArray[np.float64]
+) -> dict[str, npt.NDArray[np.float64]]:
+    """(rows,) each number of all rows by its name; NaN for scores that there are not.
+
+    `first` are the values of rows without a score.
+    """
+    whole = {name: np.zeros(len(first)) for name in ("draws", "last_step", "responses")}
+    scores = {name: np.full(len(first), np.nan) for name in ("mean_score", "last_score")}
+    found = {**whole, **scores, "value": first.copy()}
+    for row, known in seen.items():
+        at = int(row)
+        found["draws"][at], found["last_step"][at] = known.draws, known.last_step
+        found["responses"][at] = known.responses
+        if known.last_score is not None:
+            found["mean_score"][at] = known.total / known.responses
+            found["last_score"][at] = known.last_score
+            found["value"][at] = min(max(known.last_score, 0.0), 1.0)
+    return found

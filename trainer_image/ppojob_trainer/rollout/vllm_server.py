@@ -1,0 +1,38 @@
+"""vLLM's server of OpenAI's interface, for a judge of the job's own: `python -m` with its options.
+
+It tells vLLM what the engines of a job are told too. What vLLM refuses before it has begun to load
+is refused again however often it is asked: the exit status says so.
+"""
+
+import sys
+
+import uvloop
+from vllm.entrypoints.launchers.api_server.entry import run_server
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from ppojob_api import contract
+from ppojob_trainer.models.vision_language import language_config
+from ppojob_trainer.rollout import told_vllm
+
+
+def main() -> None:
+    """Serve until it is ended."""
+    cli_env_setup()
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    validate_parsed_serve_args(args)
+    args.hf_overrides = told_vllm.served
+    operations = told_vllm.operations(language_config(args.model))
+    if operations is not None and current_platform.is_cpu():
+        args.compilation_config.custom_ops = operations
+    try:
+        uvloop.run(run_server(args))
+    except ValueError as problem:
+        sys.stderr.write(f"vLLM refuses what it was asked for: {problem}\n")
+        sys.exit(contract.EXIT_INVALID)
+
+
+if __name__ == "__main__":
+    main()
