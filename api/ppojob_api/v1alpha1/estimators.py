@@ -106,13 +106,12 @@ class PpoSpec(Section):
     verl: algorithm.lam, 1."""
 
     critic_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The same of what the critic learns, beside `lambda` of the advantages; absent: `lambda`
-    (VC-PPO, arXiv:2503.01491, and VAPO, arXiv:2504.05118: 1)."""
+    """The lambda of the returns, which the critic learns, while `lambda` is that of the advantages;
+    absent: `lambda` (VC-PPO, arXiv:2503.01491, and VAPO, arXiv:2504.05118: 1)."""
 
     length_adaptive_alpha: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    """Advantages of a response of l tokens have the lambda 1 - 1 / (alpha l), so that of a longer
-    one more tokens after each count; at least 0. Absent: `lambda` (VAPO, arXiv:2504.05118: 0.05).
-    """
+    """Advantages of a response of l trained tokens have the lambda 1 - 1 / (alpha l), at least 0,
+    which is larger for longer ones; absent: `lambda` (VAPO, arXiv:2504.05118: 0.05)."""
 
     whiten_rewards: bool = False
     """Scale the rewards of tokens to a standard deviation of 1 over the trained tokens of the step;

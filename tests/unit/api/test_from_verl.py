@@ -23,7 +23,7 @@ OURS = {
     *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
     "spec.algorithm.gigpo",
     *("spec.algorithm.scoreClip", "spec.algorithm.truncationPenalty"),
-    "spec.model.averageDecay",
+    *("spec.model.averageDecay", "spec.rollout.drafts"),
     *("spec.algorithm.groupFilter", "spec.algorithm.ppo.whitenRewards", "spec.rewardModel.mean"),
     "spec.algorithm.kl.unbiased",
     *("spec.algorithm.ppo.criticLambda", "spec.algorithm.ppo.lengthAdaptiveAlpha"),

@@ -88,7 +88,7 @@ def begun(role_of, roles_of, ranks, tmp_path: Path, monkeypatch) -> Callable[...
     def make(attempt: int = 1) -> Checkpoints:
         made = Checkpoints(
             roles=roles_of(group, attempt=attempt),
-            store=CheckpointStore(root, job_uid="u", config=b'{"layout": {}, "spec": {}}'),
+            store=CheckpointStore(root, job_uid="u", config=b'{"layout":{},"spec":{}}'),
             journal=Journal(root / "journal.jsonl"),
             every=2,
             keep_last=2,

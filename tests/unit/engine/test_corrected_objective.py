@@ -86,8 +86,18 @@ def close(ours: Tensor, theirs: list[float]) -> None:
         assert abs(one - other) <= 1e-6 * max(1.0, abs(other)), (one, other)
 
 
-def bypassed(batch: dict[str, Any], *, has_old: bool = True, form: str = "clip", **correction: Any):
-    """Log-probabilities, rows, the loss of a bypass under a correction, and its gradient."""
+def bypassed(
+    batch: dict[str, Any],
+    *,
+    has_old: bool = True,
+    form: str = "clip",
+    positive: float | None = None,
+    **correction: Any,
+):
+    """Log-probabilities, rows, the loss of a bypass under a correction, and its gradient.
+
+    With `positive` all responses are right, and learnt with this weight.
+    """
     spec = AlgorithmSpec.model_validate(
         {
             "type": "grpo",
@@ -95,9 +105,11 @@ def bypassed(batch: dict[str, Any], *, has_old: bool = True, form: str = "clip",
             "samplesPerPrompt": 2,
             "policyLoss": {"type": "bypass", "bypass": {"form": form}},
             "rolloutCorrection": correction,
+            "positiveExamples": None if positive is None else {"coefficient": positive},
         }
     )
     logprobs, rows = stored(batch, torch.float64)
+    rows.positives = torch.ones_like(rows.mask)
     if not has_old:
         rows.old_logprobs = None
     outputs = (logprobs, torch.zeros_like(logprobs))
@@ -116,6 +128,21 @@ def test_rejected_tokens_have_no_gradient_and_count_below_it():
         rejected = parts.token_sums["rollout_corr/rollout_rs_token_k2_masked_fraction"]
         assert rejected == float((far & rows.mask).sum())
         assert parts.tokens == int(rows.mask.sum())
+
+
+def test_right_responses_are_not_learnt_where_they_are_rejected():
+    for batch in BATCHES:
+        rejection = {"rejection": [{"mode": "token_k2", "high": 0.3}]}
+        plain, with_positives = (
+            bypassed(batch, positive=coefficient, **rejection) for coefficient in (None, 0.5)
+        )
+        logprobs, rows, parts, gradient = with_positives
+        near = rows.mask & (0.5 * (logprobs - rows.rollout_logprobs).square() <= 0.3)
+        assert near.sum() < rows.mask.sum()
+        expected = -0.5 * near.to(gradient) / rows.mask.sum()
+        torch.testing.assert_close(gradient - plain[3], expected)
+        told = -logprobs[near].sum() / rows.mask.sum()
+        assert parts.terms["actor/positive_loss"] == pytest.approx(told.item())
 
 
 def test_bypass_needs_no_old_policy():

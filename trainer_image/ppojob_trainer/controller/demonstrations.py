@@ -15,6 +15,7 @@ from ppojob_trainer.checkpoint.manifest import DataCursor
 from ppojob_trainer.controller.batch import Batch, spread
 from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.step_plan import Updates
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.pictures import packed_later
@@ -127,16 +128,14 @@ class SupervisedRows:
 
     Attributes:
         schedule: what they count.
-        updates: optimizer steps of the policy in a step.
-        first_step: the first step that trains the policy.
+        updates: those of the policy.
     """
 
     demonstrations: Demonstrations
     dataset: PromptDataset
     order: PromptOrder
     schedule: SupervisedSchedule
-    updates: int
-    first_step: int
+    updates: Updates
 
     @classmethod
     def of(
@@ -145,9 +144,7 @@ class SupervisedRows:
         roles: Roles,
         actor: RoleGroup,
         dataset: PromptDataset,
-        *,
-        updates: int,
-        first_step: int,
+        updates: Updates,
     ) -> SupervisedRows:
         """Those that a job asks for.
 
@@ -161,7 +158,7 @@ class SupervisedRows:
         given = Demonstrations(roles, actor, settings.rows_per_step, answers=1)
         own = {one.name for one in fields(SupervisedSchedule)}
         schedule = SupervisedSchedule(**settings.model_dump(by_alias=False, include=own))
-        return cls(given, dataset, order, schedule, updates, first_step)
+        return cls(given, dataset, order, schedule, updates)
 
     def load(self, cursor: DataCursor) -> None:
         """Go on from a place in their order."""
@@ -174,7 +171,7 @@ class SupervisedRows:
 
     def coefficient(self, step: int) -> float:
         """What they count in a step; 0: nothing, and none are drawn."""
-        return self.schedule.after(step - self.first_step)
+        return self.schedule.after(step - self.updates.first_step)
 
     def begin(self, step: int) -> dict[str, float]:
         """Draw the rows of a step, and have them owned; tells what they count, if that changes."""
@@ -186,7 +183,7 @@ class SupervisedRows:
 
     def of_update(self, number: int) -> list[int]:
         """Positions of the rows of one optimizer step: a run, all about equally long."""
-        first, last = spread(self.demonstrations.rows_per_step, self.updates)[number]
+        first, last = spread(self.demonstrations.rows_per_step, self.updates.of_step)[number]
         return list(range(first, last))
 
 

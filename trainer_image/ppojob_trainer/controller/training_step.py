@@ -13,11 +13,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.algorithms.prompt_values import Belief, value
-from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller import known_values
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
@@ -26,8 +24,8 @@ from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
 from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.reprompting import TAUGHT, Reprompting
 from ppojob_trainer.controller.role_channels import RoleChannels
-from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.step_plan import ForwardPass, Updates
 from ppojob_trainer.data.order import epoch_order
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread
@@ -39,104 +37,6 @@ from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
 from ppojob_trainer.rpc.wire import RequestId
 
 REWARD_KEYS = "spec.algorithm.gdpo.rewardKeys"
-
-
-@dataclass(frozen=True)
-class ForwardPass:
-    """A pass over the rows before the updates of the policy.
-
-    `column` is what it tells the owners of the rows, if it does; `timer` is its name among the
-    timer's stages; `knows_outcomes`: the model learns the outcomes of the rows first, or is shown
-    some of them.
-    """
-
-    model: str
-    host: RoleGroup
-    column: str | None
-    timer: str
-    knows_outcomes: bool = False
-
-
-@dataclass(frozen=True)
-class Updates:
-    """The optimizer steps of one model in a step.
-
-    Attributes:
-        role: under which its state is in a checkpoint.
-        timer: its name among the timer's stages.
-        prompts_per_step: prompts of a step.
-        mini_batch_prompts: prompts of one optimizer step.
-        first_step: the first step that trains it.
-        columns: what it needs besides what its own forward pass knows.
-        of_outcomes: it learns the scores themselves, in front of the advantages.
-    """
-
-    model: str
-    role: str
-    host: RoleGroup
-    timer: str
-    prompts_per_step: int
-    mini_batch_prompts: int
-    epochs: int
-    first_step: int = 1
-    columns: tuple[str, ...] = ()
-    of_outcomes: bool = False
-
-    def mini_batches(self, order: Callable[[int], list[int]]) -> list[list[int]]:
-        """Positions of the prompts of each optimizer step.
-
-        Args:
-            order: epoch -> order of the prompts, a permutation of `range(prompts_per_step)`.
-        """
-        size = self.mini_batch_prompts
-        return [
-            positions[first : first + size]
-            for positions in map(order, range(self.epochs))
-            for first in range(0, len(positions), size)
-        ]
-
-    @property
-    def of_step(self) -> int:
-        """Optimizer steps in a step."""
-        return self.epochs * -(-self.prompts_per_step // self.mini_batch_prompts)
-
-    def done_after(self, step: int) -> int:
-        """Optimizer steps behind a step."""
-        return max(0, step - self.first_step + 1) * self.of_step
-
-    def state_after(self, step: int) -> RoleState:
-        """What a checkpoint behind a step says of the model."""
-        return RoleState(
-            role=self.role,
-            world_size=len(self.host.ranks),
-            attempt=self.host.attempt,
-            optimizer_steps=self.done_after(step),
-        )
-
-
-def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
-    """Whether the policy's log-probabilities must be known before its update.
-
-    When the whole batch is one optimizer step they are the update's own: the ratio is one by
-    definition, and a pass is saved; a divergence over the vocabulary reads none, nor does a loss
-    of pairs. A KL in the reward needs them before, and so do what a teacher says of the tokens
-    that were drawn, a correction for the engine, a choice of tokens by their entropy, a bonus that
-    depends on it, and an estimator that reads probabilities, which the pass tells as well; with
-    `bypass` the engine's stand for them. The pass also records what routers choose, for several
-    updates.
-    """
-    reads_entropy = algorithm.high_entropy_share < 1.0 or algorithm.entropy_control is not None
-    reads_more = algorithm.is_corrected_before or algorithm.estimator.has_sum_pi_squared
-    mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
-    several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
-    if several_updates and algorithm.router_replay == "recompute":
-        return True
-    if algorithm.divergence is not None or algorithm.estimator.has_pairs:
-        return False
-    has_teacher = algorithm.estimator.has_teacher
-    if algorithm.kl.in_ == "reward" or has_teacher or reads_entropy or reads_more:
-        return True
-    return several_updates and not algorithm.is_bypass
 
 
 def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:

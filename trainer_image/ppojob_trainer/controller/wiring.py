@@ -33,13 +33,9 @@ from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
+from ppojob_trainer.controller.step_plan import passes_of, updates_of
 from ppojob_trainer.controller.steps_ahead import StepsAhead
-from ppojob_trainer.controller.training_step import (
-    ForwardPass,
-    TrainingStep,
-    Updates,
-    needs_old_logprobs,
-)
+from ppojob_trainer.controller.training_step import TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
@@ -269,12 +265,12 @@ def _training_step(
     demonstrations: PromptDataset | None,
 ) -> TrainingStep:
     control = spec.algorithm.entropy_control
-    updates = _updates(spec, hosts) if spec.steps.trains else ()
+    updates = updates_of(spec, hosts)
     return TrainingStep(
         spec=spec,
         stages=stages,
         channels=channels,
-        passes=_forward_passes(spec, hosts) if spec.steps.trains else (),
+        passes=passes_of(spec, hosts),
         updates=updates,
         shaping=ScoreShaping.of(spec),
         entropy=None
@@ -295,70 +291,9 @@ def _training_step(
             stages.roles,
             stages.actor,
             demonstrations,
-            updates=updates[-1].of_step,
-            first_step=updates[-1].first_step,
+            updates[-1],
         ),
     )
-
-
-def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:
-    passes = list[ForwardPass]()
-    if spec.algorithm.given is None and needs_old_logprobs(spec.algorithm):
-        actor = hosts["actorRollout"]
-        passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
-    if spec.algorithm.reads_reference:
-        is_shown = spec.algorithm.reprompt is not None
-        host = hosts["reference"]
-        passes.append(ForwardPass("reference", host, "ref_logprobs", "ref", is_shown))
-    if spec.algorithm.estimator.critic == "value":
-        passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))
-    if (prime := spec.algorithm.prime) is not None:
-        critic, is_first = hosts["critic"], prime.update == "before"
-        passes.append(ForwardPass("critic_reference", critic, None, "critic_ref"))
-        passes.append(ForwardPass("critic", critic, "process_rewards", "critic_rewards", is_first))
-    return tuple(passes)
-
-
-def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ...]:
-    algorithm, critic = spec.algorithm, spec.critic
-    size = algorithm.prompts_per_step
-    policy = Updates(
-        model="policy",
-        role="actorRollout",
-        host=hosts["actorRollout"],
-        timer="update_actor",
-        prompts_per_step=size,
-        mini_batch_prompts=algorithm.mini_batch_prompts or size,
-        epochs=algorithm.epochs,
-        first_step=1 + (critic.warmup_steps if critic else 0),
-    )
-    if critic is None:
-        return (policy,)
-    of_outcomes = algorithm.estimator.critic == "process_reward"
-    own = Updates(
-        model="critic",
-        role="critic",
-        host=hosts["critic"],
-        timer="update_critic",
-        prompts_per_step=size,
-        mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
-        epochs=critic.epochs or algorithm.epochs,
-        columns=() if of_outcomes else _columns_of_values(spec),
-        of_outcomes=of_outcomes,
-    )
-    return (own, policy)
-
-
-def _columns_of_values(spec: PPOJobSpec) -> tuple[str, ...]:
-    """What a value model is trained on."""
-    algorithm, correction = spec.algorithm, spec.algorithm.rollout_correction
-    rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
-    columns = ["returns"]
-    if rejects or spec.leaves_responses_out or algorithm.mask_truncated:
-        columns.append("update_mask")
-    if algorithm.resampling is not None:
-        columns.append("copies")
-    return tuple(columns)
 
 
 def _roles(

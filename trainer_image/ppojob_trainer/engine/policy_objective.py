@@ -164,7 +164,7 @@ class PolicyObjective:
         logprobs, entropy, *others = outputs
         log_z = others.pop() if self.needs.learns_log_z else None
         old = logprobs.detach() if rows.old_logprobs is None else rows.old_logprobs
-        output, loss = self._policy_term(logprobs, old, log_z, rows, denominators)
+        output, loss, kept = self._policy_term(logprobs, old, log_z, rows, denominators)
         parts = LossParts(loss, {"actor/pg_loss": loss.item()}, tokens=int(rows.mask.sum()))
         sampled = sampling_diagnostics(old, entropy.detach(), rows)
         diagnostics = {**output, **sampled}
@@ -187,7 +187,7 @@ class PolicyObjective:
             parts.loss = parts.loss + self.kl.coefficient * distance
             diagnostics["actor/kl_loss"] = estimate.detach()
         if self.positive_coefficient:
-            likelihood = positive_loss(logprobs, rows, denominators)
+            likelihood = positive_loss(logprobs, rows, denominators, kept)
             parts.terms["actor/positive_loss"] = likelihood.item()
             parts.loss = parts.loss + self.positive_coefficient * likelihood
         parts.terms["actor/loss"] = parts.loss.item()
@@ -201,8 +201,11 @@ class PolicyObjective:
         log_z: Tensor | None,
         rows: Experience,
         denominators: Denominators,
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """What is measured of each token, and the share of the mini-batch's policy loss."""
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """What is measured of each token, the share of the mini-batch's policy loss, and the mask.
+
+        Of the mask that the rows have, it is what the correction in the update does not reject.
+        """
         assert rows.advantages is not None, "advantages come before the update"
         mask, weights, told = rows.mask, rows.loss_weights, {}
         if self.correction is not None:
@@ -240,16 +243,20 @@ class PolicyObjective:
             )
             loss = torch.where(is_left_out, 0.0, loss)
             told = {**told, OFF_POLICY_SHARE: is_left_out.float()}
-        return {**output.metrics, **told}, self.aggregation(loss, rows, denominators, mask)
+        measured = {**output.metrics, **told}
+        return measured, self.aggregation(loss, rows, denominators, mask), mask
 
 
-def positive_loss(logprobs: Tensor, rows: Experience, denominators: Denominators) -> Tensor:
+def positive_loss(
+    logprobs: Tensor, rows: Experience, denominators: Denominators, kept: Tensor
+) -> Tensor:
     """A micro-batch's share of the mean of `-log pi` over the trained tokens of right responses.
 
     VAPO (arXiv:2504.05118), positive example LM loss; 0 where a mini-batch has no such response.
+    Trained tokens that are not `kept` have no loss and still count, as in the policy loss.
     """
     assert rows.positives is not None, "what scored well is told with the advantages"
-    return -masked_sum(logprobs, rows.mask & rows.positives) / max(1.0, denominators.positives)
+    return -masked_sum(logprobs, kept & rows.positives) / max(1.0, denominators.positives)
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:

@@ -1,0 +1,176 @@
+"""What a step of a job consists of: passes over its rows, and updates of models.
+
+Decided once, when the step is built, by the settings of the job.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.checkpoint.manifest import RoleState
+from ppojob_trainer.controller.roles import RoleGroup
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """A pass over the rows before the updates of the policy.
+
+    `column` is what it tells the owners of the rows, if it does; `timer` is its name among the
+    timer's stages; `knows_outcomes`: the model learns the outcomes of the rows first, or is shown
+    some of them.
+    """
+
+    model: str
+    host: RoleGroup
+    column: str | None
+    timer: str
+    knows_outcomes: bool = False
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The optimizer steps of one model in a step.
+
+    Attributes:
+        role: under which its state is in a checkpoint.
+        timer: its name among the timer's stages.
+        prompts_per_step: prompts of a step.
+        mini_batch_prompts: prompts of one optimizer step.
+        first_step: the first step that trains it.
+        columns: what it needs besides what its own forward pass knows.
+        of_outcomes: it learns the scores themselves, in front of the advantages.
+    """
+
+    model: str
+    role: str
+    host: RoleGroup
+    timer: str
+    prompts_per_step: int
+    mini_batch_prompts: int
+    epochs: int
+    first_step: int = 1
+    columns: tuple[str, ...] = ()
+    of_outcomes: bool = False
+
+    def mini_batches(self, order: Callable[[int], list[int]]) -> list[list[int]]:
+        """Positions of the prompts of each optimizer step.
+
+        Args:
+            order: epoch -> order of the prompts, a permutation of `range(prompts_per_step)`.
+        """
+        size = self.mini_batch_prompts
+        return [
+            positions[first : first + size]
+            for positions in map(order, range(self.epochs))
+            for first in range(0, len(positions), size)
+        ]
+
+    @property
+    def of_step(self) -> int:
+        """Optimizer steps in a step."""
+        return self.epochs * -(-self.prompts_per_step // self.mini_batch_prompts)
+
+    def done_after(self, step: int) -> int:
+        """Optimizer steps behind a step."""
+        return max(0, step - self.first_step + 1) * self.of_step
+
+    def state_after(self, step: int) -> RoleState:
+        """What a checkpoint behind a step says of the model."""
+        return RoleState(
+            role=self.role,
+            world_size=len(self.host.ranks),
+            attempt=self.host.attempt,
+            optimizer_steps=self.done_after(step),
+        )
+
+
+def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
+    """Whether the policy's log-probabilities must be known before its update.
+
+    When the whole batch is one optimizer step they are the update's own: the ratio is one by
+    definition, and a pass is saved; a divergence over the vocabulary reads none, nor does a loss
+    of pairs. A KL in the reward needs them before, and so do what a teacher says of the tokens
+    that were drawn, a correction for the engine, a choice of tokens by their entropy, a bonus that
+    depends on it, and an estimator that reads probabilities, which the pass tells as well; with
+    `bypass` the engine's stand for them. The pass also records what routers choose, for several
+    updates.
+    """
+    reads_entropy = algorithm.high_entropy_share < 1.0 or algorithm.entropy_control is not None
+    reads_more = algorithm.is_corrected_before or algorithm.estimator.has_sum_pi_squared
+    mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
+    several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
+    if several_updates and algorithm.router_replay == "recompute":
+        return True
+    if algorithm.divergence is not None or algorithm.estimator.has_pairs:
+        return False
+    has_teacher = algorithm.estimator.has_teacher
+    if algorithm.kl.in_ == "reward" or has_teacher or reads_entropy or reads_more:
+        return True
+    return several_updates and not algorithm.is_bypass
+
+
+def passes_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[ForwardPass, ...]:
+    """Those that a job needs, by who hosts each role, in their order; none where nobody trains."""
+    if not spec.steps.trains:
+        return ()
+    passes = list[ForwardPass]()
+    if spec.algorithm.given is None and needs_old_logprobs(spec.algorithm):
+        actor = hosts["actorRollout"]
+        passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
+    if spec.algorithm.reads_reference:
+        is_shown = spec.algorithm.reprompt is not None
+        host = hosts["reference"]
+        passes.append(ForwardPass("reference", host, "ref_logprobs", "ref", is_shown))
+    if spec.algorithm.estimator.critic == "value":
+        passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))
+    if (prime := spec.algorithm.prime) is not None:
+        critic, is_first = hosts["critic"], prime.update == "before"
+        passes.append(ForwardPass("critic_reference", critic, None, "critic_ref"))
+        passes.append(ForwardPass("critic", critic, "process_rewards", "critic_rewards", is_first))
+    return tuple(passes)
+
+
+def updates_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Updates, ...]:
+    """Those of a step, likewise; the policy's are the last."""
+    if not spec.steps.trains:
+        return ()
+    algorithm, critic = spec.algorithm, spec.critic
+    size = algorithm.prompts_per_step
+    policy = Updates(
+        model="policy",
+        role="actorRollout",
+        host=hosts["actorRollout"],
+        timer="update_actor",
+        prompts_per_step=size,
+        mini_batch_prompts=algorithm.mini_batch_prompts or size,
+        epochs=algorithm.epochs,
+        first_step=1 + (critic.warmup_steps if critic else 0),
+    )
+    if critic is None:
+        return (policy,)
+    of_outcomes = algorithm.estimator.critic == "process_reward"
+    own = Updates(
+        model="critic",
+        role="critic",
+        host=hosts["critic"],
+        timer="update_critic",
+        prompts_per_step=size,
+        mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
+        epochs=critic.epochs or algorithm.epochs,
+        columns=() if of_outcomes else _columns_of_values(spec),
+        of_outcomes=of_outcomes,
+    )
+    return (own, policy)
+
+
+def _columns_of_values(spec: PPOJobSpec) -> tuple[str, ...]:
+    """What a value model is trained on."""
+    algorithm, correction = spec.algorithm, spec.algorithm.rollout_correction
+    rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
+    columns = ["returns"]
+    if rejects or spec.leaves_responses_out or algorithm.mask_truncated:
+        columns.append("update_mask")
+    if algorithm.resampling is not None:
+        columns.append("copies")
+    return tuple(columns)
