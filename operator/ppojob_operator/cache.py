@@ -276,8 +276,8 @@ class Cache:
     def see_answer(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:
         """Take in what the API server made of an object that we wrote."""
         self.see_child(answer)
+        self.accept(key, wanted)
         records = self._jobs[key]
-        records.refused.pop(child_key(wanted), None)
         uid = answer["metadata"]["uid"]
         if covers(answer, wanted):
             records.settled.pop(uid, None)
@@ -290,6 +290,12 @@ class Cache:
         # A job that was forgotten meanwhile leaves nothing to the next of its name.
         if records is not None and records.manifest and records.uid == job.uid:
             records.refused[child_key(manifest)] = why
+
+    def accept(self, key: JobKey, manifest: Manifest) -> None:
+        """Forget why an object was not taken, which now was."""
+        records = self._jobs.get(key)
+        if records is not None:
+            records.refused.pop(child_key(manifest), None)
 
     def keep_refusals(self, key: JobKey, wanted: Set[tuple[ChildKind, str]]) -> None:
         """Forget why objects were not taken that are wanted no more; wakes the job."""

@@ -82,7 +82,7 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
 def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
     """The objects that are to be made, or given other content."""
     acts = (action for wave in waves for action in wave)
-    return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply)}
+    return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply | MakeKeys)}
 
 
 def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
@@ -224,7 +224,7 @@ def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action
         yield from _unwanted_gang(here)
         return
     gang = GANGS.get(here.job.scheduling.type)
-    if gang is None or here.config is None:
+    if gang is None or here.config is None or here.moves:
         return
     if not here.observed.gangs.served.issuperset(gang.kinds):
         return

@@ -178,7 +178,7 @@ class Reconciler:
             # What was to be changed or deleted is gone; the cache will say so.
             return None
         except ClusterError as problem:
-            if isinstance(problem, RefusedError) and isinstance(action, Create | Apply):
+            if isinstance(problem, RefusedError) and isinstance(action, _MAKING):
                 self._cache.refuse(job, action.manifest, str(problem))
             return problem
         return None
@@ -207,6 +207,7 @@ class Reconciler:
                 await self._cluster.delete(JOB, job.namespace, job.name, job.uid)
             case MakeKeys(templates):
                 await self._make_keys(job, dict(templates))
+                self._cache.accept(job.key, action.manifest)
             case Emit():
                 await self._emit(job, action, now)
 

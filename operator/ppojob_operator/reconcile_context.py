@@ -83,7 +83,7 @@ def reconcile_context(
     if config is None and not is_over and not _is_made(job, roles, observed):
         words = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
         admitted = Admission(words, may_have_pods=False)
-    moves = config is not None and _is_of_another_layout(config, observed)
+    moves = config is not None and _is_of_another_layout(job, config, observed)
     may_run = not is_over and not job.lifecycle.suspend and not moves
     runs = may_run and admitted.may_have_pods
     wanted = _wanted_roles(
@@ -124,15 +124,16 @@ def _wanted_roles(
     return {}
 
 
-def _is_of_another_layout(config: PodConfig, observed: Observed) -> bool:
-    """Whether anything that is there was made for another layout.
+def _is_of_another_layout(job: Job, config: PodConfig, observed: Observed) -> bool:
+    """Whether anything that is there of the job was made for another layout.
 
     An API server lets a layout change only once the operator has said that no pods are there. It
     may have said so of an earlier time, so here nothing hangs on that: what is there saves a
     checkpoint and goes, and is not brought to the new layout pod by pod.
     """
     there = {pod.layout for pod in observed.pods}
-    there |= {layout_of(child.manifest["metadata"]) for child in observed.children.values()}
+    own = (child for child in observed.children.values() if child.owner_uid == job.uid)
+    there |= {layout_of(child.manifest["metadata"]) for child in own}
     return bool(there - {"", config.layout})
 
 

@@ -234,6 +234,11 @@ class MakeKeys:
 
     templates: Mapping[RoleName, Manifest]
 
+    @property
+    def manifest(self) -> Manifest:
+        """The controller's, which decides all."""
+        return self.templates["controller"]
+
 
 @dataclass(frozen=True, slots=True)
 class Create:

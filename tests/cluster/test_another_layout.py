@@ -102,6 +102,10 @@ def test_edits_are_for_a_job_without_pods_and_never_for_what_decides_the_weights
 ) -> None:
     cluster.apply(job("edited"))
     says(cluster, "edited", "Unschedulable")
+    for spec, why in REFUSED[:-1]:
+        words = cluster.refused(*patch("edited", spec))
+        assert why in words
+        assert WHEN not in words  # which would be told in vain
     for spec in LET_THROUGH:
         assert WHEN in cluster.refused(*patch("edited", spec))
         # To suspend it by the same edit is too late for its pods.

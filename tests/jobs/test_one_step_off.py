@@ -439,3 +439,19 @@ def test_experts_of_rows_under_way_are_replayed(run_twice, tiny_folder_of, tmp_p
     lines = run_folders.metrics(calm)[-5:]
     assert any(line["async/partial_rows"] > 0 for line in lines)
     assert all(line["training/rollout_probs_diff_mean"] < 1e-5 for line in lines)
+
+
+@pytest.mark.parametrize("job", [JOB, FAR], ids=["one", "far"])
+def test_engines_move_beside_the_trainer_and_back(job, start, tiny_job, output, once):
+    """Rows are begun anew or go on, and no token is older than it may be."""
+    moved = {**job, "roles": {}}
+    for begun, now in ((3, job), (2, moved)):  # steps of each
+        armed = job_points.armed(once, f"controller.step.begin@{begun}=kill_group")
+        run = start(tiny_job(**now), output, **armed)
+        assert run.wait() == 3, run.logs()
+        run_folders.wait_until_gone(output)
+    start(tiny_job(**job), output).succeed()
+    lines = run_folders.metrics(output)[1:]
+    assert [line["step"] for line in lines] == list(range(1, job["steps"]["total"] + 1))
+    bound = job["rollout"]["maxStaleness"]
+    assert all(line["async/staleness_max"] <= bound for line in lines)

@@ -50,21 +50,23 @@ _DEVICES: Final = (
 """Role, whether it has a type of numbers that its device decides, and its GPUs, as CEL."""
 
 
-def _fixed_part(section: str) -> str:
-    """CEL for "what of a section is no layout is as it was", of a job that has the section."""
+def _as_it_was(section: str, *, layout: bool) -> str:
+    """CEL for "its layout, or what else it has, is as it was", of a job that has the section."""
     model = _SECTIONS[section].shape.model
     assert model is not None
     return " && ".join(
         f"({_SAME_IF_ANY if member.shape.optional else _SAME})".replace("$FIELD", f"$FIELD.{name}")
         for name, member in members(model).items()
-        if name not in LAYOUT[section]
+        if (name in LAYOUT[section]) == layout
     )
 
 
 def _rules_of_part(section: str) -> tuple[Rule, ...]:
-    """A section of which some is layout."""
-    is_optional, part = _SECTIONS[section].shape.optional, _fixed_part(section)
-    there = "has(self.$FIELD) == has(oldSelf.$FIELD) && (!has(self.$FIELD) || {})"
+    """A section of which some is layout; who changes the rest is told of that alone."""
+    fixed, layout = (_as_it_was(section, layout=one) for one in (False, True))
+    if _SECTIONS[section].shape.optional:
+        fixed = f"has(self.$FIELD) == has(oldSelf.$FIELD) && (!has(self.$FIELD) || {fixed})"
+        layout = f"!has(self.$FIELD) || !has(oldSelf.$FIELD) || {layout}"
     return rules(
         """
         spec | $NAME | Conflict
@@ -73,12 +75,12 @@ def _rules_of_part(section: str) -> tuple[Rule, ...]:
 
         | spec.$NAME | Conflict
             of $FIELD $LAYOUT $WHILE_SUSPENDED
-        must: $WHOLE || $IS_SUSPENDED
+        must: $LAYOUT_PART || $IS_SUSPENDED
         """,
         NAME=section,
         LAYOUT=", ".join(LAYOUT[section]),
-        PART=there.format(part) if is_optional else part,
-        WHOLE=_SAME_IF_ANY if is_optional else _SAME,
+        PART=fixed,
+        LAYOUT_PART=layout,
         each=[_MACROS],
     )
 

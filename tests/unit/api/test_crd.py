@@ -11,7 +11,7 @@ import pytest
 from bad_specs import GOOD_JOB
 
 from ppojob_api import crd, run_config, shape, validation
-from ppojob_api.rules import RULES, cel
+from ppojob_api.rules import RULES, Rule, cel
 from ppojob_api.v1alpha1.job import PPOJob
 
 # What an API server takes in a structural schema, out of all of JSON schema.
@@ -174,22 +174,28 @@ NEVER: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
 """What is refused of a suspended job too."""
 
 
-def refused_of(before: dict[str, Any], after: dict[str, Any], **old: Any) -> set[str]:
-    """The places of what an API server refuses of an edit; `old` is what else the job has."""
+def refusals(before: dict[str, Any], after: dict[str, Any], **old: Any) -> list[Rule]:
+    """The rules by which an API server refuses an edit; `old` is what else the job has."""
     was, now = (
         PPOJob.model_validate({**GOOD_JOB, "spec": GOOD_JOB["spec"] | spec, **old}).model_dump(
             mode="json", exclude_none=True
         )
         for spec in (before, after)
     )
-    found = set()
+    found = []
     for rule in (rule for rule in RULES if rule.is_of_edits):
         scope = {"self": now, "oldSelf": was}
         for key in filter(None, rule.section.split(".")):
             scope = {name: value[key] for name, value in scope.items()}
         if not cel.read(rule.expression).value(scope):
-            found.add(".".join(filter(None, (rule.section, rule.field))))
+            found.append(rule)
     return found
+
+
+def refused_of(before: dict[str, Any], after: dict[str, Any], **old: Any) -> set[str]:
+    """The places of what is refused."""
+    found = refusals(before, after, **old)
+    return {".".join(filter(None, (rule.section, rule.field))) for rule in found}
 
 
 @pytest.mark.parametrize(("before", "after", "refused"), EDITS)
@@ -222,6 +228,23 @@ def test_what_decides_the_weights_is_no_layout(
 ) -> None:
     edit = {**before, **SUSPENDED}, {**after, **SUSPENDED}
     assert refused_of(*edit, status={"phase": "Suspended"}) == refused
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"training": {"sharePrompts": False}}),
+        ({}, {"rollout": {"temperature": 0.5}}),
+        (JUDGED, {"rewards": JUDGED["rewards"]}),
+        (JUDGED, {**JUDGED, "judge": {**JUDGED["judge"], "path": "/models/other"}}),
+    ],
+)
+def test_who_changes_what_decides_the_weights_is_not_told_to_suspend_the_job(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    told = [one.message for one in refusals(before, after)]
+    assert len([one for one in told if "decides the weights" in one]) == 1
+    assert not [one for one in told if "may change" in one]
 
 
 def test_what_decides_the_weights_has_a_rule_where_it_cannot_vanish() -> None:

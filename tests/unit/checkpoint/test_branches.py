@@ -129,16 +129,35 @@ def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: 
         assert f"{why}; the run folder of a job" in line
 
 
-def test_files_with_weights_begin_anew_with_other_batches(tmp_path: Path) -> None:
-    """They are read by whole batches, in the middle of which a place may lie."""
-    data = {"train": [{"path": name, "weight": 1} for name in ("a.jsonl", "b.jsonl")]}
-    train(tmp_path / "runs" / "sum", job_of(tmp_path, data=data), 1)
-    for prompts, is_anew in ((1, False), (2, True)):
-        config = branch(tmp_path, data=data, algorithm={**ALGORITHM, "promptsPerStep": prompts})
-        branches.begin(config, tmp_path / str(prompts))
-        found = store_of(tmp_path / str(prompts), config).recover().checkpoint
-        assert found is not None
-        assert (found.manifest.progress.data == UNREAD) == is_anew
+BY_BATCHES = {"train": [{"path": name, "weight": 1} for name in ("a.jsonl", "b.jsonl")]}
+
+
+@pytest.mark.parametrize(
+    ("data", "algorithm", "is_anew"),
+    [
+        (BY_BATCHES, {"promptsPerStep": 1}, False),
+        (BY_BATCHES, {"promptsPerStep": 2}, True),
+        (BY_BATCHES, {"dynamicSampling": {"promptsPerRound": 2}}, True),
+        (BY_BATCHES, {"supervised": {"coefficient": 0.1, "rowsPerStep": 4}}, False),
+        ({**OTHER_DATA, "curriculum": {"key": "hard"}}, {"promptsPerStep": 2}, True),
+        (OTHER_DATA, {"promptsPerStep": 2}, False),
+    ],
+)
+def test_what_is_read_by_whole_batches_begins_anew_with_others(
+    data: dict[str, Any], algorithm: dict[str, Any], is_anew: bool, tmp_path: Path
+) -> None:
+    """A place may lie in the middle of one: of files with weights, of an order by difficulty."""
+    shown = {"demonstrations": [{"path": "c.jsonl"}]} if "supervised" in algorithm else {}
+    two = {"coefficient": 0.1, "rowsPerStep": 2}
+    before = {**ALGORITHM, "supervised": two} if shown else ALGORITHM
+    train(tmp_path / "runs" / "sum", job_of(tmp_path, data=data | shown, algorithm=before), 1)
+    config = branch(tmp_path, data=data | shown, algorithm={**before, **algorithm})
+    told: list[str] = []
+    branches.begin(config, tmp_path / "run", told.append)
+    found = store_of(tmp_path / "run", config).recover().checkpoint
+    assert found is not None
+    assert (found.manifest.progress.data == UNREAD) == is_anew
+    assert any(line.endswith("the data begins anew") for line in told) == is_anew
 
 
 def test_how_a_layer_is_trained_may_change(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def checkpoint(run: Path, model: dict[str, str]) -> None:
+def checkpoint(run: Path, model: dict[str, object]) -> None:
     """A checkpoint behind step 4 of a job with this model."""
     spec = changed_job([])["spec"] | {"model": model}
     job = PPOJob.model_validate({**changed_job([]), "spec": spec})
@@ -76,8 +76,21 @@ def test_a_checkpoint_that_is_not_there(name: str, run: Path, tmp_path: Path) ->
 
 def test_the_model_that_a_job_began_with_stays(run: Path, tmp_path: Path) -> None:
     said = refused(run, tmp_path / "run" / ".." / "model")
-    assert "the job began with it" in said
+    assert f"the job began with {tmp_path / 'model'}" in said
     assert (tmp_path / "model" / "tokenizer.json").exists()
+
+
+def test_adapters_that_a_job_began_with_stay_in_their_export(run: Path, tmp_path: Path) -> None:
+    export = tmp_path / "export"
+    adapter = export / "adapter"
+    adapter.mkdir(parents=True)
+    (export / "config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text("{}")
+    lora = {"rank": 8, "path": str(adapter)}
+    checkpoint(tmp_path / "later", {"path": str(tmp_path / "model"), "lora": lora})
+    said = refused(tmp_path / "later", export)
+    assert f"the job began with {adapter}" in said
+    assert (adapter / "adapter_config.json").exists()
 
 
 def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: Path) -> None:

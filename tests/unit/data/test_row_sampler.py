@@ -53,6 +53,12 @@ def holds(step, seed, count, rows, state):
 def raises(step, seed, count, rows):
     return rows["hardness"]
 
+def writes(step, seed, count, rows, shares):
+    tags = rows["tags"][0]
+    shares.append(len(tags))
+    tags["more"] = len(shares)
+    return [shares[-1], tags["more"]]
+
 class Stateful:
     pass
 
@@ -98,6 +104,19 @@ def test_it_is_told_of_millions_of_rows(mine: Path, dataset) -> None:
         for _ in range(2):
             told = {"draws": np.arange(9_000_000.0)}
             assert sampler.choose(1, 0, 1, told, "null") == ([8_999_999], "null")
+
+
+def test_what_a_call_writes_is_no_memory_of_the_next(mine: Path, files: PromptFiles) -> None:
+    """Not in what it is told of a row, nor in its arguments, however deep."""
+    rows = [good_row(extra_info={"tags": {"easy": 1}})] * 9
+    settings = {"columns": ["tags"], "arguments": {"shares": [0.5, 0.5]}}
+    with (
+        files.open(files.lines("tags.jsonl", *rows)) as dataset,
+        RowSampler(spec_of(mine, "writes", **settings), dataset) as sampler,
+    ):
+        told = columns({}, np.full(len(dataset), 0.5))
+        for step in (1, 2):
+            assert sampler.choose(step, 0, 2, told, "null") == ([1, 3], "null")
 
 
 def test_a_killed_process_is_started_again(mine: Path, dataset) -> None:

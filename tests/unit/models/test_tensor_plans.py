@@ -96,6 +96,11 @@ def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
 
 HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONVOLUTIONS = {"conv_L_cache": 3, "layer_types": ["conv"] * 2}
+SHARED = {
+    **{"num_experts": 6, "n_routed_experts": 6, "moe_intermediate_size": 16},
+    **{"shared_expert_intermediate_size": 16, "n_shared_experts": 1},
+}
+"""Of mixtures that share an expert, by both names."""
 
 
 def problems(
@@ -190,6 +195,9 @@ def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: b
         ("olmo2", {}, False),
         ("olmoe", {"num_experts": 6, "tie_word_embeddings": True}, True),
         ("olmoe", {"num_experts": 6, "tie_word_embeddings": False}, False),
+        ("qwen3_next", {**SHARED, "tie_word_embeddings": True}, True),
+        ("qwen3_next", {**SHARED, "tie_word_embeddings": False}, False),
+        ("glm4v_moe", {**SHARED, "tie_word_embeddings": True}, True),
         ("qwen2", {"tie_word_embeddings": True}, False),
     ],
 )

@@ -2,18 +2,30 @@
 
 import base64
 import contextlib
+import dataclasses
 import json
 from typing import Any
 
 import pytest
-from gang_plans import admission_of, admitted, queued_job, seen
+from gang_plans import VOLCANO, WORKLOAD, admission_of, admitted, child, queued_job, seen
 from operator_bench import Bench, up
 from operator_jobs import CHILDREN, make_job, observed
-from operator_plans import UP, all_pods, claim, deleted, look, made, status_after, status_of
+from operator_plans import (
+    UP,
+    actions,
+    all_pods,
+    claim,
+    deleted,
+    look,
+    made,
+    status_after,
+    status_of,
+)
 
+from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.metadata import layout_of
 from ppojob_operator.errors import ClusterError, UnavailableError
-from ppojob_operator.state import Apply, Create, MakeKeys
+from ppojob_operator.state import Apply, Child, Create, MakeKeys
 
 OTHER: dict[str, Any] = {
     "actorRollout": {"replicas": 2, "ranksPerReplica": 2, "parallelism": {"sequence": 2}},
@@ -118,6 +130,9 @@ async def test_keys_of_an_operator_of_before_are_for_the_roles_that_the_job_had(
         with pytest.raises(ClusterError, match="none for rollout; suspend the job and delete its"):
             await bench.step()
     assert bench.names("Pod") == []
+    ready = {one["type"]: one for one in bench.status["conditions"]}["PodsReady"]
+    assert ready["reason"] == "ObjectRefused"
+    assert "none for rollout; suspend the job and delete its Secrets" in ready["message"]
     for secret in bench.cluster.of("Secret"):
         bench.cluster.remove("Secret", "lab", secret["metadata"]["name"])
     await up(bench)
@@ -189,6 +204,30 @@ def test_nothing_is_made_beside_what_is_left_of_another_layout(left: str) -> Non
     assert made(planned, "StatefulSet") == made(planned, "ConfigMap") == []
     sets = ["sum-controller", "sum-actor-rollout", "sum-reward"]
     assert sorted(deleted(planned)) == (sorted(sets) if left == "sets" else [])
+
+
+@pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD], ids=lambda one: one["type"])
+def test_what_places_pods_stays_as_it_is_while_they_are_there(scheduling: dict[str, Any]) -> None:
+    """What Kubernetes places gangs by never changes: it would be refused, and hold the job up."""
+    before, moved = make_job(scheduling=scheduling), make_job(scheduling=scheduling, roles=OTHER)
+    kinds = GANGS[before.manifest.spec.scheduling.type].kinds
+    gang: list[Child] = []
+    for kind in kinds:
+        (one,) = made(look(before, seen(*gang)), kind.partition(".")[0])
+        gang.append(child(one, kind))
+    pods = all_pods(layout=layout_of(gang[-1].manifest["metadata"]), is_ready=True)
+    written = actions(look(moved, seen(*gang, pods=pods)), Apply | Create)
+    assert not {one.manifest["kind"] for one in written} & {"Workload", "PodGroup"}
+    assert deleted(look(moved, seen(*gang))) == [one.name for one in gang]
+
+
+def test_objects_of_an_earlier_job_of_the_name_are_none_of_its_layout() -> None:
+    """The garbage collector has not come to them yet."""
+    sets = [one for one in CHILDREN.values() if one.kind == "StatefulSet"]
+    left = (dataclasses.replace(one, owner_uid="of-before") for one in sets)
+    planned = look(make_job(roles=OTHER), seen(*left))
+    assert deleted(planned) == []
+    assert [one["metadata"]["name"] for one in made(planned, "StatefulSet")] == ["sum-rollout"]
 
 
 def test_what_an_operator_of_before_made_is_of_the_layout_that_the_job_has() -> None:

@@ -80,6 +80,26 @@ async def test_keys_are_made_once(bench: Bench) -> None:
     assert after == before
 
 
+async def test_keys_that_cannot_be_made_are_told_until_they_are(bench: Bench) -> None:
+    await up(bench)
+    bench.cluster.remove("Secret", "lab", "sum-reward")
+    head = {"name": "sum-reward", "namespace": "lab"}
+    bench.cluster.put({"apiVersion": "v1", "kind": "Secret", "metadata": head})
+    with bench.edited("Pod", "sum-reward-0") as pod:
+        pod["metadata"]["creationTimestamp"] = "2026-01-02T03:00:00Z"
+        waits = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [waits]}
+    for _ in range(3):
+        with pytest.raises(ClusterError, match="sum-reward is there already and is not this job's"):
+            await bench.step()
+    assert bench.status["reason"] == "ObjectRefused"
+    assert "Secret sum-reward is there already" in bench.status["message"]
+    bench.cluster.remove("Secret", "lab", "sum-reward")
+    for _ in range(2):
+        await bench.step()
+    assert bench.status["reason"] == "Starting"
+
+
 async def test_a_claim_that_is_made_outlives_its_job_and_is_taken_over_by_no_other(bench) -> None:
     bench.edit_spec(checkpoint={"volume": {"size": "20Gi", "storageClassName": "nfs"}})
     await up(bench)

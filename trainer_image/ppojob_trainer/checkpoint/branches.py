@@ -21,7 +21,7 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOURNAL_FILE, METRICS_FILE
 from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.schedule import BranchSpec
-from ppojob_api.v1alpha1.training import DataFile
+from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.identity import Difference, changed_settings
@@ -61,6 +61,12 @@ _SHAPES_NOTHING: Final = (
 """Settings among those that say how updates are made, and nothing of a checkpoint."""
 _PROMPTS_PER_STEP: Final = "spec.algorithm.promptsPerStep"
 _ROWS_PER_STEP: Final = "spec.algorithm.supervised.rowsPerStep"
+_DRAWS: Final = (
+    _PROMPTS_PER_STEP,
+    "spec.algorithm.dynamicSampling",
+    "spec.algorithm.dynamicSampling.promptsPerRound",
+)
+"""Settings that say how many prompts are drawn at once."""
 _SHAPES_ROWS_AHEAD: Final = (
     "spec.data",
     _PROMPTS_PER_STEP,
@@ -134,7 +140,7 @@ def _bring(
     root = run_folder / CHECKPOINTS_FOLDER
     step, found, settings, changes = _fitting(place, branch, config)
     for where, old, new in changes:
-        anew = "; the data begins anew" if _is_of_prompts(where) else ""
+        anew = "; the data begins anew" if _begins_anew(where, config.spec.data) else ""
         tell(f"{where}: {old} -> {new}{anew}")
     progress = _progress(found.progress, config, [where for where, _, _ in changes])
     folder = root / f".{folder_name(step)}.partial"
@@ -248,7 +254,8 @@ def _unfit(
             allowed = "the old value, or begin with an export of that run (spec.model.path)"
             yield Problem(where, new, why, allowed, ReasonCode.CONFLICT)
         passes = config.spec.steps.epochs
-        if passes is not None and (_is_of_prompts(where) or where == _PROMPTS_PER_STEP):
+        is_anew = _begins_anew(where, config.spec.data)
+        if passes is not None and (is_anew or where == _PROMPTS_PER_STEP):
             why = f"steps of {shown(place.url)} are counted too, by another {where}"
             where, got = "spec.steps.epochs", str(passes)
             yield Problem(where, got, why, "spec.steps.total", ReasonCode.CONFLICT)
@@ -299,22 +306,30 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
         progress = msgspec.structs.replace(progress, kl_coefficient=first)
     if any(where.startswith("spec.algorithm.entropyCo") for where in changed):
         progress = msgspec.structs.replace(progress, entropy_coefficient=None)
-    # Files with weights are read by whole batches.
-    batch = {_PROMPTS_PER_STEP, _ROWS_PER_STEP} & set(changed)
     data = config.spec.data
-    if any(map(_is_of_prompts, changed)) or (batch and _has_weights(data.train)):
+    if any(_begins_anew(where, data) for where in changed):
         progress = msgspec.structs.replace(progress, data=UNREAD, rows_seen={})
     if any(where.startswith("spec.data.sampler") for where in changed):
         progress = msgspec.structs.replace(progress, sampler_state="null")
-    if config.spec.data.sampler is None:
+    if data.sampler is None:
         progress = msgspec.structs.replace(progress, rows_seen={})
-    if any(map(_is_of_demonstrations, changed)) or (batch and _has_weights(data.demonstrations)):
+    is_dealt_anew = _ROWS_PER_STEP in changed and _has_weights(data.demonstrations)
+    if any(map(_is_of_demonstrations, changed)) or is_dealt_anew:
         progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress
 
 
 def _has_weights(files: Sequence[DataFile]) -> bool:
     return any(file.weight is not None for file in files)
+
+
+def _begins_anew(where: str, data: DataSpec) -> bool:
+    """Whether a place in the prompts means nothing by another value of a setting.
+
+    Files with weights, and an order by difficulty, are read by whole batches.
+    """
+    is_by_batches = data.curriculum is not None or _has_weights(data.train)
+    return _is_of_prompts(where) or (is_by_batches and where in _DRAWS)
 
 
 def _is_of_prompts(where: str) -> bool:

@@ -65,7 +65,7 @@ def export_checkpoint(
         DamagedCheckpoint: a file is absent or not what the manifest says.
         StorageError: the disk refused.
         ConfigError: the model's folder, its tokenizer or its template is gone; there are no
-            adapters, or there is no such critic; the job began with what lies at ``target``.
+            adapters, or there is no such critic; the job began with what lies in ``target``.
         CannotResume: the adapters were trained on other weights than the model's are.
     """
     found = manifest.read(checkpoint)
@@ -106,12 +106,12 @@ def export_checkpoint(
 
 
 def _refuse_to_write_over(model: ModelSpec, target: Path) -> None:
-    """Keep what the job began with."""
+    """Keep what the job began with, as adapters that lie in an export of another job."""
     adapters = None if model.lora is None else model.lora.path
-    read = (model.path, model.tokenizer_path, adapters)
-    if target.resolve() in {Path(path).resolve() for path in read if path is not None}:
-        why = "the job began with it, and it would be written over"
-        raise ConfigError(f"--output: got {target}: {why}; another folder")
+    for path in (model.path, model.tokenizer_path, adapters):
+        if path is not None and Path(path).resolve().is_relative_to(target.resolve()):
+            why = f"the job began with {path}, which would be written over"
+            raise ConfigError(f"--output: got {target}: {why}; another folder")
 
 
 def _tensors(

@@ -227,7 +227,8 @@ class Recovery:
         change = self.store.layout_change(checkpoint)
         if change is not None:
             self.reporter.notice(
-                f"{change}: from here on numbers agree with the old layout's to rounding"
+                f"{change}: from here on numbers agree with the old layout's to rounding, "
+                'but for what docs/operations.md names at "Another layout"'
             )
         for path in self.store.changed_files(checkpoint):
             self.reporter.notice(

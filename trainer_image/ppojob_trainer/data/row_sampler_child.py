@@ -43,18 +43,19 @@ class _Served:
 
     def __init__(self) -> None:
         self._function: Sampler | None = None
-        self._arguments: dict[str, Json] = {}
-        self._values: dict[str, list[Any]] = {}
+        self._arguments = b""  # JSON, as what stays of the rows, of which each call has a copy
+        self._values: dict[str, list[bytes]] = {}
         self._numbers: dict[str, bytearray] = {}
 
     def answer(self, request: SamplerRequest) -> Chosen:
         match request:
             case OpenSampler():
-                self._arguments = msgspec.json.decode(request.arguments)
-                self._function = checked(request.function, _found(request), self._arguments)
+                self._arguments = request.arguments
+                given = msgspec.json.decode(request.arguments)
+                self._function = checked(request.function, _found(request), given)
             case TellValues():
                 for name, cells in request.cells.items():
-                    self._values.setdefault(name, []).extend(msgspec.json.decode(cells))
+                    self._values.setdefault(name, []).append(cells)
             case TellNumbers():
                 if request.first == 0:
                     self._numbers[request.name] = bytearray()
@@ -64,11 +65,14 @@ class _Served:
         return Chosen([])
 
     def _chosen(self, request: ChooseRows) -> Chosen:
-        function, arguments = self._function, self._arguments
+        function = self._function
         assert function is not None, "it is opened first"
         # Of its own: what a call writes there must be no memory of another.
+        arguments: dict[str, Json] = msgspec.json.decode(self._arguments)
         numbers = {name: np.frombuffer(told).copy() for name, told in self._numbers.items()}
-        rows = numbers | {name: list(cells) for name, cells in self._values.items()}
+        rows: dict[str, Any] = {**numbers}
+        for name, some in self._values.items():
+            rows[name] = [cell for cells in some for cell in msgspec.json.decode(cells)]
         num_rows, has_state = len(numbers["draws"]), keeps_state(function)
         own = {STATE: json.loads(request.state)} if has_state else {}
         answer = function(request.step, request.seed, request.count, rows, **arguments, **own)

@@ -30,8 +30,8 @@ DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})
 
 OWN_HEADS: Final = frozenset(
     {
-        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"),
-        *("gpt_oss", "minimax_m2", "olmoe"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm4v_moe"),
+        *("gpt_oss", "minimax_m2", "olmoe", "qwen3_next"),
     }
 )
 """Types of models to which vLLM gives an output layer of its own, also where it is the embedding.

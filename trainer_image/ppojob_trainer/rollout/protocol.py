@@ -163,8 +163,8 @@ class RolloutEngine(Protocol):
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Take new weights, under their Hugging Face names, tied ones once; wakes the engine.
 
-        An engine with adapters beside its weights takes these last, as `<layer>.lora_a` and
-        `<layer>.lora_b`; without a weight before them it keeps those that it has.
+        An engine with adapters beside its weights takes these last, by the names of
+        `adapter_names`; without a weight before them it keeps those that it has.
         Tensors may be of another floating type than the engine's. Prefix caches are dropped.
 
         Raises:
