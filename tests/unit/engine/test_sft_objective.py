@@ -18,6 +18,7 @@ from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
 from ppojob_trainer.engine.train_engine import Supervised, TrainEngine
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
 from ppojob_trainer.workers.row_store import demonstrated_rows
@@ -136,6 +137,18 @@ def test_parts_of_a_mini_batch_add_up(
     parts_add_up(objective("token_mean"), (logprobs,), rows)
 
 
+HEAD = PolicyHead(LogprobSettings(1.0, 8))
+
+
+def updated_beside(
+    model: tiny_models.PreTrainedModel, rows: Experience, supervised: Supervised, budget: int
+) -> PassStatistics:
+    """Update a policy that samples at another temperature than given answers have."""
+    goal = PolicyObjective.of(AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3))
+    trained = engine(model, temperature=0.7, micro_batch_tokens=budget)
+    return trained.update(rows, goal, supervised=supervised)
+
+
 def literal_policy_loss(model: tiny_models.PreTrainedModel, rows: Experience) -> torch.Tensor:
     """That of the first update of a step, where the ratio is 1."""
     logprobs, _ = padded_logprobs(model, rows, temperature=0.7)
@@ -154,11 +167,8 @@ def test_beside_a_policy_its_gradient_is_added(
     """The gradient of PPO-ptx, by a policy that samples at another temperature."""
     ours, theirs = (make_model(dtype=torch.float64, vocab_size=120) for _ in range(2))
     rows = make_rows(groups=3)
-    head = PolicyHead(LogprobSettings(1.0, 8))
-    supervised = Supervised(experience, SupervisedObjective(0.3), head)
-    goal = PolicyObjective.of(AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3))
-    trained = engine(ours, temperature=0.7, micro_batch_tokens=budget)
-    measured = trained.update(rows, goal, supervised=supervised)
+    supervised = Supervised(experience, SupervisedObjective(0.3), HEAD)
+    measured = updated_beside(ours, rows, supervised, budget)
     policy_loss = literal_policy_loss(theirs, rows)
     sft_loss = literal_loss(theirs, chat, "token_mean")
     assert measured.values["actor/sft_loss"] == pytest.approx(sft_loss.item(), rel=1e-7)
@@ -181,11 +191,8 @@ def test_tokens_by_their_uncertainty_and_both_losses_weighed(
     """The gradient of CHORD, `(1 - μ) L_policy + μ L_sft`, whose weights φ have none."""
     ours, theirs = (make_model(dtype=torch.float64, vocab_size=120) for _ in range(2))
     rows = make_rows(groups=3)
-    head = PolicyHead(LogprobSettings(1.0, 8))
-    supervised = Supervised(experience, SupervisedObjective(0.3, uncertain_tokens=True), head, 0.7)
-    goal = PolicyObjective.of(AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3))
-    trained = engine(ours, temperature=0.7, micro_batch_tokens=budget)
-    measured = trained.update(rows, goal, supervised=supervised)
+    supervised = Supervised(experience, SupervisedObjective(0.3, uncertain_tokens=True), HEAD, 0.7)
+    measured = updated_beside(ours, rows, supervised, budget)
     policy_loss = literal_policy_loss(theirs, rows)
     logprobs, _ = padded_logprobs(theirs, experience)
     likely = logprobs.detach().exp()
