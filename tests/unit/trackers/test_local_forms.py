@@ -68,6 +68,26 @@ def test_each_step_once_after_kills_and_rewinds(tracker: str, tmp_path: Path):
     assert tracker_runs.points(tracker, tmp_path) == found
 
 
+@pytest.mark.processes
+@pytest.mark.slow
+def test_wandbs_process_has_ended_when_a_run_is_closed(tmp_path: Path):
+    """It writes the end of an offline file when it ends, and is killed with the tracker's."""
+    program = f"""
+import pathlib, sys
+from ppojob_trainer.trackers.messages import TrackedRun
+from ppojob_trainer.trackers.wandb_run import WandbRun
+run = WandbRun(TrackedRun("wandb", "42", "tiny", {str(tmp_path)!r}, {{}}))
+run.write(0, 0.0, {{"actor/loss": 0.5}})
+tasks = pathlib.Path("/proc/self/task")
+living = lambda: "".join(path.read_text() for path in tasks.glob("*/children")).split()
+before = living()
+run.close("Succeeded")
+print(len(before), len(living()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "0"], done.stderr
+
+
 def by_hand(tracker: str, folder: Path) -> None:
     program = [sys.executable, "-m", "ppojob_trainer.trackers", tracker, str(folder)]
     done = subprocess.run(program, check=True, capture_output=True, text=True)

@@ -34,6 +34,7 @@ class WandbRun:
             os.environ.setdefault(name, value)
         import wandb
 
+        self._wandb: Any = wandb
         mode: Any = os.environ.get("WANDB_MODE")
         if mode is None:
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
@@ -58,8 +59,10 @@ class WandbRun:
         self._run.log({**metrics, "_timestamp": unix_seconds}, step=step, commit=True)
 
     def close(self, phase: Phase) -> None:
-        """Wait until the server has all."""
+        """Wait until the server, or the file of an offline run, has all."""
         self._run.finish(exit_code=int(phase == "Failed"))
+        # wandb's process writes the last lines of the file after that: wait until it has ended.
+        self._wandb.teardown()
 
 
 def _forget_offline_runs() -> None:
