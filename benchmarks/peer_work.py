@@ -19,7 +19,7 @@ from typing import Any
 
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_cli.validate import load_job
+from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 

@@ -129,7 +129,7 @@ def _rewards(rows: Path, job: Path | None, function: str | None) -> Rewards:
     manifest = job or _job_of(rows)
     if manifest is None:
         return Rewards()
-    from ppojob_cli.validate import load_job
+    from ppojob_cli.job_file import load_job
 
     spec = load_job(manifest).spec
     for field, model in (("rewardModel", spec.reward_model), ("judge", spec.judge)):

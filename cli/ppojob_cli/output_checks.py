@@ -20,9 +20,9 @@ from ppojob_api.run_layout import (
 )
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.figures import counted
+from ppojob_cli.job_file import validate_file
 from ppojob_cli.run_folder import LOCK_FILE
 from ppojob_cli.summary import is_of_another_model, read_summary
-from ppojob_cli.validate import validate_file
 from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_saved
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete

@@ -14,8 +14,8 @@ from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
 from ppojob_cli.figures import counted
 from ppojob_cli.input_error import told
+from ppojob_cli.job_file import load_job
 from ppojob_cli.overrides import set_option
-from ppojob_cli.validate import load_job
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.objects import base_objects, bindings, key_templates, stateful_sets
 from ppojob_operator.plan import cluster_problems

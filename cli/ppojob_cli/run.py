@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 
@@ -14,14 +15,15 @@ import click
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
+from ppojob_cli.job_file import load_job
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.overrides import Given, set_option
 from ppojob_cli.preflight import check_run
 from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
+from ppojob_cli.run_state import work_of
 from ppojob_cli.summary import Ending, finished_summary, keep_model
-from ppojob_cli.validate import load_job
-from ppojob_cli.view import View, open_view
+from ppojob_cli.view import PlainView, View
 from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.copies import restore
 from ppojob_trainer.checkpoint.store import LATEST_NAME
@@ -123,7 +125,7 @@ def run_job(
                 branches.begin(config, folder, _tell)
                 write_job(folder, config)
                 keep_model(folder, config)
-        view = open_view(config, folder, plain=plain)  # what a branch took over is not new
+        view = _open_view(config, folder, plain=plain)  # what a branch took over is not new
         if summary is not None:
             view.already_done(summary)
             return contract.EXIT_DONE
@@ -193,3 +195,21 @@ def _pod_phases(pods: LocalPods) -> dict[str, str]:
     """What their supervisors say, by pod: `idle`, `starting`, `ready`, `lost`, `done`."""
     statuses = {running.pod.name: running.status() for running in pods.pods}
     return {name: status.phase if status else "not up" for name, status in statuses.items()}
+
+
+def _open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
+    """The view for where the output goes; open it before the pods are started."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A model writes any character; one that the terminal lacks must not end the run.
+            stream.reconfigure(errors="backslashreplace")
+    samples, now, work = config.spec.num_examine, time.time(), work_of(config)
+    if not plain and sys.stdout.isatty():
+        from rich.console import Console
+
+        console = Console()
+        if not console.is_dumb_terminal:
+            from ppojob_cli.live_view import LiveView
+
+            return LiveView(config.name, folder, console, num_samples=samples, since=now, work=work)
+    return PlainView(config.name, folder, num_samples=samples, since=now, work=work)

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer.controller.progress import STATUS_FILE, Pace, TrainingStatus
 from ppojob_trainer.metrics.new_lines import NewLines
@@ -212,3 +213,9 @@ def short_name(name: str) -> str:
         return _OF_GIVEN[name]
     source, found, moment = name.removeprefix(_VALIDATION_PREFIX).partition("/acc/")
     return f"{source} {moment.removesuffix('/mean')}" if found else source
+
+
+def work_of(config: RunConfig) -> str:
+    """What a job does in the phase `Training`, as one word."""
+    steps = config.spec.steps
+    return "Training" if steps.trains else "Generating" if steps.generate_only else "Validating"

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import click
 
@@ -11,39 +10,9 @@ from ppojob_api.checks.pods import all_settings
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_cli.overrides import Given, Overrides, set_option
-from ppojob_trainer.errors import ConfigError, PPOJobError
-
-
-def validate_file(path: str, overrides: Sequence[Given] = ()) -> list[Problem] | PPOJob:
-    """Read and judge one manifest, with fields given on the command line.
-
-    Returns:
-        The job, or all that is wrong with the file, the overrides and the job that they make.
-    """
-    read = manifest.read_file(path)
-    problems = list(read.problems)
-    if problems and read.value is None:
-        return problems
-    overridden = Overrides(read.value, overrides)
-    problems += overridden.problems
-    doubtful = (*read.doubtful, *overridden.doubtful)
-    judged = validation.validate(overridden.value, doubtful=doubtful)
-    if isinstance(judged, list):
-        return problems + [overridden.named(problem) for problem in judged]
-    return problems or judged
-
-
-def load_job(path: str | Path, overrides: Sequence[Given] = ()) -> PPOJob:
-    """The job of a file, for commands that go on with it.
-
-    Raises:
-        ConfigError: The file or the job in it is wrong; all problems at once.
-    """
-    judged = validate_file(str(path), overrides)
-    if isinstance(judged, PPOJob):
-        return judged
-    raise ConfigError(list(map(str, judged)))
+from ppojob_cli.job_file import validate_file
+from ppojob_cli.overrides import set_option
+from ppojob_trainer.errors import PPOJobError
 
 
 def _same_job(job: PPOJob, other: str) -> Problem:

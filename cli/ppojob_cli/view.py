@@ -5,12 +5,10 @@ stops a run: a terminal that goes away takes only the view with it.
 """
 
 import contextlib
-import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal, Self
 
@@ -19,7 +17,6 @@ import msgspec
 
 from ppojob_api import contract
 from ppojob_api.problem import printable
-from ppojob_api.run_config import RunConfig
 from ppojob_cli import run_state
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import RunReader, RunState, StepRecord
@@ -241,27 +238,3 @@ def history_line(state: RunState) -> list[str]:
     curve = f", reward {number(rewards[0])} -> {number(rewards[-1])}" if rewards else ""
     lines = [f"the run folder has {state.done_steps} steps{curve}"] if state.done_steps else []
     return lines + [validation_line(record) for record in state.validations[-1:]]
-
-
-def work_of(config: RunConfig) -> str:
-    """What a job does in the phase `Training`, as one word."""
-    steps = config.spec.steps
-    return "Training" if steps.trains else "Generating" if steps.generate_only else "Validating"
-
-
-def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
-    """The view for where the output goes; open it before the pods are started."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # A model writes any character; one that the terminal lacks must not end the run.
-            stream.reconfigure(errors="backslashreplace")
-    samples, now, work = config.spec.num_examine, time.time(), work_of(config)
-    if not plain and sys.stdout.isatty():
-        from rich.console import Console
-
-        console = Console()
-        if not console.is_dumb_terminal:
-            from ppojob_cli.live_view import LiveView
-
-            return LiveView(config.name, folder, console, num_samples=samples, since=now, work=work)
-    return PlainView(config.name, folder, num_samples=samples, since=now, work=work)

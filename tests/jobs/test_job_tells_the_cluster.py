@@ -14,7 +14,7 @@ from status_server import StatusServer, failing, status_server
 
 from ppojob_api import contract
 from ppojob_api.run_config import resolve
-from ppojob_cli.validate import load_job
+from ppojob_cli.job_file import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -22,7 +22,7 @@ from ppojob_api import contract
 from ppojob_api.run_config import EngineFacts, resolve
 from ppojob_cli import gpus, machine_checks, output_checks
 from ppojob_cli import run as run_command
-from ppojob_cli.validate import load_job
+from ppojob_cli.job_file import load_job
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.children import pool
 from ppojob_trainer.models import memory

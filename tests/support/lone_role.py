@@ -8,7 +8,7 @@ import tiny_jobs
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.well_known import RoleName
-from ppojob_cli.validate import load_job
+from ppojob_cli.job_file import load_job
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rows.batch_index import BatchIndex

@@ -15,11 +15,10 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE, METRICS_FILE
 from ppojob_cli.figures import counted, duration
 from ppojob_cli.input_error import InputError
+from ppojob_cli.job_file import load_job
 from ppojob_cli.plan import role_lines, unit
 from ppojob_cli.run_folder import is_left
-from ppojob_cli.run_state import RunReader, RunState
-from ppojob_cli.validate import load_job
-from ppojob_cli.view import work_of
+from ppojob_cli.run_state import RunReader, RunState, work_of
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,
     AttemptStarted,

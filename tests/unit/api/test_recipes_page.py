@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from ppojob_api import validation
 from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_cli.validate import validate_file
+from ppojob_cli.job_file import validate_file
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(

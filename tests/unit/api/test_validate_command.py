@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.validation import check_length, length_warnings, warnings
+from ppojob_cli.job_file import load_job, validate_file
 from ppojob_cli.plan import plan
-from ppojob_cli.validate import load_job, validate, validate_file
+from ppojob_cli.validate import validate
 from ppojob_trainer.errors import ConfigError
 
 GOOD = """\

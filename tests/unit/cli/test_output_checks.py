@@ -11,10 +11,10 @@ from run_progress import progress_behind
 from small_disks import SmallDisk, small_disk
 
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_cli.job_file import load_job
 from ppojob_cli.output_checks import check_checkpoints, check_output, unsaved_steps_warning
 from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.summary import finished_summary, keep_model
-from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,
     CheckpointSaved,

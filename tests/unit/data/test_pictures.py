@@ -12,7 +12,7 @@ from prompt_files import PromptFiles, good_row
 from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
 
 from ppojob_api.run_config import resolve
-from ppojob_cli.validate import load_job
+from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset

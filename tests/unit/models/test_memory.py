@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, save_model
 
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_cli.validate import load_job
+from ppojob_cli.job_file import load_job
 from ppojob_trainer.models import memory
 from ppojob_trainer.models.log_partition import LogPartition
 from ppojob_trainer.models.memory import (

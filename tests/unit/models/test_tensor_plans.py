@@ -16,7 +16,7 @@ from transformers import (
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.run_config import resolve
-from ppojob_cli.validate import load_job
+from ppojob_cli.job_file import load_job
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import check_layouts

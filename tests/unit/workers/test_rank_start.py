@@ -10,7 +10,7 @@ from lone_role import pod_of
 from tiny_models import save_model
 
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_cli.validate import load_job
+from ppojob_cli.job_file import load_job
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import RankEnvironment
 from ppojob_trainer.repeated_bits import any_kernels, repeat_bits
