@@ -15,7 +15,10 @@ from tiny_models import (
 )
 from transformers import (
     ApertusForCausalLM,
+    ArceeForCausalLM,
     Cohere2ForCausalLM,
+    CohereForCausalLM,
+    CwmForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
     Ernie4_5_MoeForCausalLM,
@@ -31,7 +34,9 @@ from transformers import (
     Glm4MoeLiteForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
+    GraniteMoeForCausalLM,
     GraniteMoeHybridForCausalLM,
+    GraniteMoeSharedForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HyperCLOVAXForCausalLM,
     Lfm2ForCausalLM,
@@ -170,6 +175,11 @@ NEMOTRON = {
 }
 FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "llama": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "cwm": (
+        CwmForCausalLM,
+        {"head_dim": 8, "sliding_window": WINDOW, "rope_parameters": STRETCHED},
+    ),
+    "arcee": (ArceeForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
     "mimo": (MiMoForCausalLM, {}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
@@ -209,6 +219,11 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "olmo2": (Olmo2ForCausalLM, {"attention_bias": True, "pad_token_id": 0}),
     "olmo3": (Olmo3ForCausalLM, {"sliding_window": WINDOW, "pad_token_id": 0}),
     "granite": (GraniteForCausalLM, MULTIPLIERS),
+    "granitemoe": (GraniteMoeForCausalLM, {**MULTIPLIERS, "num_local_experts": 6}),
+    "granitemoeshared": (
+        GraniteMoeSharedForCausalLM,
+        {**MULTIPLIERS, "num_local_experts": 6, "shared_intermediate_size": 40},
+    ),
     "granitemoehybrid": (GraniteMoeHybridForCausalLM, GRANITE4),
     "nemotron_h": (NemotronHForCausalLM, NEMOTRON),
     "gemma": (GemmaForCausalLM, {"head_dim": 12}),
@@ -240,6 +255,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
             "rope_parameters": DYNAMIC,
         },
     ),
+    "cohere": (CohereForCausalLM, {"logit_scale": 0.3}),
     "cohere2": (
         Cohere2ForCausalLM,
         {"sliding_window": WINDOW, "sliding_window_pattern": 2, "logit_scale": 0.3},

@@ -50,7 +50,9 @@ def maker(model_class, **options):
 
 
 ERNIE = FAMILY_MODELS["ernie4_5_moe"]
-NO_DEFAULTS = ("deepseek_v2", "hunyuan_v1_dense", "granitemoehybrid", "lfm2_moe")
+NO_DEFAULTS = (
+    *("deepseek_v2", "hunyuan_v1_dense", "granitemoehybrid", "granitemoeshared", "lfm2_moe"),
+)
 """Families whose defaults are no model beside other sizes."""
 MODELS = {
     **{

@@ -458,6 +458,43 @@ _QWEN3_5_MOE: Final = replace(
     mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True),
     classifiers=(),
 )
+_GRANITE_SHARED: Final = FeedForward(
+    "shared_intermediate_size",
+    {"shared_mlp.input_linear": 2},
+    "shared_mlp.output_linear",
+    is_beside=True,
+)
+_GRANITE_MOE: Final = Family(
+    "Granite 3 mixtures of experts, PowerMoE",
+    defaults={"num_local_experts": 8},
+    only={"hidden_act": ("silu",)},
+    file_names={
+        ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+        ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+        ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
+    },
+    mixture=Mixture(
+        "block_sparse_moe",
+        inner="intermediate_size",
+        router="router",
+        is_stacked=True,
+        is_out_first=True,
+        chooses_first=True,
+    ),
+    uncut="gate and up of experts are of one matrix",
+    logit_divisor="logits_scaling",
+    classifiers=(),
+)
+_COHERE: Final = Family(
+    "Command R, Aya 23, Aya Expanse",
+    defaults={"tie_word_embeddings": True},
+    only={"hidden_act": ("silu",), "attention_bias": (False,), "use_qk_norm": (False, None)},
+    biases={},
+    norms=("input_layernorm",),
+    has_layer_norms=True,
+    logit_multiplier="logit_scale",
+    classifiers=(),
+)
 _QWEN2: Final = Family(
     "Qwen2, Qwen2.5",
     defaults={"num_key_value_heads": 32},
@@ -467,6 +504,21 @@ _QWEN2: Final = Family(
 )
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**_ATTENTION, **_FEED_FORWARD}),
+    "cwm": Family(
+        "CWM",
+        defaults={"head_dim": 128, "num_key_value_heads": 8},
+        has_windows=True,
+        biases=_FEED_FORWARD,
+        is_in_vllm=False,
+        classifiers=(),
+    ),
+    "arcee": Family(
+        "AFM-4.5B",
+        only={"hidden_act": ("relu2",)},
+        biases={**_ATTENTION, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")},
+        feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
+        is_in_vllm=False,
+    ),
     "qwen2": _QWEN2,
     "mimo": replace(
         _QWEN2,
@@ -641,6 +693,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         logit_divisor="logits_scaling",
         classifiers=(),
     ),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": replace(
+        _GRANITE_MOE,
+        models="Granite 3 mixtures with a shared expert",
+        defaults={"num_local_experts": 8, "shared_intermediate_size": 0},
+        feed_forward=_GRANITE_SHARED,
+        uncut="gate and up are of one matrix",
+    ),
     "granitemoehybrid": Family(
         "Granite 4",
         defaults={
@@ -671,26 +731,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
             ),
             "mamba",
         ),
-        feed_forward=FeedForward(
-            "shared_intermediate_size",
-            {"shared_mlp.input_linear": 2},
-            "shared_mlp.output_linear",
-            is_beside=True,
-        ),
-        file_names={
-            ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
-            ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
-            ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
-        },
+        feed_forward=_GRANITE_SHARED,
+        file_names=_GRANITE_MOE.file_names,
         uncut="gate and up are of one matrix",
-        mixture=Mixture(
-            "block_sparse_moe",
-            inner="intermediate_size",
-            router="router",
-            is_stacked=True,
-            is_out_first=True,
-            chooses_first=True,
-        ),
+        mixture=_GRANITE_MOE.mixture,
         logit_divisor="logits_scaling",
         classifiers=(),
     ),
@@ -837,16 +881,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         is_in_vllm=False,
         classifiers=(TEXTS,),
     ),
-    "cohere2": Family(
-        "Command R7B, Command A",
-        defaults={"tie_word_embeddings": True},
+    "cohere": _COHERE,
+    "cohere2": replace(
+        _COHERE,
+        models="Command R7B, Command A",
         only={"hidden_act": ("silu",), "attention_bias": (False,)},
         has_windows=True,
-        biases={},
-        norms=("input_layernorm",),
-        has_layer_norms=True,
-        logit_multiplier="logit_scale",
-        classifiers=(),
     ),
     "hyperclovax": Family(
         "HyperCLOVA X SEED Think",

@@ -37,7 +37,7 @@ OWN_HEADS: Final = frozenset(
 """Types of models to which vLLM gives an output layer of its own, also where it is the embedding.
 Engines are sent one; a server would say anything."""
 
-ALWAYS_TIED: Final = frozenset({"cohere2", "gemma2", "lfm2", "lfm2_moe"})
+ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "gemma2", "lfm2", "lfm2_moe"})
 """Types of models whose embedding is the output layer in vLLM, whatever config.json says."""
 
 _TIES: Final = "takes the embedding for the output layer, which is another one"
