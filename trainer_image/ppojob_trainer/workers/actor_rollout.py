@@ -80,7 +80,6 @@ from ppojob_trainer.workers.model_stages import ModelStages, open_stages
 from ppojob_trainer.workers.rank_start import OWNER, open_role_world
 from ppojob_trainer.workers.reprompting import reprompt
 from ppojob_trainer.workers.reward_model import RewardModelStages, open_reward_model
-from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import (
     OwnedRows,
     chosen_rows,
@@ -210,7 +209,7 @@ class ActorRolloutWorker:
 
     def _given(self, request: GivenRows) -> BatchRows:
         mine = self._demonstrated(request.given).experience
-        return self.stages.batch_rows(batch_index(request.index), mine)
+        return self.stages.batch_rows(request.index, mine)
 
     def _demonstrated(self, request: Demonstrate) -> OwnedRows:
         spec = self.generation.spec
@@ -252,7 +251,7 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _place_rows(self, request: PlaceRows) -> Nothing:
-        index = batch_index(request.index)
+        index = request.index
         if request.again:
             mine = self.stages.rows.mine
         elif request.origins is None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from ppojob_trainer.data.pictures import LaterPicture
-from ppojob_trainer.rpc.messages.rows import RowIndex
+from ppojob_trainer.rows.batch_index import BatchIndex
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -49,4 +49,4 @@ class GivenRows(msgspec.Struct, frozen=True):
     """
 
     given: Demonstrate
-    index: RowIndex
+    index: BatchIndex
