@@ -22,12 +22,7 @@ from ppojob_trainer.data.pictures import packed_later
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer
-from ppojob_trainer.rpc.messages.demonstrations import (
-    Demonstrate,
-    Demonstration,
-    GivenRows,
-    Part,
-)
+from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, Demonstration, GivenRows
 from ppojob_trainer.rpc.methods import DEMONSTRATE, MEASURE_LOSS, SUPERVISE
 from ppojob_trainer.rpc.wire import RequestId
 
@@ -107,13 +102,7 @@ class Demonstrations:
                 Demonstration(
                     row.index,
                     list(row.token_ids),
-                    [
-                        [
-                            Part(list(part.tokens), part.is_trained, list(part.pictures))
-                            for part in answer
-                        ]
-                        for answer in row.answers
-                    ],
+                    row.answers,
                     _reward(row),
                     row.pictures,
                 )
