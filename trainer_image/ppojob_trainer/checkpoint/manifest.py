@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.data.seen_rows import Seen
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 FORMAT: Final = 1
 MANIFEST_NAME: Final = "manifest.json"

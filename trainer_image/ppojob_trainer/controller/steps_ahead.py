@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import StandaloneEngines
@@ -25,6 +24,7 @@ from ppojob_trainer.data.order import OrderState, PromptOrder
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.metrics.step_metrics import staleness_metrics
 from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 
 @dataclass(frozen=True)

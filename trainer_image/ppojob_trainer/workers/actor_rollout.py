@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.files import sha256_of
+from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -60,7 +60,7 @@ from ppojob_trainer.rpc.messages.rows import (
     Reprompted,
     WriteRows,
 )
-from ppojob_trainer.rpc.messages.saving import ExportModel, Saved, SavedFile
+from ppojob_trainer.rpc.messages.saving import ExportModel, Saved
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
@@ -273,7 +273,7 @@ class ActorRolloutWorker:
         rows = self._rows[request.purpose, request.round]
         table = rows_table(rows, request, self.generation.chat)
         path = write_part(self.run_folder / request.folder, request.part, table)
-        return Saved([SavedFile(path.name, *sha256_of(path))])
+        return Saved([entry_of(path.parent, path.name, OWNER, self.rank)])
 
     def _export_model(self, request: ExportModel) -> Nothing:
         model = self.generation.spec.model
