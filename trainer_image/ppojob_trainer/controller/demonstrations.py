@@ -151,12 +151,12 @@ class SupervisedRows:
 
     def load(self, cursor: DataCursor) -> None:
         """Go on from a place in their order."""
-        self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
+        self.order.place = cursor.place
 
     @property
     def cursor(self) -> DataCursor:
         """The place that the next step begins at."""
-        return DataCursor(**self.order.state_dict(), sha256=self.dataset.digest)
+        return DataCursor(*self.order.place, sha256=self.dataset.digest)
 
     def coefficient(self, step: int) -> float:
         """What they count in a step; 0: nothing, and none are drawn."""
