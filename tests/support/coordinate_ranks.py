@@ -22,7 +22,7 @@ from ppojob_trainer.parallel.link import Link
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.messages.rows import MoveColumns, OpenChannel, RowIndex
+from ppojob_trainer.rpc.messages.rows import MoveColumns, OpenChannel
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
 from ppojob_trainer.workers.row_channels import RowChannels
 
@@ -92,8 +92,7 @@ def channels_of(world: World, hosts: Hosts, address: str, role: str) -> RowChann
 
 
 def back(role: str) -> MoveColumns:
-    index = RowIndex([*INDEX.prompt_lengths], [*INDEX.lengths], INDEX.samples, [*INDEX.owners])
-    return MoveColumns(role, index, ["values"], to_owners=True)
+    return MoveColumns(role, INDEX, ["values"], to_owners=True)
 
 
 def own(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
@@ -103,7 +102,7 @@ def own(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
     filled, _ = rows.fill("ref_logprobs", lambda some: (said_of(some),))
     channels = channels_of(world, hosts, address, "critic")
     channels.move_rows("critic", INDEX, mine)
-    channels.move_columns(back("critic"), INDEX, mine)
+    channels.move_columns(back("critic"), mine)
     return {
         "staged": told(staged, "advantages"),
         "filled": told(filled),
@@ -119,7 +118,7 @@ def consume(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
     index, mine = channels.move_rows("owner", INDEX, None)
     rows = rows_at(world, index, mine)
     filled, _ = rows.fill("values", lambda some: (said_of(some) + 1.0,))
-    channels.move_columns(back("owner"), INDEX, rows.mine)
+    channels.move_columns(back("owner"), rows.mine)
     return {"owners": index.owners, "mine": told(mine), "filled": told(filled)}
 
 

@@ -48,12 +48,11 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.objective import Aggregation
-from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.router_losses import RouterCoefficients
 from ppojob_trainer.engine.sft_objective import SupervisedObjective
 from ppojob_trainer.engine.train_engine import HeadOf, Objective, Supervised, TrainEngine
-from ppojob_trainer.engine.value_objective import ValueObjective
+from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.adapter_names import B
 from ppojob_trainer.models.families import FAMILIES as TABLE

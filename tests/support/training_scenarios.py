@@ -30,7 +30,7 @@ from training_cases import (
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
+from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -60,6 +60,7 @@ from ppojob_trainer.parallel.collectives import (
 from ppojob_trainer.parallel.fsdp import as_forward, fill
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.learner import resident_weights
 
 

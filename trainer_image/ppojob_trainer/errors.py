@@ -6,7 +6,6 @@ Every message is one line: ``where: got <value>: why; what is allowed``.
 # ruff: noqa: N818  the names say what happened; most of them are no mistake of anyone
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -153,13 +152,12 @@ class InjectedFault(PPOJobError):
     """Raised by a failpoint armed with ``raise``; never in a real job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """What is wrong with an argument; the caller knows where it is written."""
+class Wrong(Exception):
+    """What is wrong with something of the user's; the caller knows where it is written."""
 
-    got: str
-    why: str
-    allowed: str
+    def __init__(self, got: str, why: str, allowed: str) -> None:
+        self.got, self.why, self.allowed = got, why, allowed
+        super().__init__(got, why, allowed)
 
     def __str__(self) -> str:
         """What follows a place in a message."""

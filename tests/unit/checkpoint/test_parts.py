@@ -6,10 +6,11 @@ import msgspec
 import pytest
 import torch
 
-from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
+from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.tensors import read_parts, write_tensors
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.parallel.boxes import Box
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 WHOLE = torch.arange(20.0).view(5, 4)
 SHAPE = tuple(WHOLE.shape)

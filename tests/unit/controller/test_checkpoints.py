@@ -17,7 +17,7 @@ from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.position import read_position
 from ppojob_trainer.errors import RoleLost, StorageError
 from ppojob_trainer.rpc import client
-from ppojob_trainer.rpc.messages.saving import AskWritten, Saved, SavedFile, SaveShards, Written
+from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, Saved, SaveShards, Written
 from ppojob_trainer.rpc.methods import BARRIER, SAVE_SHARDS, SHARDS_WRITTEN
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
@@ -63,12 +63,15 @@ class Rank:
             Written(refusal=self.refusal) if self.refusal else Written([self._file(request.folder)])
         )
 
-    def _file(self, folder: str) -> SavedFile:
+    def _file(self, folder: str) -> FileEntry:
         name = f"actorRollout/rank-{self.rank:05d}/model.safetensors"
         path = self.run_folder / folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"whole")
-        return SavedFile(name, 5, hashlib.sha256(b"whole").hexdigest())
+        sha256 = hashlib.sha256(b"whole").hexdigest()
+        return FileEntry(
+            path=name, size_bytes=5, sha256=sha256, role="actorRollout", rank=self.rank
+        )
 
 
 @pytest.fixture

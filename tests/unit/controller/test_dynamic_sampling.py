@@ -148,8 +148,8 @@ def test_rows_stay_with_those_who_made_them():
     assert batch.truncated == [False, True, False, False, False, True]
     assert batch.scores == [2.0, 3.0, 6.0, 7.0, 2.0, 3.0]
     assert batch.extras == [b"2", b"3", b"6", b"7", b"2", b"3"]
-    assert batch.index.owners == [0, 1, 0]
-    assert batch.index.prompt_lengths == [2, 4, 6]
+    assert batch.index.owners == (0, 1, 0)
+    assert batch.index.prompt_lengths == (2, 4, 6)
 
 
 def scored(*extras: dict[str, object]) -> Batch:

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import Event, Journal, Rewound, RowsKept
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.row_tape import BatchKey, RowTape, read_tape
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 PURPOSES = {"v": "validation", "g": "greedy"}
 

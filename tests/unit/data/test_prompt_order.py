@@ -16,16 +16,16 @@ def test_a_resumed_order_equals_an_undisturbed_one(num_rows, seed, shuffle, data
     size, count = data.draw(st.integers(1, num_rows)), data.draw(st.integers(1, 12))
     sizes = [size] * count
     undisturbed = PromptOrder(num_rows, seed, shuffle=shuffle)
-    states, expected = [undisturbed.state_dict()], []
+    states, expected = [undisturbed.place], []
     for size in sizes:
         expected.append(undisturbed.next_batch(size))
-        states.append(undisturbed.state_dict())
+        states.append(undisturbed.place)
     for stop, state in enumerate(states):
         resumed = PromptOrder(num_rows, seed, shuffle=shuffle)
-        resumed.load_state_dict(state)
+        resumed.place = state
         if stop < len(sizes):
             assert undisturbed.batches_behind(state, size, count - stop) == expected[stop:]
-            assert undisturbed.state_dict() == states[-1], "nothing was drawn"
+            assert undisturbed.place == states[-1], "nothing was drawn"
         assert [resumed.next_batch(size) for size in sizes[stop:]] == expected[stop:]
 
 
@@ -34,14 +34,14 @@ def test_an_epoch_draws_each_row_at_most_once_and_drops_the_rest(num_rows, seed,
     size = min(size, num_rows)
     order = PromptOrder(num_rows, seed)
     drawn = [row for _ in range(num_rows // size) for row in order.next_batch(size)]
-    assert order.epoch == 0
+    assert order.place[0] == 0
     assert len(set(drawn)) == len(drawn) == num_rows // size * size
     assert set(drawn) <= set(range(num_rows))
-    assert order.passes_read({"epoch": 0, "cursor": num_rows // size * size - size}, size) == 0
-    assert order.passes_read(order.state_dict(), size) == 1
+    assert order.passes_read((0, num_rows // size * size - size), size) == 0
+    assert order.passes_read(order.place, size) == 1
     order.next_batch(size)
-    assert order.state_dict() == {"epoch": 1, "cursor": size}
-    assert order.passes_read(order.state_dict(), size) == 1 + (2 * size > num_rows)
+    assert order.place == (1, size)
+    assert order.passes_read(order.place, size) == 1 + (2 * size > num_rows)
 
 
 def test_orders_never_change() -> None:
@@ -82,7 +82,7 @@ def test_a_resumed_mixture_equals_an_undisturbed_one(mixture: Mixture) -> None:
     for _ in range(20):
         # Another object, which has drawn nothing: its rows can come from the state alone.
         resumed = PromptOrder(sum(mixture.rows), 0, mixture=replace(mixture))
-        resumed.load_state_dict(order.state_dict())
+        resumed.place = order.place
         assert resumed.next_batch(mixture.batch) == order.next_batch(mixture.batch)
 
 

@@ -9,13 +9,14 @@ from padded_reference import gradients, padded_logprobs, relative_difference
 
 from ppojob_api.v1alpha1.preferences import KtoSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.data.prompt_store import AnswerPart
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
+from ppojob_trainer.rpc.messages.demonstrations import Demonstration
 from ppojob_trainer.workers.row_store import demonstrated_rows
 
 MakeModel = Callable[..., tiny_models.PreTrainedModel]
@@ -36,10 +37,12 @@ SPECS: dict[str, dict[str, object]] = {
 
 def experience(answers: list[tuple], *, is_mixed: bool = True) -> Experience:
     """Each prompt with its answer and, mixed, with that of the prompt before it."""
-    parts = [[Part(*part) for part in answer] for _, answer, _ in answers]
+    parts = [
+        tuple(AnswerPart(tuple(tokens), own) for tokens, own in answer) for _, answer, _ in answers
+    ]
     given = [
         Demonstration(
-            n, prompt, [parts[n], *([parts[n - 1]] if is_mixed else [])], 1.0 if is_good else -1.0
+            n, prompt, (parts[n], *([parts[n - 1]] if is_mixed else [])), 1.0 if is_good else -1.0
         )
         for n, (prompt, _, is_good) in enumerate(answers)
     ]

@@ -7,8 +7,8 @@ from padded_reference import gradients, padded_logprobs, relative_difference
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.engine.value_objective import OutcomeObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 
 GOAL = OutcomeObjective(beta=0.5)

@@ -1,6 +1,6 @@
 """Losses of pairs against the definitions: in float64, pair by pair, by transformers alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from ppojob_api.v1alpha1.preferences import PAIR_LOSSES as PAIR_LOSS_NEEDS
 from ppojob_api.v1alpha1.preferences import DpoLossType, DpoSpec, RewardModelTrainingSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
+from ppojob_trainer.data.prompt_store import AnswerPart
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import Head, PolicyHead, ValueHead
 from ppojob_trainer.engine.objective import Denominators
@@ -26,7 +27,7 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.kinds import SCORER
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
+from ppojob_trainer.rpc.messages.demonstrations import Demonstration
 from ppojob_trainer.workers.row_store import demonstrated_rows
 
 MakeModel = Callable[..., tiny_models.PreTrainedModel]
@@ -76,10 +77,14 @@ A share of 0.1 of the pairs is the wrong way round with those who ask for it; TR
 """
 
 
+def given(parts: Iterable[tuple[Sequence[int], bool]]) -> tuple[AnswerPart, ...]:
+    return tuple(AnswerPart(tuple(tokens), is_trained) for tokens, is_trained in parts)
+
+
 @pytest.fixture
 def experience() -> Experience:
     demonstrations = [
-        Demonstration(number, prompt, [[Part(*part) for part in one] for one in answers])
+        Demonstration(number, prompt, tuple(map(given, answers)))
         for number, (prompt, answers) in enumerate(PAIRS)
     ]
     return demonstrated_rows(0, demonstrations).experience
@@ -228,7 +233,9 @@ def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
     model.config.use_cache = False
     texts = [[[id_ for part, _ in one for id_ in part] for one in pair] for _, pair in PAIRS]
     marked = [
-        Demonstration(n, prompt, [[Part(text, False), Part([0], True)] for text in texts[n]], n / 2)
+        Demonstration(
+            n, prompt, tuple(given([(text, False), ([0], True)]) for text in texts[n]), n / 2
+        )
         for n, (prompt, _) in enumerate(PAIRS)
     ]
     rows = demonstrated_rows(0, marked, has_rewards=True).experience

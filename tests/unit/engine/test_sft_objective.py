@@ -13,6 +13,7 @@ from turn_templates import ChatInProcess
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.prompt_store import AnswerPart
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
@@ -20,7 +21,7 @@ from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjectiv
 from ppojob_trainer.engine.train_engine import Supervised, TrainEngine
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
+from ppojob_trainer.rpc.messages.demonstrations import Demonstration
 from ppojob_trainer.workers.row_store import demonstrated_rows
 
 HEAD, END = "<|im_start|>assistant\n", "<|im_end|>"
@@ -53,8 +54,8 @@ def chat(tmp_path: Path) -> ChatTokenizer:
 def experience(chat: ChatTokenizer) -> Experience:
     demonstrations = []
     for number, ((prompt, _), *answer) in enumerate(ROWS):
-        parts = [Part(chat.encode(text), is_trained) for text, is_trained in answer]
-        demonstrations.append(Demonstration(number, chat.encode(prompt), [parts]))
+        parts = (AnswerPart(tuple(chat.encode(text)), is_trained) for text, is_trained in answer)
+        demonstrations.append(Demonstration(number, chat.encode(prompt), (tuple(parts),)))
     return demonstrated_rows(0, demonstrations).experience
 
 

@@ -7,9 +7,10 @@ import pytest
 from lone_role import ask
 
 from ppojob_trainer.rollout.protocol import Request, RolloutError, SamplingParams
+from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens, SyncWeights
-from ppojob_trainer.rpc.messages.rows import PlaceRows, RowIndex
+from ppojob_trainer.rpc.messages.rows import PlaceRows
 from ppojob_trainer.rpc.messages.saving import Restore
 from ppojob_trainer.rpc.messages.training import Advantages, Forward, Update
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
@@ -37,8 +38,8 @@ def generate(worker: ActorRolloutWorker, purpose: str) -> list[int]:
 
 def train(worker: ActorRolloutWorker, lengths: list[int]) -> Iterator[str]:
     """The rest of a step; says what was done."""
-    owners = [0] * len(PROMPTS)
-    index = RowIndex([3] * len(PROMPTS), lengths, SAMPLES, owners)
+    owners = (0,) * len(PROMPTS)
+    index = BatchIndex((3,) * len(PROMPTS), tuple(lengths), SAMPLES, owners)
     scores = [float(row % 2) for row in range(len(lengths))]
     for method, request in (
         (methods.PLACE_ROWS, PlaceRows(index)),

@@ -21,7 +21,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rpc.messages.saving import SavedFile, SaveShards
+from ppojob_trainer.rpc.messages.saving import FileEntry, SaveShards
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import BaseReference
 from ppojob_trainer.workers.state_writer import writes_of
@@ -29,7 +29,7 @@ from ppojob_trainer.workers.state_writer import writes_of
 LORA = LoraSpec(rank=4, alpha=8.0)
 
 
-def saved(learner: Learner, folder: Path) -> list[SavedFile]:
+def saved(learner: Learner, folder: Path) -> list[FileEntry]:
     return writes_of(learner.state_files)(SaveShards("", 1))(folder)
 
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path):
         restored(made).engine.update(rows_of_step(), objective())
         (tmp_path / name).mkdir()
         files = [file for file in saved(made, tmp_path / name) if "rng" not in file.path]
-        sizes[name] = sum(file.size for file in files)
+        sizes[name] = sum(file.size_bytes for file in files)
     assert sizes["some"] < 0.02 * sizes["all"]
     found = [load_file(tmp_path / "some" / file.path).keys() for file in files]
     layer = "model.layers.0.self_attn.q_proj"

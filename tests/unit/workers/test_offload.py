@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from trees import tree
 
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens, SyncWeights
-from ppojob_trainer.rpc.messages.rows import PlaceRows, RowIndex
+from ppojob_trainer.rpc.messages.rows import PlaceRows
 from ppojob_trainer.rpc.messages.saving import ExportModel, Restore, SaveShards
 from ppojob_trainer.rpc.messages.training import Advantages, Forward, Update
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
@@ -60,7 +61,7 @@ def a_step(worker: ActorRolloutWorker, folder: Path) -> Iterator[tuple[str, dict
     request = Generate("train", 1, 0, PROMPTS, 2, (0, len(PROMPTS)))
     lengths = ask(worker, methods.GENERATE, request).lengths
     yield "generate", on_device(worker)
-    index = RowIndex([3] * len(PROMPTS), lengths, 2, [0] * len(PROMPTS))
+    index = BatchIndex((3,) * len(PROMPTS), tuple(lengths), 2, (0,) * len(PROMPTS))
     scores = [float(row % 2) for row in range(rows)]
     ask(worker, methods.PLACE_ROWS, PlaceRows(index))
     place = folder.name

@@ -19,7 +19,7 @@ from ppojob_trainer.rollout.protocol import Finished, Request
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages.agents import Acted, ToolAnswer, ToolCall, ToolsPeer
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, PromptTokens
-from ppojob_trainer.rpc.messages.saving import SavedFile
+from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.generation import Agent, Drawing, Generation, Turns
 from ppojob_trainer.workers.rows_under_way import RowsUnderWay
 
@@ -190,8 +190,12 @@ class Case:
         if folder is not None:
             names = [str(path.relative_to(folder)) for path in folder.glob("rollout/*/*")]
             for one in made:
-                one.restore(folder, [SavedFile(name, 0, "") for name in names])
+                one.restore(folder, [entry(name) for name in names])
         return made
+
+
+def entry(path: str) -> FileEntry:
+    return FileEntry(path=path, size_bytes=0, sha256="", role="rollout", rank=0)
 
 
 ROWS = st.lists(st.integers(1, LIMIT), min_size=PROMPTS * SAMPLES, max_size=PROMPTS * SAMPLES)
@@ -262,5 +266,5 @@ def test_a_state_of_an_older_version_is_taken_up(tmp_path: Path) -> None:
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_bytes(msgspec.msgpack.encode(list(rows.items())))
     under_way = RowsUnderWay(SimpleNamespace())
-    under_way.restore(tmp_path, [SavedFile(path, 0, "")])
+    under_way.restore(tmp_path, [entry(path)])
     assert (under_way._rows, under_way._last) == ({(3, "train", 1): RowState()}, 0)

@@ -11,7 +11,7 @@ from trees import tree
 
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.messages.saving import AskWritten, SavedFile, SaveShards, Written
+from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, SaveShards, Written
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.state_writer import StateWriter, writes_of
 
@@ -96,7 +96,7 @@ def test_the_next_state_waits_until_this_one_is_written_and_a_refusal_is_told(tm
     def state(_: SaveShards):
         order.append("state")
 
-        def write(folder: Path) -> list[SavedFile]:
+        def write(folder: Path) -> list[FileEntry]:
             assert may_write.wait(10)
             order.append(folder.name)
             raise StorageError(folder, "write failed: No space left on device")

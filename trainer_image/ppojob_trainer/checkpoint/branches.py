@@ -23,7 +23,7 @@ from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.schedule import BranchSpec
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
+from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.checkpoint.identity import Difference, changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, UNREAD, Manifest, Progress, encode
@@ -143,11 +143,8 @@ def _bring(
         anew = "; the data begins anew" if _begins_anew(where, config.spec.data) else ""
         tell(f"{where}: {old} -> {new}{anew}")
     progress = _progress(found.progress, config, [where for where, _, _ in changes])
-    folder = root / f".{folder_name(step)}.partial"
-    durable.make_folder(folder, parents=True, exist_ok=True)
     files = [entry for entry in found.files if entry.path != CONFIG_NAME]
-    for entry in files:
-        place.get(step, entry, folder)
+    folder = place.fetched(step, files, root)
     own = msgspec.structs.replace(found, job_uid=config.uid, progress=progress, files=tuple(files))
     _complete(folder, own, settings)
     lines = _lines(place, step)[: found.progress.metrics_lines]
@@ -288,12 +285,9 @@ def _complete(folder: Path, own: Manifest, settings: dict[str, Json]) -> None:
     """Write what makes the files of a checkpoint one of this job."""
     document = json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()
     durable.write_file(folder / CONFIG_NAME, document, BRANCH_FILE)
-    size_bytes, sha256 = sha256_of(folder / CONFIG_NAME)
-    config = FileEntry(
-        path=CONFIG_NAME, size_bytes=size_bytes, sha256=sha256, role="controller", rank=0
-    )
+    config = entry_of(folder, CONFIG_NAME, "controller", 0)
     files = tuple(sorted((config, *own.files), key=lambda entry: entry.path))
-    manifest = msgspec.structs.replace(own, config_sha256=sha256, files=files)
+    manifest = msgspec.structs.replace(own, config_sha256=config.sha256, files=files)
     durable.write_file(folder / MANIFEST_NAME, encode(manifest), BRANCH_FILE)
     for path in (*folder.rglob("*"), folder):
         durable.fsync_file(path, BRANCH_POINT)

@@ -242,10 +242,7 @@ def _refuse_others(place: Place, step: int, found: Manifest, config: RunConfig) 
 
 def _fetched(place: Place, step: int, found: Manifest, root: Path, uid: str) -> Path:
     """Fetch a copy aside, every byte of it checked; its manifest names this job."""
-    folder = root / f".{folder_name(step)}.partial"
-    durable.make_folder(folder, parents=True, exist_ok=True)
-    for entry in found.files:
-        place.get(step, entry, folder)
+    folder = place.fetched(step, found.files, root)
     ours = manifest.encode(msgspec.structs.replace(found, job_uid=uid))
     durable.write_file(folder / MANIFEST_NAME, ours, RESTORE_FILE)
     for path in (*folder.rglob("*"), folder):

@@ -13,12 +13,7 @@ from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
 from ppojob_trainer import remote_files
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
-from ppojob_trainer.checkpoint.files import (
-    AVERAGE_FILE,
-    MODEL_FILE,
-    FileEntry,
-    files_of_all_ranks,
-)
+from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.tokenizer_files import template_text
@@ -33,6 +28,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import Adapter, adapters_in
 from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,42 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-import msgspec
-
 from ppojob_trainer.errors import DamagedCheckpoint
-from ppojob_trainer.rpc.messages.saving import SavedFile
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 CHUNK_BYTES: Final = 8 << 20
 MODEL_FILE: Final = "model.safetensors"
 """Name of a rank's part of a model's weights within its folder of a checkpoint."""
 AVERAGE_FILE: Final = "average.safetensors"
 """The same of the average of those that are trained."""
-
-
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the manifest says of one file, which the rank of a role wrote and reads back.
-
-    Its path is relative to the checkpoint's folder (``actor_rollout/rank-00000/rng``), the digest
-    is in hex.
-    """
-
-    path: str
-    size_bytes: int
-    sha256: str
-    role: str
-    rank: int
-
-
-def entry_of(file: SavedFile) -> FileEntry:
-    """What the name of a rank's file says of it: role/rank-00000/kind."""
-    role, rank, _ = PurePosixPath(file.path).parts
-    return FileEntry(
-        path=file.path,
-        size_bytes=file.size,
-        sha256=file.sha256,
-        role=role,
-        rank=int(rank.removeprefix("rank-")),
-    )
 
 
 def files_of_all_ranks(
@@ -65,6 +37,12 @@ def sha256_of(path: Path) -> tuple[int, str]:
     with path.open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256")
         return file.tell(), digest.hexdigest()
+
+
+def entry_of(folder: Path, name: str, role: str, rank: int) -> FileEntry:
+    """What a manifest says of a file that a rank has written, by its name in the folder."""
+    size_bytes, sha256 = sha256_of(folder / name)
+    return FileEntry(path=name, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:

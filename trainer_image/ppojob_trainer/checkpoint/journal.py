@@ -14,10 +14,10 @@ import msgspec
 
 from ppojob_api.run_layout import JOURNAL_FILE
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore, Latest, Refusal, folder_name
 from ppojob_trainer.errors import CheckpointLost, DamagedCheckpoint
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 JOURNAL_NAME: Final = JOURNAL_FILE
 JOURNAL_POINT: Final = durable.point("journal", *durable.LINE_ACTS)

@@ -15,15 +15,15 @@ from typing import Final
 
 import msgspec
 
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.data.seen_rows import Seen
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 FORMAT: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 
 
-class DataCursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DataCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the order of prompts stands.
 
     Attributes:
@@ -35,6 +35,11 @@ class DataCursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     epoch: int
     cursor: int
     sha256: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """As the order of prompts takes it."""
+        return self.epoch, self.cursor
 
 
 UNREAD: Final = DataCursor(epoch=0, cursor=0, sha256="")

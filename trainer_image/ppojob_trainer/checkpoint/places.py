@@ -6,20 +6,21 @@ fsspec reads and writes them as it reads what lies behind URLs. This file loads 
 import contextlib
 import hashlib
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import FileEntry, check_content
+from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.identity import read_settings
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.remote_files import Tell, again, refusing
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 RUN_FOLDER: Final = "run"
 """In a copy of a checkpoint, what else a run goes on from."""
@@ -96,8 +97,15 @@ class Place:
         found: bytes = self._again(_there(step, *path)(lambda: self._system.cat_file(remote)))
         return found
 
-    def get(self, step: int, entry: FileEntry, folder: Path) -> None:
-        """Fetch a file of a copy, every byte of it checked."""
+    def fetched(self, step: int, files: Iterable[FileEntry], root: Path) -> Path:
+        """Fetch files of a copy, every byte checked, into a folder that is no checkpoint yet."""
+        folder = root / f".{folder_name(step)}.partial"
+        durable.make_folder(folder, parents=True, exist_ok=True)
+        for entry in files:
+            self._get(step, entry, folder)
+        return folder
+
+    def _get(self, step: int, entry: FileEntry, folder: Path) -> None:
         remote, target = self._checkpoint(step, entry.path), folder / entry.path
         durable.make_folder(target.parent, parents=True, exist_ok=True)
         self._again(_there(step, entry.path)(lambda: self._system.get_file(remote, str(target))))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.tensors import BOXES, write_tensors
 from ppojob_trainer.parallel.boxes import Box, box_of, local_part
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ import ppojob_trainer
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import identity, manifest
-from ppojob_trainer.checkpoint.files import FileEntry, check_content, check_size, sha256_of
+from ppojob_trainer.checkpoint.files import check_content, check_size, entry_of
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
 from ppojob_trainer.errors import CheckpointLost, DamagedCheckpoint
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 CONFIG_NAME: Final = "config.json"
 LATEST_NAME: Final = "latest"
@@ -192,15 +193,12 @@ class CheckpointStore:
             self.clear()
             self._point(LATEST_NAME, target)
             return self.read(pending.step)
-        config_path = pending.folder / CONFIG_NAME
-        durable.write_file(config_path, self._identity.document(), CONFIG_POINT)
-        size_bytes, sha256 = sha256_of(config_path)
-        config = FileEntry(
-            path=CONFIG_NAME, size_bytes=size_bytes, sha256=sha256, role="controller", rank=0
-        )
+        document = self._identity.document()
+        durable.write_file(pending.folder / CONFIG_NAME, document, CONFIG_POINT)
+        config = entry_of(pending.folder, CONFIG_NAME, "controller", 0)
         saved = Manifest(
             job_uid=self._identity.job_uid,
-            config_sha256=sha256,
+            config_sha256=config.sha256,
             code_version=ppojob_trainer.version(),
             progress=progress,
             files=tuple(sorted((config, *files), key=lambda entry: entry.path)),

@@ -24,10 +24,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ppojob_trainer import durable, failpoints
-from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
+from ppojob_trainer.checkpoint.files import CHUNK_BYTES, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.parallel.boxes import Box, Join, whole
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
 SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")

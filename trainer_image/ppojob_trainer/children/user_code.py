@@ -6,38 +6,31 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ppojob_api.problem import printable
+from ppojob_trainer.errors import Wrong
 
 _SHOWN_FRAMES = 5
 _LINE_CHARACTERS = 600
 _EVENT_LOOP = Path(asyncio.__file__).parent
 
 
-class UnusableModule(Exception):  # noqa: N818  the module is unusable
-    """A file, or a module of a package, cannot be imported."""
-
-    def __init__(self, got: str, why: str, allowed: str) -> None:
-        self.got = got
-        self.why = why
-        self.allowed = allowed
-        super().__init__(f"got {got}: {why}; {allowed}")
-
-
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
     """Import a Python file as a module of this name; messages tell in which pod.
 
     Raises:
-        UnusableModule: it cannot be imported.
+        Wrong: it cannot be imported.
     """
     file = Path(path)
     if not file.is_file():
-        raise UnusableModule(path, "no such file", "a Python file")
+        raise Wrong(path, "no such file", "a Python file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
-        raise UnusableModule(path, "no Python file", "a file that ends in .py")
+        raise Wrong(path, "no Python file", "a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look their module up
     try:
@@ -47,11 +40,33 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
     return module
 
 
+def load_function(path: str, name: str, module_name: str, allowed: str) -> Callable[..., Any]:
+    """Import a file and take a function from it, in the controller pod.
+
+    Raises:
+        Wrong: the file cannot be imported, or has no such function.
+    """
+    ImportFolder().enter(str(Path(path).resolve().parent))
+    found = vars(load_module(path, module_name, pod="controller"))
+    if name not in found:
+        own = [
+            key
+            for key, value in found.items()
+            if callable(value) and getattr(value, "__module__", "") == module_name
+        ]
+        why = f"the file has no such function; it has {', '.join(own) or 'none'}"
+        raise Wrong(name, why, allowed)
+    function: object = found[name]
+    if not callable(function):
+        raise Wrong(f"{name} = {type(function).__name__}", "not callable", "a function")
+    return function
+
+
 def load_packaged(package: str, *, pod: str) -> ModuleType:
     """Import a module of an installed package, ``rewards`` or ``our_package.rewards``.
 
     Raises:
-        UnusableModule: there is no such module, or it cannot be imported.
+        Wrong: there is no such module, or it cannot be imported.
     """
     try:
         return importlib.import_module(package)
@@ -59,7 +74,7 @@ def load_packaged(package: str, *, pod: str) -> ModuleType:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{package}.".startswith(f"{missing}."):
             raise _import_problem(package, error, pod) from None
-        raise UnusableModule(
+        raise Wrong(
             package,
             "no such module is installed",
             f"a module of a package in the {pod} pod's image, such as our_package.rewards",
@@ -101,16 +116,16 @@ def _last_place(path: str, error: BaseException) -> str:
     return _shown(own[-1]) if own else path
 
 
-def _import_problem(path: str, error: BaseException, pod: str) -> UnusableModule:
+def _import_problem(path: str, error: BaseException, pod: str) -> Wrong:
     if isinstance(error, SyntaxError):
-        return UnusableModule(f"{path}:{error.lineno}", f"not Python: {error.msg}", "valid Python")
+        return Wrong(f"{path}:{error.lineno}", f"not Python: {error.msg}", "valid Python")
     if isinstance(error, ModuleNotFoundError):
-        return UnusableModule(
+        return Wrong(
             path,
             f"it imports {error.name}, which is not installed",
             f"a package of the {pod} pod's image, or a file beside this one",
         )
-    return UnusableModule(
+    return Wrong(
         _last_place(path, error),
         f"importing it raised {type(error).__name__}: {printable(str(error), 200)}",
         "a file that can be imported",

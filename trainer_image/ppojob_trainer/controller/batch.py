@@ -19,8 +19,9 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.data.row_checks import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rewards.records import DROPPED, FAILED, ValueKind, value_kinds
+from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc.messages.rollout import Generated, Interaction, PromptTokens
-from ppojob_trainer.rpc.messages.rows import BatchName, RowIndex
+from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
 SCORE: Final = "score"
@@ -109,20 +110,21 @@ class Batch:
         return [(owner, begin, end) for owner, begin, end in owned if begin < end]
 
     @property
-    def index(self) -> RowIndex:
+    def index(self) -> BatchIndex:
         """Which rows there are and who owns them."""
-        sizes = [len(prompt.pictures) for prompt in self.prompts]
+        sizes = tuple(len(prompt.pictures) for prompt in self.prompts)
+        later = tuple(self.later_picture_bytes)
         own = self.teacher_prompt_tokens or [
             len(one.teacher_token_ids) for one in self.prompts for _ in range(self.samples)
         ]
-        return RowIndex(
-            prompt_lengths=[len(prompt.token_ids) for prompt in self.prompts],
-            lengths=self.lengths,
+        return BatchIndex(
+            prompt_lengths=tuple(len(prompt.token_ids) for prompt in self.prompts),
+            lengths=tuple(self.lengths),
             samples=self.samples,
-            owners=self.prompt_owners,
-            picture_bytes=sizes if any(sizes) else [],
-            later_picture_bytes=self.later_picture_bytes if any(self.later_picture_bytes) else [],
-            teacher_prompt_lengths=own if any(own) else [],
+            owners=tuple(self.prompt_owners),
+            picture_bytes=sizes if any(sizes) else (),
+            later_picture_bytes=later if any(later) else (),
+            teacher_prompt_lengths=tuple(own) if any(own) else (),
         )
 
     @property

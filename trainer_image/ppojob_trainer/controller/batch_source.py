@@ -81,7 +81,7 @@ class DynamicSampling:
         metrics = sampling_metrics(signals, size)
         if self.ahead is not None:
             later = self.ahead.later
-            following = later.drawn_from(step + 1, later.order.state_dict())
+            following = later.drawn_from(step + 1, later.order.place)
             if following:
                 self.ahead.begin(step + 1, step - 1, following, timer)
             metrics |= later.staleness(chosen, step)

@@ -15,7 +15,6 @@ from typing import Final
 from ppojob_api.problem import printable, shown
 from ppojob_api.v1alpha1.schedule import BestCheckpointSpec
 from ppojob_trainer.checkpoint.copies import Copies
-from ppojob_trainer.checkpoint.files import FileEntry, entry_of
 from ppojob_trainer.checkpoint.journal import (
     CheckpointBegun,
     CheckpointLeft,
@@ -28,7 +27,7 @@ from ppojob_trainer.controller.position import Position, without_tables
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint, RoleLost, StorageError
 from ppojob_trainer.rpc.client import Pending
-from ppojob_trainer.rpc.messages.saving import AskWritten, Saved, SaveShards, Written
+from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, Saved, SaveShards, Written
 from ppojob_trainer.rpc.methods import SAVE_SHARDS, SHARDS_WRITTEN
 from ppojob_trainer.rpc.wire import RequestId
 
@@ -315,4 +314,4 @@ class Checkpoints:
 
 def _files(answers: Iterable[Saved | Written]) -> list[FileEntry]:
     """What ranks say that they have written."""
-    return [entry_of(file) for answer in answers for file in answer.files or ()]
+    return [file for answer in answers for file in answer.files or ()]

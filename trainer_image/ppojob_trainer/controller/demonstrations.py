@@ -22,12 +22,7 @@ from ppojob_trainer.data.pictures import packed_later
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer
-from ppojob_trainer.rpc.messages.demonstrations import (
-    Demonstrate,
-    Demonstration,
-    GivenRows,
-    Part,
-)
+from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, Demonstration, GivenRows
 from ppojob_trainer.rpc.methods import DEMONSTRATE, MEASURE_LOSS, SUPERVISE
 from ppojob_trainer.rpc.wire import RequestId
 
@@ -107,13 +102,7 @@ class Demonstrations:
                 Demonstration(
                     row.index,
                     list(row.token_ids),
-                    [
-                        [
-                            Part(list(part.tokens), part.is_trained, list(part.pictures))
-                            for part in answer
-                        ]
-                        for answer in row.answers
-                    ],
+                    row.answers,
                     _reward(row),
                     row.pictures,
                 )
@@ -162,12 +151,12 @@ class SupervisedRows:
 
     def load(self, cursor: DataCursor) -> None:
         """Go on from a place in their order."""
-        self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
+        self.order.place = cursor.place
 
     @property
     def cursor(self) -> DataCursor:
         """The place that the next step begins at."""
-        return DataCursor(**self.order.state_dict(), sha256=self.dataset.digest)
+        return DataCursor(*self.order.place, sha256=self.dataset.digest)
 
     def coefficient(self, step: int) -> float:
         """What they count in a step; 0: nothing, and none are drawn."""

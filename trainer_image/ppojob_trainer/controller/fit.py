@@ -48,7 +48,7 @@ from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.order import OrderState, PromptOrder
+from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import (
     JobFailed,
@@ -152,8 +152,8 @@ class Loop:
 
     def _is_last(self, progress: Progress) -> bool:
         """Whether no step follows: all are done, or dynamic sampling has drawn all passes."""
-        passes, (_, size), data = self.spec.steps.epochs, self.spec.algorithm.draw, progress.data
-        place: OrderState = {"epoch": data.epoch, "cursor": data.cursor}
+        passes, (_, size) = self.spec.steps.epochs, self.spec.algorithm.draw
+        place = progress.data.place
         is_read = passes is not None and self.order.passes_read(place, size) >= passes
         return is_read or progress.step >= self.total_steps
 
@@ -235,7 +235,7 @@ class Loop:
         metrics = training_metrics(
             result,
             step=step,
-            epoch=self.order.epoch,
+            epoch=self.order.place[0],
             max_prompt_tokens=self.spec.data.max_prompt_tokens,
             is_given=self.spec.algorithm.given is not None,
             is_scored=self.spec.is_scored,
@@ -246,7 +246,7 @@ class Loop:
             progress,
             step=step,
             policy_version=step,
-            data=DataCursor(**self.order.state_dict(), sha256=progress.data.sha256),
+            data=DataCursor(*self.order.place, sha256=progress.data.sha256),
             demonstrations=None if supervised is None else supervised.cursor,
             kl_coefficient=self._next_kl(progress, result),
             entropy_coefficient=self._next_entropy(coefficients.entropy, result),
@@ -270,8 +270,8 @@ class Loop:
 
     def _go_to(self, progress: Progress) -> None:
         """Draw what comes behind a state."""
-        cursor, supervised = progress.data, self.training.supervised
-        self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
+        supervised = self.training.supervised
+        self.order.place = progress.data.place
         if supervised is not None and progress.demonstrations is not None:
             supervised.load(progress.demonstrations)
         if self.sampling is not None:

@@ -33,7 +33,7 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER, RowTape
 from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
-from ppojob_trainer.rpc.messages.saving import Restore, SavedFile
+from ppojob_trainer.rpc.messages.saving import Restore
 from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS
 from ppojob_trainer.rpc.wire import RequestId
 
@@ -244,7 +244,7 @@ class Recovery:
             else None,
             # One that comes back in another layout needs parts of several ranks.
             files=[
-                SavedFile(entry.path, entry.size_bytes, entry.sha256)
+                entry
                 for entry in (checkpoint.manifest.files if checkpoint else ())
                 if entry.role != "controller" and not entry.path.startswith(f"{AHEAD_FOLDER}/")
             ],

@@ -13,6 +13,7 @@ import msgspec
 from ppojob_api.v1alpha1.reference import ReferenceSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc.client import Call
 from ppojob_trainer.rpc.messages.rows import (
     CHANNEL_SECONDS,
@@ -21,7 +22,6 @@ from ppojob_trainer.rpc.messages.rows import (
     MoveRows,
     OpenChannel,
     PlaceRows,
-    RowIndex,
 )
 from ppojob_trainer.rpc.methods import MOVE_COLUMNS, MOVE_ROWS, OPEN_CHANNEL, PLACE_ROWS, Method
 from ppojob_trainer.rpc.wire import Nothing, RequestId
@@ -109,12 +109,12 @@ class RoleChannels:
         stage = "place_rows/again" if again else "place_rows"
         self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
 
-    def _index(self, batch: Batch) -> RowIndex:
+    def _index(self, batch: Batch) -> BatchIndex:
         """Which rows there are, who owns them, and which model of the reference reads them."""
         if self.reference is None:
             return batch.index
         found = [self.reference.number_for(prompt.data_source) for prompt in batch.prompts]
-        numbers = [number for number in found if number is not None]
+        numbers = tuple(number for number in found if number is not None)
         assert len(numbers) == len(found), "data is refused that no model reads"
         return msgspec.structs.replace(batch.index, teachers=numbers)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.roles import RoleGroup, Roles
@@ -21,6 +20,7 @@ from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, Generated, LoadRows
 from ppojob_trainer.rpc.messages.rows import WriteRows
+from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 
@@ -232,7 +232,7 @@ class RolloutStages:
         # A controller that came back may have other scores than its predecessor, whose parts count
         # as long as the journal does not say that all are there.
         stage = f"{batch.label}/{act}/{self.roles.caller.attempt}"
-        role, files = self.actor.name, list[FileEntry]()
+        files = list[FileEntry]()
         for index in range(max(map(len, parts))):
             owners = [owner for owner, own in enumerate(parts) if index < len(own)]
             requests = [
@@ -241,11 +241,7 @@ class RolloutStages:
             ]
             id_ = RequestId(0, step, stage, index)
             answers = self.roles.ask(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
-            files += [
-                FileEntry(path=f.path, size_bytes=f.size, sha256=f.sha256, role=role, rank=owner)
-                for owner, answer in zip(owners, answers, strict=True)
-                for f in answer.files
-            ]
+            files += [file for answer in answers for file in answer.files]
         return files
 
     def _parts(

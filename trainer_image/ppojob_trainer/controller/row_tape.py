@@ -26,12 +26,13 @@ from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import FileEntry, check_content
+from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, Rewound, RowsKept
 from ppojob_trainer.checkpoint.store import folder_name
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.rows.row_files import ROWS_POINT, read_verdicts
+from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.rpc.messages.scoring import RowScore
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import StandaloneEngines
@@ -21,10 +20,11 @@ from ppojob_trainer.controller.one_round import Draw, OneRound, Rows
 from ppojob_trainer.controller.rollout_stages import Drawn
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.order import OrderState, PromptOrder
+from ppojob_trainer.data.order import Place, PromptOrder
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.metrics.step_metrics import staleness_metrics
 from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class LaterSteps:
     dataset: PromptDataset
     order: PromptOrder
 
-    def drawn_from(self, step: int, state: OrderState) -> list[Drawn]:
+    def drawn_from(self, step: int, place: Place) -> list[Drawn]:
         """What is drawn for a step that begins at a place in the order of prompts, and behind."""
         steps = min(self.steps, self.total_steps - step + 1)
-        if self.passes is not None and self.order.passes_read(state, self.size) >= self.passes:
+        if self.passes is not None and self.order.passes_read(place, self.size) >= self.passes:
             return []
-        batches = self.order.batches_behind(state, self.size, steps)
+        batches = self.order.batches_behind(place, self.size, steps)
         return [self.one_round.batches(self.dataset.rows(rows)) for rows in batches]
 
     def drawn_with(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Drawn, list[Drawn]]:
         """What is drawn for a step that begins now, and for those behind it."""
         with timer("data"):
             drawn = self.one_round.batches(draw(self.size))
-            return drawn, self.drawn_from(step + 1, self.order.state_dict())
+            return drawn, self.drawn_from(step + 1, self.order.place)
 
     def staleness(self, batch: Batch, step: int) -> dict[str, float]:
         """By how much the weights that drew the rows of a step are older.
@@ -125,8 +125,7 @@ class DrawnAhead:
             RoleLost, StorageError: as whatever else is written.
         """
         stages, step = self.later.one_round.stages, progress.step + 1
-        state: OrderState = {"epoch": progress.data.epoch, "cursor": progress.data.cursor}
-        following = self.later.drawn_from(step, state)
+        following = self.later.drawn_from(step, progress.data.place)
         if not following:
             return []
         batch, greedy = following[0]

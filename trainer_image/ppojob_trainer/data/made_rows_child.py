@@ -5,15 +5,15 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.user_code import ImportFolder, UnusableModule, load_module, raised
+from ppojob_trainer.children.user_code import load_function, raised
 from ppojob_trainer.data.made_rows import MakeRows, RowsMade
+from ppojob_trainer.errors import Wrong
 
 _MODULE = "ppojob_rows"
 _ANSWER_ROWS, _ANSWER_BYTES, _ANSWER_SECONDS = 256, 4 * 1024 * 1024, 1.0
@@ -26,30 +26,14 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _dumps: Final = json.dumps
 
 
-class _RefusedError(Exception):
-    """No row, or no rows: what is there, what is wrong with it, and what to write instead."""
-
-
 def _made(request: MakeRows) -> Iterator[object]:
     """Import the file and call the function."""
-    ImportFolder().enter(str(Path(request.path).resolve().parent))
-    try:
-        module = load_module(request.path, _MODULE, pod="controller")
-    except UnusableModule as bad:
-        raise _RefusedError(bad.got, bad.why, bad.allowed) from None
-    function = vars(module).get(request.function)
-    if not callable(function):
-        names = ", ".join(name for name, value in vars(module).items() if _is_own(value))
-        why = f"the file has no such function; it has {names or 'none'}"
-        raise _RefusedError(request.function, why, "spec.data.train[].function: one of them")
+    allowed = "spec.data.train[].function: one of them"
+    function = load_function(request.path, request.function, _MODULE, allowed)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         got, why = f"async def {request.function}", "it is async, and nothing awaits its rows"
-        raise _RefusedError(got, why, "a plain function, def")
+        raise Wrong(got, why, "a plain function, def")
     return _items(function(**msgspec.json.decode(request.arguments)))
-
-
-def _is_own(value: object) -> bool:
-    return callable(value) and getattr(value, "__module__", "") == _MODULE
 
 
 def _items(made: Any) -> Iterator[object]:
@@ -57,19 +41,19 @@ def _items(made: Any) -> Iterator[object]:
     if isinstance(made, Iterable):
         return iter(made)
     if not hasattr(made, "__len__"):
-        raise _RefusedError(shown(made), "the function answers no rows", _ROWS)
+        raise Wrong(shown(made), "the function answers no rows", _ROWS)
     return (made[number] for number in range(len(made)))
 
 
 def _encoded(row: object) -> bytes:
     if not isinstance(row, Mapping):
-        raise _RefusedError(shown(row), "every item is one row", _ROWS)
+        raise Wrong(shown(row), "every item is one row", _ROWS)
     try:
         text = _dumps(dict(row), allow_nan=False, ensure_ascii=False, default=_plain)
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         why = printable(str(error), 200)
-        raise _RefusedError("a row that JSON cannot hold", why, _ROWS) from None
+        raise Wrong("a row that JSON cannot hold", why, _ROWS) from None
 
 
 def _plain(value: Any) -> object:
@@ -91,7 +75,7 @@ def serve(requests: int, answers: int) -> None:
                 rows = _made(request)
             else:
                 _take(rows, items)
-        except _RefusedError as refused:
+        except Wrong as refused:
             return _encode(RowsMade(items, *refused.args))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
             text, where = raised(error, __file__)

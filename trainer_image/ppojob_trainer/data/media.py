@@ -74,6 +74,6 @@ def _read(cells: Row, spec: DataSpec, form: PictureForm) -> dict[Medium, Sequenc
         one = VIDEOS
         of_videos = read_videos(cells.get(one.column), form, wanted)
     except BadPicture as bad:
-        raise BadCell(one.column, bad.got, bad.why, bad.allowed) from None
+        raise BadCell(one.column, *bad.args) from None
     found = {PICTURES: of_pictures, VIDEOS: of_videos}
     return {one: files for one, files in found.items() if files}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from math import ceil
-from typing import TypedDict
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -196,11 +196,8 @@ def mixture_problems(
     return found
 
 
-class OrderState(TypedDict):
-    """All that a resumed run needs: the same on any number of ranks, workers and files."""
-
-    epoch: int
-    cursor: int
+Place: TypeAlias = tuple[int, int]
+"""An epoch, from 0, and the rows of it that were drawn: all that a resumed run needs."""
 
 
 class PromptOrder:
@@ -214,6 +211,10 @@ class PromptOrder:
         seed: of the order.
         shuffle: False for the order of the files.
         mixture: decides the order where there are weights or a curriculum, for batches of its size.
+
+    Attributes:
+        place: where the next batch begins; the same on any number of ranks, workers and files.
+            That a place is one of the same data is checked at a resume.
     """
 
     def __init__(
@@ -223,46 +224,31 @@ class PromptOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._mixture = mixture
-        self._epoch = 0
-        self._cursor = 0
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the batch drawn last, counted from 0."""
-        return self._epoch
+        self.place: Place = 0, 0
 
     def next_batch(self, size: int) -> list[int]:
         """Draw the next ``size`` row numbers, all of one epoch and therefore distinct."""
         assert 1 <= size <= self._num_rows, "a batch is drawn from the rows of one epoch"
-        if self._cursor + size > self._num_rows:
-            self._epoch += 1
-            self._cursor = 0
-        begin = self._cursor
-        self._cursor += size
+        epoch, begin = self.place
+        if begin + size > self._num_rows:
+            epoch, begin = epoch + 1, 0
+        self.place = epoch, begin + size
         if self._mixture is not None:
             assert size == self._mixture.batch, "a mixture has places for batches of one size"
-            return self._mixture.drawn(self._epoch, begin)
+            return self._mixture.drawn(epoch, begin)
         if not self._shuffle:
-            return list(range(begin, self._cursor))
-        order = epoch_order(self._num_rows, self._seed, self._epoch)
-        return [int(row) for row in order[begin : self._cursor]]
+            return list(range(begin, begin + size))
+        order = epoch_order(self._num_rows, self._seed, epoch)
+        return [int(row) for row in order[begin : begin + size]]
 
-    def batches_behind(self, state: OrderState, size: int, count: int) -> list[list[int]]:
+    def batches_behind(self, place: Place, size: int, count: int) -> list[list[int]]:
         """What `next_batch` would draw so many times from another place; nothing is drawn."""
-        here = self.state_dict()
-        self.load_state_dict(state)
+        here, self.place = self.place, place
         batches = [self.next_batch(size) for _ in range(count)]
-        self.load_state_dict(here)
+        self.place = here
         return batches
 
-    def passes_read(self, place: OrderState, size: int) -> int:
+    def passes_read(self, place: Place, size: int) -> int:
         """How many epochs are over at a place where batches of a size are drawn."""
-        return place["epoch"] + (place["cursor"] + size > self._num_rows)
-
-    def state_dict(self) -> OrderState:
-        """The place that the next batch begins at, as JSON."""
-        return {"epoch": self._epoch, "cursor": self._cursor}
-
-    def load_state_dict(self, state: OrderState) -> None:
-        """Continue from a state of the same data; that it is the same is checked at a resume."""
-        self._epoch, self._cursor = state["epoch"], state["cursor"]
+        epoch, cursor = place
+        return epoch + (cursor + size > self._num_rows)

@@ -9,18 +9,15 @@ from PIL import Image, UnidentifiedImageError
 from ppojob_api.problem import shown
 from ppojob_trainer.data.picture_forms import PictureForm, Wanted
 from ppojob_trainer.data.pictures import opened
+from ppojob_trainer.errors import Wrong
 
 AS_IT_IS: Final = Wanted()
 _LONGEST_SIDES: Final = 200
 _MOST_PIXELS: Final = Image.MAX_IMAGE_PIXELS or 2**26
 
 
-class BadPicture(Exception):  # noqa: N818  the picture is bad
+class BadPicture(Wrong):
     """A cell holds no pictures that can be read."""
-
-    def __init__(self, got: str, why: str, allowed: str) -> None:
-        self.got, self.why, self.allowed = got, why, allowed
-        super().__init__(f"got {got}: {why}; {allowed}")
 
 
 def read_pictures(

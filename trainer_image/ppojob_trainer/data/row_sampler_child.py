@@ -2,14 +2,13 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.user_code import ImportFolder, UnusableModule, load_module, raised
+from ppojob_trainer.children.user_code import load_function, raised
 from ppojob_trainer.data.row_sampler import (
     MAX_STATE_BYTES,
     ChooseRows,
@@ -22,12 +21,12 @@ from ppojob_trainer.data.row_sampler import (
 from ppojob_trainer.data.samplers import (
     SAMPLERS,
     STATE,
-    BadSampler,
     Sampler,
     checked,
     keeps_state,
     read_answer,
 )
+from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
 
 _MODULE = "ppojob_sampler"
@@ -80,34 +79,21 @@ class _Served:
         return Chosen(chosen, _written(state))
 
 
-def _found(request: OpenSampler) -> object:
+def _found(request: OpenSampler) -> Sampler:
     """The function of a name, which is built in where there is no file."""
     if not request.path:
         return SAMPLERS[request.function]
-    ImportFolder().enter(str(Path(request.path).resolve().parent))
-    try:
-        module = load_module(request.path, _MODULE, pod="controller")
-    except UnusableModule as bad:
-        raise BadSampler(bad.got, bad.why, bad.allowed) from None
-    if request.function not in vars(module):
-        found = [name for name, one in vars(module).items() if _is_own(one)]
-        why = f"the file has no such function; it has {', '.join(found) or 'none'}"
-        raise BadSampler(request.function, why, "function: one of the file")
-    return vars(module)[request.function]
-
-
-def _is_own(value: object) -> bool:
-    return callable(value) and getattr(value, "__module__", "") == _MODULE
+    return load_function(request.path, request.function, _MODULE, "function: one of the file")
 
 
 def _written(state: Json) -> str:
     try:
         text = _dumps(state, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadSampler(STATE, f"JSON cannot hold it: {error}", "what JSON holds") from None
+        raise Wrong(STATE, f"JSON cannot hold it: {error}", "what JSON holds") from None
     if len(text) > MAX_STATE_BYTES:
         why = "each checkpoint and line of the journal has it"
-        raise BadSampler(f"{STATE} of {len(text)} bytes", why, f"at most {MAX_STATE_BYTES}")
+        raise Wrong(f"{STATE} of {len(text)} bytes", why, f"at most {MAX_STATE_BYTES}")
     return text
 
 
@@ -118,8 +104,8 @@ def serve(requests: int, answers: int) -> None:
     def answer(body: bytes) -> bytes:
         try:
             return _encode(served.answer(_decode(body)))
-        except BadSampler as bad:
-            return _encode(Chosen([], "null", *bad.told))
+        except Wrong as bad:
+            return _encode(Chosen([], "null", *bad.args))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
             text, where = raised(error, __file__)
             return _encode(Chosen([], "null", text, where, "a function that answers its rows"))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ppojob_api.problem import printable
 from ppojob_trainer.data.order import Rows, epoch_order, uniform_draws
+from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
 
 Columns: TypeAlias = Mapping[str, Any]
@@ -24,14 +25,6 @@ Sampler: TypeAlias = Callable[..., object]
 SIGNATURE: Final = "(step, seed, count, rows, **arguments)"
 STATE: Final = "state"
 """A function whose signature has it is given what it answered last, and answers it anew."""
-
-
-class BadSampler(Exception):  # noqa: N818  the sampler is bad
-    """A function cannot be called, or its answer is none: what is there, why, what is allowed."""
-
-    def __init__(self, got: str, why: str, allowed: str) -> None:
-        self.told = got, why, allowed
-        super().__init__(f"got {got}: {why}; {allowed}")
 
 
 def uncertain(
@@ -48,7 +41,7 @@ def uncertain(
     weights = np.sqrt(value * (1.0 - value)) + epsilon
     if np.count_nonzero(weights > 0.0) < count:
         why = f"fewer than {count} rows have a weight above 0"
-        raise BadSampler(f"epsilon = {epsilon:g}", why, "a number above 0")
+        raise Wrong(f"epsilon = {epsilon:g}", why, "a number above 0")
     with np.errstate(divide="ignore", invalid="ignore"):
         late = -np.log1p(-uniform_draws(len(value), seed, step)) / weights
     late[weights <= 0.0] = np.inf
@@ -71,7 +64,7 @@ def nearest(
     rows that were too hard or too easy.
     """
     if column not in rows:
-        raise BadSampler(f"column {column}", "no such column is known", ", ".join(rows))
+        raise Wrong(f"column {column}", "no such column is known", ", ".join(rows))
     numbers = np.asarray(rows[column], dtype=np.float64)
     order = epoch_order(len(numbers), seed, step)
     near = order[np.argsort(np.abs(numbers - target)[order], kind="stable")]
@@ -89,28 +82,26 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {"nearest": nearest, "uncertain": uncer
 """Every sampler that is built in, by its name."""
 
 
-def checked(name: str, function: object, arguments: Mapping[str, Json]) -> Sampler:
+def checked(name: str, function: Sampler, arguments: Mapping[str, Json]) -> Sampler:
     """A function that can be called with these arguments.
 
     Raises:
-        BadSampler: it is none, or has another signature.
+        Wrong: it has another signature, or is a class or async.
     """
-    if not callable(function):
-        raise BadSampler(f"{name} = {type(function).__name__}", "not callable", "a function")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise BadSampler(f"async def {name}", "nothing awaits what it chooses", "def")
+        raise Wrong(f"async def {name}", "nothing awaits what it chooses", "def")
     if isinstance(function, type):
-        raise BadSampler(f"class {name}", "an object would keep what no checkpoint has", "def")
+        raise Wrong(f"class {name}", "an object would keep what no checkpoint has", "def")
     try:
         signature = inspect.signature(function)
         own = (STATE,) if keeps_state(function) else ()
         if own and STATE in arguments:
-            raise BadSampler(f"arguments with {STATE}", "it has it already", "another name")
+            raise Wrong(f"arguments with {STATE}", "it has it already", "another name")
         signature.bind(None, None, None, None, **dict.fromkeys([*own, *arguments]))
     except (TypeError, ValueError) as error:
         given = ", ".join(["step, seed, count, rows", *arguments])
         why = f"it cannot be called with {given}: {error}"
-        raise BadSampler(name, why, f"def {name}{SIGNATURE}") from None
+        raise Wrong(name, why, f"def {name}{SIGNATURE}") from None
     return function
 
 
@@ -125,19 +116,19 @@ def read_answer(
     """The rows that a function answers, and the state for the next step; None without.
 
     Raises:
-        BadSampler: it is not so many of the rows, each another one.
+        Wrong: it is not so many of the rows, each another one.
     """
     state: Json = None
     if has_state:
         if not isinstance(answer, tuple) or len(answer) != 2:
             why = f"a function with {STATE} answers its rows and the next {STATE}"
-            raise BadSampler(_told(answer), why, f"(rows, {STATE})")
+            raise Wrong(_told(answer), why, f"(rows, {STATE})")
         answer, state = answer
     try:
         chosen = [operator.index(row) for row in answer]
     except TypeError as error:
         why = f"it is no list of numbers of rows: {error}"
-        raise BadSampler(_told(answer), why, "integers from 0") from None
+        raise Wrong(_told(answer), why, "integers from 0") from None
     _check(chosen, count, num_rows)
     return chosen, state
 
@@ -146,14 +137,14 @@ def _check(chosen: Sequence[int], count: int, num_rows: int) -> None:
     """Refuse what is not so many of the rows, each another one."""
     if len(chosen) != count:
         why, allowed = f"the step draws {count}", "as many rows as count says"
-        raise BadSampler(f"{len(chosen)} rows", why, allowed)
+        raise Wrong(f"{len(chosen)} rows", why, allowed)
     outside = next((row for row in chosen if not 0 <= row < num_rows), None)
     if outside is not None:
-        raise BadSampler(f"row {outside}", f"there are {num_rows}", f"0 to {num_rows - 1}")
+        raise Wrong(f"row {outside}", f"there are {num_rows}", f"0 to {num_rows - 1}")
     row, times = Counter(chosen).most_common(1)[0]
     if times > 1:
         why = "responses to it would be drawn by the same seed, and be alike"
-        raise BadSampler(f"row {row} {times} times", why, "each row once")
+        raise Wrong(f"row {row} {times} times", why, "each row once")
 
 
 def _told(answer: object) -> str:

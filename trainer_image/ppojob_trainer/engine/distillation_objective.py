@@ -10,23 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS
-from ppojob_trainer.algorithms.masked import rows_with_any
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
-from ppojob_trainer.engine.policy_objective import (
-    SAMPLING_STATISTICS,
-    sampling_diagnostics,
+from ppojob_trainer.engine.objective import (
+    Aggregation,
+    Denominators,
+    LossParts,
+    OfTokens,
     token_sums,
 )
+from ppojob_trainer.engine.policy_objective import SAMPLING_STATISTICS, sampling_diagnostics
 from ppojob_trainer.rows.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
-class DistillationObjective:
+class DistillationObjective(OfTokens):
     """The loss of an update, over the outputs of a `HeadWithKl`."""
 
     aggregation: Aggregation
@@ -41,10 +40,6 @@ class DistillationObjective:
         """The objective that a job asks for."""
         assert spec.divergence is not None, "the whole vocabulary is compared"
         return cls(Aggregation.of(spec, max_response_tokens), spec.divergence.max_token_loss)
-
-    def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64: the rows that hold a trained token."""
-        return rows_with_any(rows.mask, rows.lengths)
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators

@@ -17,7 +17,6 @@ from ppojob_trainer.engine.layout import PackedRows, pack_rows
 from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.packing import plan_micro_batches
-from ppojob_trainer.engine.prompt_means import prompt_means, prompts_of_targets
 from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -268,8 +267,8 @@ def packed_pass(
             return (states,)
         told = head(model, states[0].index_select(0, own.predictors), own.targets)
         if with_log_z:
-            log_z = log_partition_of(model)(prompt_means(states[0], rows, packed, own, ranks))
-            told = (*told, log_z[prompts_of_targets(rows, own).to(log_z.device)])
+            log_z = log_partition_of(model)(_prompt_means(states[0], rows, packed, own, ranks))
+            told = (*told, log_z[_prompts_of_targets(rows, own).to(log_z.device)])
         if mtp is not None:
             with saving():
                 told = (*told, mtp.logprobs(model, further[0], own, place * HEAD_STREAM))
@@ -341,6 +340,33 @@ def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) 
     held = sum(not isinstance(layer, HandsOn) for layer in model.base_model.layers)
     assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"
     return given
+
+
+def _prompt_means(
+    states: Tensor, rows: Experience, packed: PackedRows, own: PackedRows, ranks: SequenceRanks
+) -> Tensor:
+    """(t, h) states of this rank's run of the packed tokens to (groups, h), float32 at least.
+
+    Where each row has its prompt again, the mean is over all of them. All ranks are told the same.
+    """
+    wide = torch.float64 if states.dtype == torch.float64 else torch.float32
+    lengths = rows.prompt_lengths
+    of_tokens = torch.arange(rows.num_groups).repeat_interleave(lengths)
+    is_read = (packed.sources >= 0) & (packed.sources < len(of_tokens))
+    counts = of_tokens[packed.sources[is_read]].bincount(minlength=rows.num_groups)
+    places = ((own.sources >= 0) & (own.sources < len(of_tokens))).nonzero()[:, 0]
+    groups = of_tokens[own.sources[places]]
+    # A product, as scattered sums have no order on a GPU.
+    shares = torch.zeros(rows.num_groups, len(places), dtype=wide)
+    shares[groups, torch.arange(len(places))] = 1.0 / counts[groups].to(wide)
+    with torch.autocast(states.device.type, enabled=False):
+        read = states.index_select(0, places.to(states.device)).to(wide)
+        return ranks.total(shares.to(states.device) @ read)
+
+
+def _prompts_of_targets(rows: Experience, own: PackedRows) -> Tensor:
+    """(trained,) int64: which prompt each trained token of a run answers."""
+    return rows.row_groups[rows.token_rows][rows.mask][own.places.cpu()]
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -6,13 +6,15 @@ micro-batches and ranks are sums.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.algorithms.aggregate import aggregate
-from ppojob_trainer.algorithms.masked import row_count
+from ppojob_trainer.algorithms.masked import masked_sum, row_count, rows_with_any
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -63,6 +65,18 @@ class Aggregation:
         )
 
 
+class OfTokens:
+    """An objective whose loss is of each trained token, or of each row that has one."""
+
+    __slots__ = ()
+
+    token_names: ClassVar[tuple[str, ...]] = ()
+
+    def rows_with_gradient(self, rows: Experience) -> Tensor:
+        """(n,) int64: the rows that hold a trained token."""
+        return rows_with_any(rows.mask, rows.lengths)
+
+
 @dataclass(slots=True)
 class LossParts:
     """What a micro-batch adds to the mini-batch."""
@@ -75,3 +89,8 @@ class LossParts:
     tokens: int = 0
     # how many values a sum is of, where they are not those tokens
     counts: dict[str, float] = field(default_factory=dict)
+
+
+def token_sums(columns: Mapping[str, Tensor], mask: Tensor) -> dict[str, float]:
+    """The sum of each column over the trained tokens."""
+    return {name: masked_sum(values, mask).item() for name, values in columns.items()}

@@ -15,15 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ppojob_api.v1alpha1.preferences import DpoSpec, RewardModelTrainingSpec
-from ppojob_trainer.algorithms.masked import row_mean, row_sum, rows_with_any
+from ppojob_trainer.algorithms.masked import row_mean, row_sum
 from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Denominators, LossParts
-from ppojob_trainer.engine.policy_objective import (
-    SAMPLING_STATISTICS,
-    sampling_diagnostics,
-    token_sums,
-)
+from ppojob_trainer.engine.objective import Denominators, LossParts, OfTokens, token_sums
+from ppojob_trainer.engine.policy_objective import SAMPLING_STATISTICS, sampling_diagnostics
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
@@ -135,7 +131,7 @@ class PairObjective:
         return every[0::2], every[1::2]
 
 
-class DrawnPairObjective(PairObjective):
+class DrawnPairObjective(OfTokens, PairObjective):
     """The same of pairs that were drawn: of a group's rows two have tokens that are trained.
 
     Those of the chosen one have a positive advantage, those of the rejected one a negative one.
@@ -145,10 +141,6 @@ class DrawnPairObjective(PairObjective):
     term_names: ClassVar = ()
     pair_names: ClassVar = tuple(f"actor/{name}" for name in _TOLD)
     token_names: ClassVar = (*SAMPLING_STATISTICS, *pair_names)
-
-    def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64: those of pairs."""
-        return rows_with_any(rows.mask, rows.lengths)
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators

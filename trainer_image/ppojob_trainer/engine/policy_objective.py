@@ -28,7 +28,7 @@ from ppojob_trainer.algorithms.rollout_diagnostics import (
 from ppojob_trainer.algorithms.token_masks import off_policy
 from ppojob_trainer.engine.custom_functions import policy_loss_of
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
+from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts, token_sums
 from ppojob_trainer.rows.experience import Experience
 
 OFF_POLICY_SHARE = "actor/off_policy_frac"
@@ -266,8 +266,3 @@ def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) ->
         "training/rollout_probs_diff_mean": (logprobs.exp() - rows.rollout_logprobs.exp()).abs(),
         "rollout_corr/kl": rows.rollout_logprobs - logprobs,
     }
-
-
-def token_sums(columns: Mapping[str, Tensor], mask: Tensor) -> dict[str, float]:
-    """The sum of each column over the trained tokens."""
-    return {name: masked_sum(values, mask).item() for name, values in columns.items()}

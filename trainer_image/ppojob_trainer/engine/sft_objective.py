@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
+from ppojob_trainer.algorithms.masked import masked_sum
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
+from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts, OfTokens
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
@@ -22,23 +20,18 @@ _TOKEN_MEAN = Aggregation("token_mean")
 
 
 @dataclass(frozen=True, slots=True)
-class SftObjective:
+class SftObjective(OfTokens):
     """The loss of an update, over the first output of a `PolicyHead`."""
 
     aggregation: Aggregation
 
     area: ClassVar = "train"
     term_names: ClassVar = ("train/loss",)
-    token_names: ClassVar = ()
 
     @classmethod
     def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> SftObjective:
         """The objective that a job asks for."""
         return cls(Aggregation.of(spec, max_response_tokens))
-
-    def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64: the rows that hold a trained token."""
-        return rows_with_any(rows.mask, rows.lengths)
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
@@ -54,7 +47,7 @@ class SftObjective:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedObjective:
+class SupervisedObjective(OfTokens):
     """`c L` with the mean over tokens, to be added to the loss of a policy.
 
     PPO-ptx (InstructGPT, arXiv:2203.02155), equation 2. With `uncertain_tokens` each token is
@@ -67,11 +60,6 @@ class SupervisedObjective:
 
     area: ClassVar = "actor"
     term_names: ClassVar = ("actor/sft_loss",)
-    token_names: ClassVar = ()
-
-    def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64: the rows that hold a trained token."""
-        return rows_with_any(rows.mask, rows.lengths)
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators

@@ -29,12 +29,11 @@ from ppojob_trainer.engine.optimizer import (
     step_by_weight,
     trained_parameters,
 )
-from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.router_losses import RouterCoefficients, RouterLosses
 from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
-from ppojob_trainer.engine.value_objective import ValueObjective
+from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.engine.weight_average import WeightAverage
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.pipeline_stages import shared_embedding

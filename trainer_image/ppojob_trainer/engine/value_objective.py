@@ -1,24 +1,29 @@
-"""What an update of the critic minimizes: the clipped squared error of its values."""
+"""What updates of models beside the policy minimize: a critic, and a process reward model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import CriticSpec
-from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any
+from ppojob_trainer.algorithms.implicit_rewards import outcome_loss
+from ppojob_trainer.algorithms.masked import row_mean, row_sum, rows_with_any
 from ppojob_trainer.algorithms.value_loss import clipped_value_loss
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
+from ppojob_trainer.engine.objective import (
+    Aggregation,
+    Denominators,
+    LossParts,
+    OfTokens,
+    token_sums,
+)
 from ppojob_trainer.rows.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
-class ValueObjective:
-    """The loss of an update, over the output of a `ValueHead`."""
+class ValueObjective(OfTokens):
+    """The clipped squared error of the values of a critic, over the output of a `ValueHead`."""
 
     value_clip: float  # how far a value may move from the one before the update
     aggregation: Aggregation
@@ -34,10 +39,6 @@ class ValueObjective:
         """The objective that a job asks for."""
         return cls(critic.value_clip, Aggregation.of(algorithm, max_response_tokens))
 
-    def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64: the rows that hold a trained token."""
-        return rows_with_any(rows.mask, rows.lengths)
-
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
@@ -49,13 +50,37 @@ class ValueObjective:
             values, rows.values, rows.returns, value_clip=self.value_clip, mask=rows.mask
         )
         loss = self.aggregation(token_loss, rows, denominators)
-        diagnostics = (is_clipped.float(), values.detach())
+        told = zip(self.token_names, (is_clipped.float(), values.detach()), strict=True)
         return LossParts(
             loss=loss,
             terms={"critic/vf_loss": loss.item()},
-            token_sums={
-                name: masked_sum(column, rows.mask).item()
-                for name, column in zip(self.token_names, diagnostics, strict=True)
-            },
+            token_sums=token_sums(dict(told), rows.mask),
             tokens=int(rows.mask.sum()),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeObjective(OfTokens):
+    """How badly the rewards of a process reward model tell the outcomes: a mean over the rows.
+
+    It is of the first output of a `PolicyHead`.
+    """
+
+    beta: float  # of the rewards
+
+    area: ClassVar = "reward_model"
+    term_names: ClassVar = ("reward_model/dpo_loss",)
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        """The loss of a micro-batch, whose rows have `critic_ref_logprobs` and `outcomes`."""
+        assert rows.critic_ref_logprobs is not None, "the reference comes before the update"
+        assert rows.outcomes is not None, "outcomes come before the update"
+        mask, lengths = rows.mask, rows.lengths
+        own = rows_with_any(mask, lengths)
+        totals = self.beta * row_sum(outputs[0] - rows.critic_ref_logprobs, mask, lengths)[own]
+        # All tokens of a row have its outcome; their mean in float64 is that number.
+        wanted = row_mean(rows.outcomes.double(), mask, lengths)[own].to(totals.dtype)
+        loss = outcome_loss(totals, wanted).sum() / denominators.sequences
+        return LossParts(loss, {self.term_names[0]: loss.item()}, tokens=int(mask.sum()))

@@ -4,11 +4,27 @@ import socket
 import socketserver
 import sys
 import threading
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _LOOK_SECONDS = 3600.0
 """How often the thread of a server wakes up for nothing; `close` wakes it by itself."""
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    """Answers a request by one body."""
+
+    def answer(self, body: bytes, kind: str, status: int = HTTPStatus.OK) -> None:
+        """Send a body of a kind, such as `application/json`."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Log no requests: there are thousands, and probes are no news."""
 
 
 class PageServer(ThreadingHTTPServer):

@@ -84,31 +84,25 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             why, most = f"{sizes.uncut} in {folder}, a model of {sizes.model_type}", 1
         if sizes.experts:
             most = gcd(most, sizes.inner // ALIGNED)
+        where = f"spec.roles.{host}.parallelism"
         if most % layout.tensor:
-            yield Problem(
-                f"spec.roles.{host}.parallelism.tensor",
-                shown(layout.tensor),
-                why,
-                f"a divisor of {most}",
-                ReasonCode.OUT_OF_RANGE,
-            )
+            yield _no_divisor(f"{where}.tensor", layout.tensor, why, most)
         else:
             heads //= layout.tensor
         if sizes.states:
             heads = gcd(heads, sizes.states.dealt_heads)
         if heads % layout.sequence:
             of_states = " and those of its layers with states" if sizes.states else ""
-            yield Problem(
-                f"spec.roles.{host}.parallelism.sequence",
-                shown(layout.sequence),
-                f"the query heads of {folder}{of_states} are dealt to so many ranks",
-                f"a divisor of {heads}",
-                ReasonCode.OUT_OF_RANGE,
-            )
-        yield from _check_pipeline(host, layout.pipeline, folder, sizes)
+            why = f"the query heads of {folder}{of_states} are dealt to so many ranks"
+            yield _no_divisor(f"{where}.sequence", layout.sequence, why, heads)
+        yield from _check_pipeline(f"{where}.pipeline", layout.pipeline, folder, sizes)
 
 
-def _check_pipeline(host: RoleName, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
+def _no_divisor(where: str, ranks: int, why: str, most: int) -> Problem:
+    return Problem(where, shown(ranks), why, f"a divisor of {most}", ReasonCode.OUT_OF_RANGE)
+
+
+def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
     """Layers that cannot be dealt to so many stages, which hand on states and nothing else."""
     why, most = f"each of so many ranks has a layer of {folder} at least", sizes.layers
     if sizes.apart and sizes.apart.shares_keys:
@@ -116,7 +110,6 @@ def _check_pipeline(host: RoleName, stages: int, folder: str, sizes: Sizes) -> I
     elif sizes.apart and sizes.apart.told:
         why, most = f"each layer of {folder} is told of a token by an embedding of its own", 1
     if most < stages:
-        where = f"spec.roles.{host}.parallelism.pipeline"
         yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
 
 
@@ -127,8 +120,7 @@ def _check_experts(where: str, ranks: int, models: set[Sizes | None]) -> Iterato
         why = "no model of these pods has experts"
         yield Problem(where, shown(ranks), why, "remove it", ReasonCode.NO_EFFECT)
     elif (most := gcd(*counts)) % ranks:
-        why = "so many ranks share the experts of each layer"
-        yield Problem(where, shown(ranks), why, f"a divisor of {most}", ReasonCode.OUT_OF_RANGE)
+        yield _no_divisor(where, ranks, "so many ranks share the experts of each layer", most)
 
 
 def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
@@ -210,11 +202,8 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
             yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
 
 
-def _why_not_in_vllm(model_type: str) -> str:
-    return (
-        f"vLLM has no model of {model_type} of its own, and would change transformers' "
-        "for the trainer too"
-    )
+def _not_vllm(why: str, allowed: str = "huggingface") -> Problem:
+    return Problem("spec.rollout.engine", shown("vllm"), why, allowed, ReasonCode.CONFLICT)
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
@@ -255,25 +244,16 @@ def _is_untied_there(sizes: Sizes) -> bool:
 
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
+    model = f"model of {sizes.model_type}"
     if not FAMILIES[sizes.model_type].is_in_vllm:
-        yield Problem(
-            "spec.rollout.engine",
-            shown(spec.rollout.engine),
-            _why_not_in_vllm(sizes.model_type),
-            "huggingface",
-            ReasonCode.CONFLICT,
-        )
+        why = "of its own, and would change transformers' for the trainer too"
+        yield _not_vllm(f"vLLM has no {model} {why}")
     if _is_untied_there(sizes):
-        where, got = "spec.rollout.engine", shown(spec.rollout.engine)
-        why = f"vLLM {_TIES} in a model of {sizes.model_type} without tie_word_embeddings"
-        yield Problem(where, got, why, "huggingface", ReasonCode.CONFLICT)
+        yield _not_vllm(f"vLLM {_TIES} in a {model} without tie_word_embeddings")
     if sizes.latents and sizes.latents.cached != VLLM_LATENT:
-        yield Problem(
-            "spec.rollout.engine",
-            shown(spec.rollout.engine),
+        yield _not_vllm(
             f"vLLM has no kernel for latents of {sizes.latents.cached} numbers a token",
             f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
-            ReasonCode.CONFLICT,
         )
     own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
     own_kind = "of layers that differ" if sizes.apart else own_kind
@@ -308,13 +288,8 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
 def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     kind = sizes.states and sizes.states.kind
     if sizes.mixture is not None and len(sizes.mixture.matrices) == 2:
-        yield Problem(
-            "spec.rollout.engine",
-            shown(spec.rollout.engine),
-            f"vLLM computes experts without gates, as those of {sizes.model_type}, on GPUs alone",
-            "huggingface",
-            ReasonCode.CONFLICT,
-        )
+        who = f"experts without gates, as those of {sizes.model_type}"
+        yield _not_vllm(f"vLLM computes {who}, on GPUs alone")
     if kind:
         types = ("bfloat16",) if kind.rule == "delta" else ("bfloat16", "float32")
         if spec.rollout.dtype not in types:

@@ -53,7 +53,7 @@ class HttpRetriever:
     ) -> None:
         wrong = endpoint_problem(url, "")
         if wrong is not None:
-            raise ConfigError(f"retriever: got {wrong.got}: {wrong.why}; {wrong.allowed}")
+            raise ConfigError(f"retriever: {wrong}")
         self._url = url
         self._attempt_seconds = attempt_seconds
         self._retries = retries

@@ -8,7 +8,6 @@ The request is ``{"queries": [...], "topk": 3, "return_scores": true}``; the ans
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from typing import Annotated, Final
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from ppojob_api.problem import shown
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.metrics.page_server import PageServer
+from ppojob_trainer.metrics.page_server import PageHandler, PageServer
 from ppojob_trainer.retrieval.passages import Passage, Retriever
 
 MAX_REQUEST_BYTES: Final = 16 * 1024**2
@@ -56,12 +55,12 @@ def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int)
     return PageServer(address, port, Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(PageHandler):
     find: Callable[[_Request], list[list[Passage]]]
 
     def do_GET(self) -> None:
         if self.path == "/healthz":
-            self._answer(HTTPStatus.OK, b"ok\n", "text/plain")
+            self.answer(b"ok\n", "text/plain")
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -77,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer["detail"] = refused.args
         except PPOJobError as error:
             status, answer["detail"] = HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
-        self._answer(status, msgspec.json.encode(answer), "application/json")
+        self.answer(msgspec.json.encode(answer), "application/json", status)
 
     def _request(self) -> _Request:
         if self.path != "/retrieve":
@@ -95,16 +94,6 @@ class _Handler(BaseHTTPRequestHandler):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             why = f"got {length} bytes: {error}; {_ALLOWED}"
             raise _Refused(HTTPStatus.UNPROCESSABLE_ENTITY, why) from None
-
-    def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log no requests: there are thousands."""
 
 
 def _as_json(passage: Passage, with_score: bool) -> Json:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from ppojob_api import contract
 from ppojob_api.v1alpha1.rollout import RewardSource
 from ppojob_api.v1alpha1.section import source_field
-from ppojob_trainer.children.user_code import UnusableModule, load_module, load_packaged
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.children.user_code import load_module, load_packaged
+from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
@@ -45,7 +45,7 @@ def load_function(
             module = load_module(path, f"ppojob_custom_reward_{position}", pod="reward")
         else:
             module = load_packaged(package, pod="reward")
-    except UnusableModule as bad:
+    except Wrong as bad:
         raise ConfigError(f"{source_field(path) if path else 'source.package'}: {bad}") from None
     if name not in vars(module):
         names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))

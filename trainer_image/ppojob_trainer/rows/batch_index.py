@@ -8,11 +8,11 @@ the same plan without asking anybody.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class BatchIndex:
+class BatchIndex(msgspec.Struct, frozen=True):
     """Sizes and owners of the rows of a batch.
 
     The *batch position* of a group is its index among the prompts of the step. Rows are

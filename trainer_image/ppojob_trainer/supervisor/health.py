@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,7 @@ from ppojob_trainer.metrics.names import (
     RANK_READY,
     Series,
 )
-from ppojob_trainer.metrics.page_server import PageServer
+from ppojob_trainer.metrics.page_server import PageHandler, PageServer
 from ppojob_trainer.rpc.messages.pods import PodStatus
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,26 +40,16 @@ def health_server(address: str, port: int, job: str, status: Callable[[], PodSta
     Port 0 takes a free one.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(PageHandler):
         def do_GET(self) -> None:
             if self.path == "/healthz":
-                self._answer(b"ok\n", "text/plain")
+                self.answer(b"ok\n", "text/plain")
             elif self.path == "/status":
-                self._answer(msgspec.json.encode(status()), "application/json")
+                self.answer(msgspec.json.encode(status()), "application/json")
             elif self.path == "/metrics":
-                self._answer(generate_latest(_PodSeries(job, status())), _METRICS_TYPE)
+                self.answer(generate_latest(_PodSeries(job, status())), _METRICS_TYPE)
             else:
                 self.send_error(HTTPStatus.NOT_FOUND)
-
-        def _answer(self, body: bytes, kind: str) -> None:
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Probes come every few seconds and are no news."""
 
     return PageServer(address, port, Handler)
 

@@ -19,9 +19,9 @@ from PIL import Image
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.agent import InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.section import source_field
-from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
+from ppojob_trainer.children.user_code import load_module, raised
 from ppojob_trainer.data.pictures import opened
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post_json
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import SeenPicture
@@ -140,7 +140,7 @@ def _named_in(
     if module is None:
         try:
             module = load_module(path, f"ppojob_tools_{len(modules)}", pod="tools")
-        except UnusableModule as bad:
+        except Wrong as bad:
             raise ConfigError(f"{source_field(path)}: {bad}") from None
         modules[path] = module
     found: object = vars(module).get(name)

@@ -16,8 +16,8 @@ import msgspec
 
 from ppojob_api.problem import printable
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
-from ppojob_trainer.children.user_code import UnusableModule, load_module
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.children.user_code import load_module
+from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.tools import verl_names
 from ppojob_trainer.tools.custom import PICTURES
 from ppojob_trainer.tools.wire import Described, DescribeTools, ServerCode, ToolsDescribed
@@ -73,7 +73,7 @@ def describe_tools(path: str) -> ToolsDescribed:
     verl_names.provide()
     try:
         module = load_module(path, _MODULE, pod="tools")
-    except UnusableModule as bad:
+    except Wrong as bad:
         return ToolsDescribed([], [f"{path}: {bad}"])
     tools, problems = list[Described](), list[str]()
     for name, function, schema in _found(module):

@@ -180,7 +180,7 @@ class ToolPool(Closeable):
             return self._failed("raised", call, f"a new context: {bad_context}")
         except BadPicture as bad:
             self._log.warning("%s: %s: %s", instance, call.name, bad)
-            return self._failed("raised", call, f"got {bad.got}: {bad.why}; {bad.allowed}")
+            return self._failed("raised", call, str(bad))
         # The child has cut it already, unless the tool has written the answer itself.
         limit_of_tools = self._agent.max_tool_response_characters
         most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS

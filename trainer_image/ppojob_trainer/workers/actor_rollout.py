@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.files import sha256_of
+from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -60,7 +60,7 @@ from ppojob_trainer.rpc.messages.rows import (
     Reprompted,
     WriteRows,
 )
-from ppojob_trainer.rpc.messages.saving import ExportModel, Saved, SavedFile
+from ppojob_trainer.rpc.messages.saving import ExportModel, Saved
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
@@ -80,7 +80,6 @@ from ppojob_trainer.workers.model_stages import ModelStages, open_stages
 from ppojob_trainer.workers.rank_start import OWNER, open_role_world
 from ppojob_trainer.workers.reprompting import reprompt
 from ppojob_trainer.workers.reward_model import RewardModelStages, open_reward_model
-from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import (
     OwnedRows,
     chosen_rows,
@@ -210,7 +209,7 @@ class ActorRolloutWorker:
 
     def _given(self, request: GivenRows) -> BatchRows:
         mine = self._demonstrated(request.given).experience
-        return self.stages.batch_rows(batch_index(request.index), mine)
+        return self.stages.batch_rows(request.index, mine)
 
     def _demonstrated(self, request: Demonstrate) -> OwnedRows:
         spec = self.generation.spec
@@ -252,7 +251,7 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _place_rows(self, request: PlaceRows) -> Nothing:
-        index = batch_index(request.index)
+        index = request.index
         if request.again:
             mine = self.stages.rows.mine
         elif request.origins is None:
@@ -274,7 +273,7 @@ class ActorRolloutWorker:
         rows = self._rows[request.purpose, request.round]
         table = rows_table(rows, request, self.generation.chat)
         path = write_part(self.run_folder / request.folder, request.part, table)
-        return Saved([SavedFile(path.name, *sha256_of(path))])
+        return Saved([entry_of(path.parent, path.name, OWNER, self.rank)])
 
     def _export_model(self, request: ExportModel) -> Nothing:
         model = self.generation.spec.model

@@ -9,13 +9,11 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from http.server import BaseHTTPRequestHandler
-from typing import Final
+from typing import Final, NamedTuple
 
-from ppojob_trainer.metrics.page_server import PageServer
+from ppojob_trainer.metrics.page_server import PageHandler, PageServer
 from ppojob_trainer.workers import sglang_form
 
 _log = logging.getLogger(__name__)
@@ -35,11 +33,10 @@ _KEEP_ALIVE: Final = (
 """An answer may take its time; a machine that is gone is noticed."""
 
 
-@dataclass(frozen=True)
-class _Answer:
-    status: int
-    kind: str
+class _Answer(NamedTuple):
     body: bytes
+    kind: str
+    status: int
 
 
 def server_of(path: str, body: bytes, count: int) -> int:
@@ -74,35 +71,25 @@ class JudgeRouter(PageServer):
         try:
             asked = sglang_form.as_completion(body, self._model)
         except sglang_form.NotThere as problem:
-            return _Answer(HTTPStatus.BAD_REQUEST, "text/plain", str(problem).encode())
+            return _Answer(str(problem).encode(), "text/plain", HTTPStatus.BAD_REQUEST)
         answer = self.passed_on("POST", sglang_form.COMPLETIONS, asked)
         if answer.status != HTTPStatus.OK:
             return answer
-        return replace(answer, body=sglang_form.as_generated(answer.body))
+        return answer._replace(body=sglang_form.as_generated(answer.body))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(PageHandler):
     server: JudgeRouter
 
     def do_GET(self) -> None:
-        self._answer(self.server.passed_on("GET", self.path, b""))
+        self.answer(*self.server.passed_on("GET", self.path, b""))
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > _LARGEST_REQUEST:
             self.send_error(HTTPStatus.LENGTH_REQUIRED)
             return
-        self._answer(self.server.passed_on("POST", self.path, self.rfile.read(int(length))))
-
-    def _answer(self, answer: _Answer) -> None:
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.kind)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.end_headers()
-        self.wfile.write(answer.body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log no requests: there are thousands."""
+        self.answer(*self.server.passed_on("POST", self.path, self.rfile.read(int(length))))
 
 
 def _asked(
@@ -118,7 +105,7 @@ def _asked(
             if time.monotonic() > deadline:
                 why = f"the judge at {server[0]}:{server[1]} gives no answer: {problem!r}"
                 _log.warning("%s", why)
-                return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", why.encode())
+                return _Answer(why.encode(), "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
         else:
             bad, deadline = bad + 1, None
             if answer.status < _FIRST_BAD_STATUS or bad > _DYING:
@@ -136,6 +123,6 @@ def _asked_once(server: tuple[str, int], method: str, path: str, body: bytes) ->
         connection.request(method, path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         kind = answer.headers.get("Content-Type", "application/json")
-        return _Answer(answer.status, kind, answer.read())
+        return _Answer(answer.read(), kind, answer.status)
     finally:
         connection.close()

@@ -9,13 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_trainer.checkpoint.files import (
-    AVERAGE_FILE,
-    MODEL_FILE,
-    FileEntry,
-    entry_of,
-    files_of_all_ranks,
-)
+from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts, read_shard
 from ppojob_trainer.engine.train_engine import TrainEngine
@@ -25,7 +19,7 @@ from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
 from ppojob_trainer.parallel.boxes import Box, box_of, local_part
 from ppojob_trainer.parallel.offload import HostMemory, Resident
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rpc.messages.saving import SavedFile
+from ppojob_trainer.rpc.messages.saving import FileEntry
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng.safetensors"
@@ -78,7 +72,7 @@ class Learner:
         """A weight, or its average, with its bytes on its device."""
         return self.engine.moments.on_device(self.resident.host.on_device(tensor))
 
-    def restore(self, folder: Path | None, files: Iterable[SavedFile], total_updates: int) -> None:
+    def restore(self, folder: Path | None, files: Iterable[FileEntry], total_updates: int) -> None:
         """Take the state of a checkpoint, or that of the beginning without a folder.
 
         The files are those of all models and ranks; every one that is read is verified. The
@@ -103,7 +97,7 @@ class Learner:
                     self._engine.average.begin()
         else:
             with self.resident.at_work():
-                self._read(folder, [entry_of(file) for file in files])
+                self._read(folder, list(files))
 
     def state_files(self) -> list[Shard]:
         """This rank's files of a checkpoint; of copies of the model, the first rank has all."""

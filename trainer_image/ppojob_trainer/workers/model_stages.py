@@ -30,7 +30,7 @@ from ppojob_trainer.workers.process_reward_model import (
 )
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
 from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference, Teachers
-from ppojob_trainer.workers.row_channels import RowChannels, batch_index
+from ppojob_trainer.workers.row_channels import RowChannels
 from ppojob_trainer.workers.rows_under_way import RowsUnderWay
 from ppojob_trainer.workers.state_writer import StateOf, StateWriter, Write, writes_of
 from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
@@ -109,7 +109,7 @@ class ModelStages:
 
     def _move_rows(self, request: MoveRows) -> Nothing:
         mine = self.rows.mine if self.channels.owns_rows else None
-        index, moved = self.channels.move_rows(request.role, batch_index(request.index), mine)
+        index, moved = self.channels.move_rows(request.role, request.index, mine)
         # A controller that came back has the rows of its step moved again. A pass over them that is
         # done stays done, so what it has filled in stays as well.
         if not self.channels.owns_rows and self._batch != request.batch:
@@ -118,7 +118,7 @@ class ModelStages:
         return Nothing()
 
     def _move_columns(self, request: MoveColumns) -> Nothing:
-        self.channels.move_columns(request, batch_index(request.index), self.rows.mine)
+        self.channels.move_columns(request, self.rows.mine)
         return Nothing()
 
     def _forward(self, request: Forward) -> PassStatistics:

@@ -14,8 +14,8 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, TokenOutputs
-from ppojob_trainer.engine.outcome_objective import OutcomeObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.engine.value_objective import OutcomeObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.kinds import PROCESS_REWARD

@@ -8,7 +8,7 @@ import torch
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.checkpoint.files import MODEL_FILE, entry_of, files_of_all_ranks
+from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
@@ -23,7 +23,7 @@ from ppojob_trainer.parallel.offload import OneOfSeveral, Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.messages.saving import SavedFile
+from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner, resident_weights, state_file
 
@@ -178,7 +178,7 @@ class FollowingReference(Reference):
                 else:
                     own.mul_(1.0 - self._mixup).add_(other, alpha=self._mixup)
 
-    def restore(self, folder: Path | None, files: Iterable[SavedFile]) -> None:
+    def restore(self, folder: Path | None, files: Iterable[FileEntry]) -> None:
         """Take the weights of a checkpoint, or those of the beginning; see `Learner.restore`."""
         if folder is None:
             if self._has_moved:
@@ -190,7 +190,7 @@ class FollowingReference(Reference):
         self._has_moved = True
         model = self.engine.model
         weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
-        entries = files_of_all_ranks(map(entry_of, files), ROLE, MODEL_FILE, folder.name)
+        entries = files_of_all_ranks(files, ROLE, MODEL_FILE, folder.name)
         with self.resident.at_work():
             load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
 

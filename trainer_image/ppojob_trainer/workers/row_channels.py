@@ -1,7 +1,9 @@
 """Channels between the owners of rows and the roles that compute on them, as one rank sees them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from ppojob_api import contract
 from ppojob_trainer.parallel.channel import Channel, open_channel
@@ -11,7 +13,7 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import TransferPlan, move_rows, return_columns
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.messages.rows import CutChannel, MoveColumns, OpenChannel, RowIndex
+from ppojob_trainer.rpc.messages.rows import CutChannel, MoveColumns, OpenChannel
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import GroupCosts
@@ -100,11 +102,11 @@ class RowChannels:
         plan = self._plan(route, index)
         moved = move_rows(route.channel, index, plan, mine)
         consumers = tuple(member - route.owners for member in plan.destinations)
-        return replace(index, owners=consumers), moved
+        return msgspec.structs.replace(index, owners=consumers), moved
 
-    def move_columns(self, request: MoveColumns, index: BatchIndex, mine: Experience) -> None:
+    def move_columns(self, request: MoveColumns, mine: Experience) -> None:
         """Move columns of rows that owners and consumers both have."""
-        route = self._routes[request.role]
+        route, index = self._routes[request.role], request.index
         plan = self._plan(route, index)
         sends = self.owns_rows is not request.to_owners
         return_columns(
@@ -119,17 +121,3 @@ class RowChannels:
     def _plan(self, route: _Route, index: BatchIndex) -> TransferPlan:
         consumers = self.costs.leaders(index, route.consumers)
         return TransferPlan(index.owners, tuple(route.owners + consumer for consumer in consumers))
-
-
-def batch_index(index: RowIndex) -> BatchIndex:
-    """The index as plans are made of it."""
-    return BatchIndex(
-        prompt_lengths=tuple(index.prompt_lengths),
-        lengths=tuple(index.lengths),
-        samples=index.samples,
-        owners=tuple(index.owners),
-        picture_bytes=tuple(index.picture_bytes),
-        later_picture_bytes=tuple(index.later_picture_bytes),
-        teachers=tuple(index.teachers),
-        teacher_prompt_lengths=tuple(index.teacher_prompt_lengths),
-    )

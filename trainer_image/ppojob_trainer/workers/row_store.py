@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.pictures import LaterPicture, packed_later
+from ppojob_trainer.data.prompt_store import AnswerPart
 from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.rollout.protocol import RolloutError
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
@@ -24,7 +25,7 @@ from ppojob_trainer.rows.row_files import (
     value_cells,
     with_values,
 )
-from ppojob_trainer.rpc.messages.demonstrations import Demonstration, Part
+from ppojob_trainer.rpc.messages.demonstrations import Demonstration
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import WriteRows
 
@@ -164,10 +165,9 @@ def demonstrated_rows(
     return own_rows(first, prompts, samples, made, has_turns=has_rewards)
 
 
-def _demonstrated(answer: Sequence[Part], reward: float) -> Trajectory:
+def _demonstrated(answer: Sequence[AnswerPart], reward: float) -> Trajectory:
     *before, last = (
-        Segment(tuple(part.tokens), policy_version=0 if part.is_trained else None)
-        for part in answer
+        Segment(part.tokens, policy_version=0 if part.is_trained else None) for part in answer
     )
     shown = tuple(one for part in answer for one in part.pictures)
     return Trajectory((*before, replace(last, reward=reward)), "stop", pictures=shown)

@@ -22,9 +22,9 @@ import msgspec
 
 from ppojob_trainer import durable
 from ppojob_trainer.agents.episode import Episode, RowState
-from ppojob_trainer.checkpoint.files import sha256_of
+from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.rpc.messages.rollout import Generate
-from ppojob_trainer.rpc.messages.saving import SavedFile
+from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.generation import Generation, Row, batches_of
 from ppojob_trainer.workers.handover import MadeRows
 from ppojob_trainer.workers.state_writer import Write
@@ -120,14 +120,14 @@ class RowsUnderWay:
         behind = [(key, row) for key, row in self._rows.items() if key[0] > step]
         content = msgspec.msgpack.encode((self._last, behind))
 
-        def write(folder: Path) -> list[SavedFile]:
+        def write(folder: Path) -> list[FileEntry]:
             durable.make_folder((folder / path).parent, parents=True, exist_ok=True)
             durable.write_file(folder / path, content, UNDER_WAY_POINT)
-            return [SavedFile(path, *sha256_of(folder / path))]
+            return [entry_of(folder, path, _FOLDER, rank)]
 
         return write
 
-    def restore(self, folder: Path | None, files: Iterable[SavedFile]) -> None:
+    def restore(self, folder: Path | None, files: Iterable[FileEntry]) -> None:
         """Take up the rows that ranks have written, in whichever number; none without a folder.
 
         The files are all those of a checkpoint. A rank goes on with the rows that it is asked for,

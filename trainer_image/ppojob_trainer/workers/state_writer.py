@@ -17,12 +17,12 @@ from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.shards import HostCopies, Shard
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.messages.saving import AskWritten, Saved, SavedFile, SaveShards, Written
+from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, Saved, SaveShards, Written
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 
 _log = logging.getLogger(__name__)
-Write = Callable[[Path], list[SavedFile]]
+Write = Callable[[Path], list[FileEntry]]
 """Writes a state into the folder of a checkpoint; when it returns the files are on the disk."""
 StateOf = Callable[[SaveShards], Write]
 """What writes the state of now; in the background it must outlive the state."""
@@ -40,12 +40,11 @@ def writes_of(files: Callable[[], Sequence[Shard]]) -> StateOf:
     return state
 
 
-def _write(files: Sequence[Shard], folder: Path) -> list[SavedFile]:
-    entries = [file.write(folder) for file in files]
-    return [SavedFile(entry.path, entry.size_bytes, entry.sha256) for entry in entries]
+def _write(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
+    return [file.write(folder) for file in files]
 
 
-def _write_beside(files: Sequence[Shard], folder: Path) -> list[SavedFile]:
+def _write_beside(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
     """Write them, and take no room of a full disk that the step under way needs for its rows."""
     durable.need_space(folder, sum(file.nbytes for file in files))
     try:
@@ -65,7 +64,7 @@ class StateWriter:
         self._run_folder = run_folder
         self._state = state
         self._copied: tuple[int, Write] | None = None  # of a step, also once ranks have left it
-        self._begun: tuple[str, Future[list[SavedFile]]] | None = None  # the last, by its folder
+        self._begun: tuple[str, Future[list[FileEntry]]] | None = None  # the last, by its folder
 
     def routes(self) -> list[Route]:
         """The methods of every rank whose state may be saved."""
@@ -96,7 +95,7 @@ class StateWriter:
         return Saved([])
 
     def _written(self, request: AskWritten) -> Written:
-        folder, files = self._begun or ("", Future[list[SavedFile]]())
+        folder, files = self._begun or ("", Future[list[FileEntry]]())
         if folder != request.folder or not files.done():
             return Written()
         try:
@@ -109,9 +108,9 @@ class StateWriter:
             wait([self._begun[1]])
 
 
-def _beside(act: Callable[[], list[SavedFile]]) -> Future[list[SavedFile]]:
+def _beside(act: Callable[[], list[FileEntry]]) -> Future[list[FileEntry]]:
     """Do it on a thread, which a process that ends does not wait for."""
-    made = Future[list[SavedFile]]()
+    made = Future[list[FileEntry]]()
 
     def run() -> None:
         try:

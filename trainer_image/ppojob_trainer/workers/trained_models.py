@@ -12,17 +12,14 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.mtp import Mtp
+from ppojob_trainer.engine.objective import token_sums
 from ppojob_trainer.engine.pair_objective import (
     BradleyTerryLoss,
     DpoLoss,
     DrawnPairObjective,
     PairObjective,
 )
-from ppojob_trainer.engine.policy_objective import (
-    PolicyObjective,
-    sampling_diagnostics,
-    token_sums,
-)
+from ppojob_trainer.engine.policy_objective import PolicyObjective, sampling_diagnostics
 from ppojob_trainer.engine.router_losses import RouterCoefficients
 from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
 from ppojob_trainer.engine.train_engine import GivenObjective, Supervised, TrainEngine

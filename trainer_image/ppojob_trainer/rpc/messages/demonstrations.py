@@ -2,16 +2,8 @@
 
 import msgspec
 
-from ppojob_trainer.data.pictures import LaterPicture
-from ppojob_trainer.rpc.messages.rows import RowIndex
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive tokens of an answer, and the pictures in them, as `AnswerPart` has them."""
-
-    tokens: list[int]
-    is_trained: bool
-    pictures: list[LaterPicture] = []
+from ppojob_trainer.data.prompt_store import AnswerPart
+from ppojob_trainer.rows.batch_index import BatchIndex
 
 
 class Demonstration(msgspec.Struct, frozen=True, array_like=True):
@@ -24,7 +16,7 @@ class Demonstration(msgspec.Struct, frozen=True, array_like=True):
 
     prompt: int
     tokens: list[int]
-    answers: list[list[Part]]
+    answers: tuple[tuple[AnswerPart, ...], ...]
     reward: float = 0.0
     pictures: bytes = b""
 
@@ -49,4 +41,4 @@ class GivenRows(msgspec.Struct, frozen=True):
     """
 
     given: Demonstrate
-    index: RowIndex
+    index: BatchIndex

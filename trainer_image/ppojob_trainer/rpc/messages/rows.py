@@ -3,6 +3,7 @@
 import msgspec
 
 from ppojob_trainer.rewards.records import ValueKind
+from ppojob_trainer.rows.batch_index import BatchIndex
 
 CHANNEL_SECONDS = 10.0
 """Limit of an operation on a channel between sides that do nothing else meanwhile."""
@@ -22,30 +23,6 @@ class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.purpose}/{self.round}" if self.round else self.purpose
 
 
-class RowIndex(msgspec.Struct, frozen=True):
-    """Which rows a batch has and who owns them: all that plans of transfers are made of.
-
-    Attributes:
-        prompt_lengths: (prompts,) tokens.
-        lengths: (rows,) response tokens, prompt-major.
-        owners: (prompts,) the rank that owns the rows of each prompt.
-        picture_bytes: (prompts,) of the pictures of each, as one value; empty where none has any.
-        later_picture_bytes: (rows,) of those that each was shown behind its prompt, likewise.
-        teachers: (prompts,) number of the reference's model that reads each; empty for one model.
-        teacher_prompt_lengths: (rows,) tokens of what the reference reads in the place of the
-            prompt of each; empty where it reads the prompts.
-    """
-
-    prompt_lengths: list[int]
-    lengths: list[int]
-    samples: int
-    owners: list[int]
-    picture_bytes: list[int] = []
-    later_picture_bytes: list[int] = []
-    teachers: list[int] = []
-    teacher_prompt_lengths: list[int] = []
-
-
 class PlaceRows(msgspec.Struct, frozen=True):
     """Tell an owner of train rows where all the others are.
 
@@ -54,7 +31,7 @@ class PlaceRows(msgspec.Struct, frozen=True):
         again: they are placed already, and the index is another one of them.
     """
 
-    index: RowIndex
+    index: BatchIndex
     origins: list[tuple[int, int]] | None = None
     again: bool = False
 
@@ -121,7 +98,7 @@ class MoveRows(msgspec.Struct, frozen=True):
 
     role: str
     batch: BatchName
-    index: RowIndex
+    index: BatchIndex
 
 
 class MoveColumns(msgspec.Struct, frozen=True):
@@ -132,7 +109,7 @@ class MoveColumns(msgspec.Struct, frozen=True):
     """
 
     role: str
-    index: RowIndex
+    index: BatchIndex
     columns: list[str]
     to_owners: bool
 

@@ -18,18 +18,24 @@ class SaveShards(msgspec.Struct, frozen=True):
     in_background: bool = False
 
 
-class SavedFile(msgspec.Struct, frozen=True):
-    """A file of a checkpoint: name within it, size in bytes, sha256 in hexadecimal."""
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of a checkpoint as the manifest has it, which the rank of a role wrote and reads back.
+
+    Its path is relative to the checkpoint's folder (``actor_rollout/rank-00000/rng``), the digest
+    is in hex.
+    """
 
     path: str
-    size: int
+    size_bytes: int
     sha256: str
+    role: str
+    rank: int
 
 
 class Saved(msgspec.Struct, frozen=True):
     """The files that a rank wrote; none while it writes beside what follows."""
 
-    files: list[SavedFile]
+    files: list[FileEntry]
 
 
 class AskWritten(msgspec.Struct, frozen=True):
@@ -46,7 +52,7 @@ class Written(msgspec.Struct, frozen=True):
         refusal: what its disk said; empty where it has not refused.
     """
 
-    files: list[SavedFile] | None = None
+    files: list[FileEntry] | None = None
     refusal: str = ""
 
 
@@ -60,7 +66,7 @@ class Restore(msgspec.Struct, frozen=True):
     """
 
     folder: str | None
-    files: list[SavedFile]
+    files: list[FileEntry]
     total_updates: dict[str, int]
 
 
