@@ -190,11 +190,11 @@ def test_positions_go_on_from_the_highest(
     assert form.positions(ids, packed(clips)) == expected.tolist()
 
 
-def written_file(path: Path, count: int, fps: float) -> Path:
-    """A video whose n-th frame is as red as its number."""
+def written_file(path: Path) -> Path:
+    """A video of two seconds whose n-th frame is as red as its number."""
     code = cv2.VideoWriter.fourcc(*"mp4v")
-    writer = cv2.VideoWriter(str(path), code, fps, (32, 32))
-    for number in range(count):
+    writer = cv2.VideoWriter(str(path), code, 10.0, (32, 32))
+    for number in range(20):
         blue_green_red = np.full((32, 32, 3), (0, 0, 12 * number), np.uint8)
         writer.write(blue_green_red)
     writer.release()
@@ -217,7 +217,7 @@ def written_file(path: Path, count: int, fps: float) -> Path:
 def test_frames_of_a_file_are_those_of_qwen_vl_utils(
     tmp_path: Path, told: dict[str, object], places: list[int], is_path: bool
 ) -> None:
-    file = written_file(tmp_path / "a.mp4", 20, 10.0)
+    file = written_file(tmp_path / "a.mp4")
     form = form_of(saved(tmp_path, Qwen3VLForConditionalGeneration))
     content = f"file://{file}" if is_path else file.read_bytes()
     (packed_clips,) = read_videos({"video": content, **told}, form)
@@ -243,14 +243,14 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(
 def test_parts_that_a_file_does_not_have_are_refused(
     tmp_path: Path, told: dict[str, object], refused: str
 ) -> None:
-    file = str(written_file(tmp_path / "a.mp4", 20, 10.0))
+    file = str(written_file(tmp_path / "a.mp4"))
     with pytest.raises(BadPicture, match=refused):
         decoded(file, told, as_it_is)
 
 
 def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
     """Matroska tells the length of its sound, of which OpenCV makes a number of frames."""
-    content = written_file(tmp_path / "a.mkv", 20, 10.0).read_bytes()
+    content = written_file(tmp_path / "a.mkv").read_bytes()
     length = b"\x44\x89\x88"
     assert content.count(length + struct.pack(">d", 2000.0)) == 1
     longer = content.replace(length + struct.pack(">d", 2000.0), length + struct.pack(">d", 2200.0))
