@@ -17,7 +17,7 @@ from ppojob_cli.input_error import told
 from ppojob_cli.job_file import load_job
 from ppojob_cli.overrides import set_option
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.build.objects import base_objects, bindings, key_templates, stateful_sets
+from ppojob_operator.build.objects import base_objects, key_templates, role_binding, stateful_sets
 from ppojob_operator.plan import cluster_problems
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
@@ -276,7 +276,7 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
     for role, rendered in zip(roles, sets, strict=True):
         yield _pods_line(role.role, rendered)
     keys = key_templates(job, written).values()
-    objects = [*base_objects(job, written), *bindings(job), *keys, *sets]
+    objects = [*base_objects(job, written), role_binding(job), *keys, *sets]
     names: dict[str, list[str]] = {}
     for one in objects:
         names.setdefault(one["kind"], []).append(one["metadata"]["name"])

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -89,6 +90,14 @@ class Preflight:
         self.errors += map(str, errors)
         self.warnings += map(str, warnings)
 
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Take in what the block raises of the job and its code; what follows the block is done."""
+        try:
+            yield
+        except (ConfigError, JobFailed, RewardFailed) as problem:
+            self.add(str(problem).splitlines())
+
 
 def check_run(config: RunConfig, output: Path) -> Preflight:
     """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
@@ -132,8 +141,11 @@ def check_inputs(config: RunConfig) -> Preflight:
         if spec.judge is not None:
             _check_judge(spec.judge, found)
             found.add(list(_answers_without_room(spec.judge, spec.rewards)))
-        found.add([*_rewards(spec), *_sampler(spec), *_custom_functions(spec)])
-    found.add([*_tools(spec), *_retriever(spec), *_recording(spec)])
+        _check_rewards(spec, found)
+        _check_sampler(spec, found)
+        found.add(_custom_functions(spec))
+    _check_tools(spec, found)
+    found.add([*_retriever(spec), *_recording(spec)])
     return found
 
 
@@ -197,10 +209,8 @@ def _check_data(
     with chat:
         stops = spec.rollout.stop_token_ids
         found.add(check_tokenizer_fit(chat, model.vocabulary, Path(folder), stops))
-        try:
+        with found.refusals():
             found.add(*check_agent(spec, chat))
-        except ConfigError as problem:
-            found.add(problem.problems)
         report = check_files(
             spec.prompts,
             chat,
@@ -273,10 +283,8 @@ def _check_references(
             found.add([*_teacher_context(spec, where, report)])
         rows = (report.vocabulary, policy.vocabulary)
         found.add(check_rows(where, *rows, is_cut=is_cut_alike))
-        try:
+        with found.refusals():
             found.add(check_same_tokens(vocabulary or {}, folder))
-        except ConfigError as problem:
-            found.add(problem.problems)
 
 
 def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:
@@ -303,14 +311,11 @@ def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
     folder = Path(spec.tokenizer_path or spec.path)
     if not folder.is_dir() and folder == Path(spec.path):
         return  # that the folder is missing has been said
-    try:
-        chat = ChatTokenizer(
-            spec.path, folder, spec.chat_template, setting="spec.rewardModel.chatTemplate"
-        )
-    except ConfigError as problem:
-        found.add(problem.problems)
-        return
-    with chat:
+    setting = "spec.rewardModel.chatTemplate"
+    with (
+        found.refusals(),
+        ChatTokenizer(spec.path, folder, spec.chat_template, setting=setting) as chat,
+    ):
         unfit = check_score_fit(
             max_tokens=spec.max_tokens,
             context_tokens=report.context_tokens,
@@ -331,12 +336,8 @@ def _check_judge(spec: JudgeSpec, found: Preflight) -> None:
         found.add([Problem(where, shown(longest), why, allowed, code)])
     if not Path(spec.path).is_dir():
         return  # that the folder is missing has been said
-    try:
-        chat = ChatTokenizer(spec.path, spec.path, None, setting="a template of its own")
-    except ConfigError as unusable:
-        found.add(unusable.problems)
-        return
-    with chat:
+    setting = "a template of its own"
+    with found.refusals(), ChatTokenizer(spec.path, spec.path, None, setting=setting) as chat:
         if not chat.has_template:
             why, allowed = "it has no chat template, and is asked by chat", "a model that has one"
             where, code = JUDGE.where, ReasonCode.REQUIRED
@@ -387,29 +388,22 @@ def _recording(spec: PPOJobSpec) -> Iterator[Problem]:
         )
 
 
-def _rewards(spec: PPOJobSpec) -> list[str]:
+def _check_rewards(spec: PPOJobSpec, found: Preflight) -> None:
     """Load the reward functions once, in a process like those that will call them."""
     if not spec.rewards:
-        return []  # scorers that are built in
-    try:
+        return  # scorers that are built in
+    judge = None if spec.judge is None else Judge("http://127.0.0.1/v1", spec.judge.path, 0.0)
+    with found.refusals():
         variables = variables_of_code("reward")
-        judge = None if spec.judge is None else Judge("http://127.0.0.1/v1", spec.judge.path, 0.0)
         ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables, judge=judge).close()
-    except (ConfigError, RewardFailed) as problem:
-        return str(problem).splitlines()
-    return []
 
 
-def _sampler(spec: PPOJobSpec) -> list[str]:
+def _check_sampler(spec: PPOJobSpec, found: Preflight) -> None:
     """Load the function that chooses rows once, in a process like the one that will call it."""
-    if spec.prompts.sampler is None or not spec.steps.trains:
-        return []
-    with PromptStore() as nothing, RowSampler(spec.prompts.sampler, nothing) as sampler:
-        try:
-            sampler.open()
-        except ConfigError as problem:
-            return str(problem).splitlines()
-    return []
+    if (sampler := spec.prompts.sampler) is None or not spec.steps.trains:
+        return
+    with found.refusals(), PromptStore() as nothing, RowSampler(sampler, nothing) as child:
+        child.open()
 
 
 def _custom_functions(spec: PPOJobSpec) -> list[str]:
@@ -433,17 +427,14 @@ def _custom_functions(spec: PPOJobSpec) -> list[str]:
     return found
 
 
-def _tools(spec: PPOJobSpec) -> list[str]:
+def _check_tools(spec: PPOJobSpec, found: Preflight) -> None:
     """Load tools and users once, in the same way."""
     if spec.agent is None or not calls_tools(spec):
-        return []
+        return
     elsewhere = [tool.name for tool in retrieved_tools(spec)]
     variables = variables_of_code("tools")
-    try:
+    with found.refusals():
         ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere).close()
-    except (ConfigError, JobFailed) as problem:
-        return str(problem).splitlines()
-    return []
 
 
 def _retriever(spec: PPOJobSpec) -> Iterator[str]:

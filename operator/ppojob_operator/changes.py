@@ -17,9 +17,9 @@ from ppojob_operator.build.metadata import (
 )
 from ppojob_operator.build.objects import (
     base_objects,
-    bindings,
     key_templates,
     pod_sets,
+    role_binding,
     stateful_sets,
 )
 from ppojob_operator.build.pod_template import PodConfig, config_map_name
@@ -65,7 +65,6 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
         for action in _object_actions(here, wanted)
     ]
-    bound = [one for wanted in bindings(here.job) for one in _object_actions(here, wanted)]
     keys: list[Action] = []
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
         keys.append(MakeKeys(key_templates(here.job, config)))
@@ -76,6 +75,7 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     ]
     if here.runs and not (around or sets):
         rest += _outdated_controller(here)
+    bound = _object_actions(here, role_binding(here.job))
     return ((*keys, *around, *gang), (*sets, *bound), (*rest, *told))
 
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from cluster_access import Cluster, eventually
-from cluster_jobs import job, pods, says
+from cluster_jobs import job, says
 from fault_proxy import FaultProxy
 from operator_lives import (
     PATIENCE_SECONDS,
     Kubelet,
     doors_that_do_not_open,
+    gone,
     objects,
     undisturbed,
+    wait,
 )
 from operator_replica import Operator
 
@@ -62,20 +64,10 @@ def patch(name: str, spec: dict[str, Any]) -> tuple[str, ...]:
     return ("patch", "ppojob", name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
 
-def wait(cluster: Cluster, reason: str, number: int) -> None:
-    """Wait until the job says why it is where it is, and has so many pods."""
-
-    def is_there() -> bool:
-        said = cluster.read("ppojob", "sum", "{.status.reason}")
-        return len(pods(cluster, "sum")) == number and said == reason
-
-    eventually(is_there, PATIENCE_SECONDS)
-
-
 def in_the_end(cluster: Cluster) -> dict[str, Any]:
     """The objects of the job, whatever its generation, once they are at rest; the job goes."""
     wrong, found = doors_that_do_not_open(cluster, "sum"), at_rest(cluster)
-    cluster.kubectl("delete", "ppojob", "sum", "--cascade=foreground", "--timeout=300s")
+    gone(cluster)
     assert not wrong
     return found
 

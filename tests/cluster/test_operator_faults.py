@@ -14,6 +14,7 @@ from operator_lives import (
     PATIENCE_SECONDS,
     Kubelet,
     doors_that_do_not_open,
+    gone,
     objects,
     told_twice,
     undisturbed,
@@ -43,10 +44,6 @@ def is_made(cluster: Cluster) -> None:
         return cluster.read("ppojob", "sum", "{.status.reason}") == "Unschedulable"
 
     eventually(says_why, PATIENCE_SECONDS)
-
-
-def gone(cluster: Cluster) -> None:
-    cluster.kubectl("delete", "ppojob", "sum", "--cascade=foreground", "--timeout=300s")
 
 
 def is_as(cluster: Cluster, made: dict[str, Any]) -> None:

@@ -4,20 +4,23 @@ Whatever it dies at, the objects of the job are those that an operator makes to 
 happens, and its Secrets hold keys of one making.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_access import Cluster, eventually
-from cluster_jobs import job, pods
+from cluster_jobs import job
 from fault_proxy import FaultProxy
 from operator_lives import (
     PATIENCE_SECONDS,
     Kubelet,
     doors_that_do_not_open,
+    gone,
     objects,
     told_twice,
     undisturbed,
+    wait,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600), pytest.mark.usefixtures("crd")]
@@ -26,16 +29,8 @@ CREATIONS = 15
 """Of a job of three roles: 3 Secrets, 9 other objects, 3 StatefulSets."""
 WRITES = CREATIONS + 2
 """An Event and a status as well."""
-
-
-def wait(cluster: Cluster, reason: str, number: int) -> None:
-    """Wait until the job says why it is where it is, and has so many pods."""
-
-    def is_there() -> bool:
-        said = cluster.read("ppojob", "sum", "{.status.reason}")
-        return len(pods(cluster, "sum")) == number and said == reason
-
-    eventually(is_there, PATIENCE_SECONDS)
+SHORT = {(1, False), (2, True), (13, False), (16, True)}
+"""Writes at which an operator dies in every run of the tests."""
 
 
 def begin(cluster: Cluster) -> None:
@@ -56,7 +51,7 @@ def in_the_end(cluster: Cluster) -> dict[str, Any]:
     """The objects of the job once an operator has nothing more to do, and the job gone."""
     wrong = doors_that_do_not_open(cluster, "sum")
     found = objects(cluster, "sum")
-    cluster.kubectl("delete", "ppojob", "sum", "--cascade=foreground", "--timeout=300s")
+    gone(cluster)
     assert not wrong
     return found
 
@@ -77,14 +72,21 @@ def lived(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         return in_the_end(cluster)
 
 
-def test_an_operator_that_lives_for_one_write_makes_the_job(cluster, proxy, begun, tmp_path):
-    with Kubelet(cluster, proxy, tmp_path, strike=(1, True)) as kubelet:
+def deaths(
+    cluster: Cluster, begun: dict[str, Any], proxy: FaultProxy, tmp_path: Path, *how: Any
+) -> int:
+    """How often the operator has died when the objects of the job are as they must be."""
+    with Kubelet(cluster, proxy, tmp_path, *how) as kubelet:
         begin(cluster)
         eventually(lambda: objects(cluster, "sum") == begun, PATIENCE_SECONDS)
         told = told_twice(cluster, "sum")
         assert in_the_end(cluster) == begun
-        assert kubelet.deaths >= CREATIONS
         assert not told
+        return kubelet.deaths
+
+
+def test_an_operator_that_lives_for_one_write_makes_the_job(cluster, proxy, begun, tmp_path):
+    assert deaths(cluster, begun, proxy, tmp_path, (1, True)) >= CREATIONS
 
 
 @pytest.mark.long
@@ -103,32 +105,14 @@ def test_an_operator_that_lives_for_one_write_leads_a_job_through_its_life(
         assert kubelet.deaths > CREATIONS
 
 
-def dies_once(
-    cluster: Cluster, proxy: FaultProxy, begun: dict[str, Any], tmp_path: Path, strike: Any
-) -> None:
-    with Kubelet(cluster, proxy, tmp_path, strike, most=1) as kubelet:
-        begin(cluster)
-        eventually(lambda: objects(cluster, "sum") == begun, PATIENCE_SECONDS)
-        told = told_twice(cluster, "sum")
-        assert in_the_end(cluster) == begun
-        assert kubelet.deaths == 1
-        assert not told
-
-
-@pytest.mark.parametrize("strike", [(1, False), (2, True), (13, False), (16, True)])
+@pytest.mark.parametrize(
+    "strike",
+    [
+        pytest.param(strike, marks=() if strike in SHORT else pytest.mark.long)
+        for strike in itertools.product(range(1, WRITES + 1), (False, True))
+    ],
+    ids=str,
+)
 def test_another_operator_ends_what_was_begun(cluster, proxy, begun, tmp_path, strike) -> None:
-    dies_once(cluster, proxy, begun, tmp_path, strike)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-@pytest.mark.parametrize("at", range(1, WRITES + 1))
-def test_another_operator_ends_what_was_begun_at_any_write(
-    cluster: Cluster,
-    proxy: FaultProxy,
-    begun: dict[str, Any],
-    tmp_path: Path,
-    at: int,
-    behind: bool,
-) -> None:
-    dies_once(cluster, proxy, begun, tmp_path, (at, behind))
+    """Before any write, and behind it."""
+    assert deaths(cluster, begun, proxy, tmp_path, strike, 1) == 1

@@ -2,14 +2,14 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from operator_jobs import SETTINGS, job_manifest
 from simulated_cluster import SimulatedCluster
 
 from ppojob_operator.cache import Cache
-from ppojob_operator.errors import ClusterError
+from ppojob_operator.errors import ClusterError, UnavailableError
 from ppojob_operator.kinds import CHILD_KINDS
 from ppojob_operator.reconcile import Reconciler
 from ppojob_operator.state import ControllerReport
@@ -46,6 +46,19 @@ class Bench:
     async def step(self) -> None:
         self.look()
         await self.reconciler.reconcile(KEY)
+
+    async def die(self, at: int, *, behind: bool, steps: int) -> None:
+        """Have the operator die before or behind that write, and another begin from nothing."""
+
+        def fault(n: int) -> ClusterError | None:
+            return UnavailableError("killed") if n >= at else None
+
+        setattr(self.cluster, "after_fault" if behind else "fault", fault)
+        for _ in range(steps):
+            with suppress(ClusterError):
+                await self.step()
+        self.cluster.fault = self.cluster.after_fault = lambda _: None
+        self.restart()
 
     async def settle(self, limit: int = 30) -> None:
         """Reconcile until nothing is written any more, through whatever fails."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from cluster_access import Cluster
+from cluster_access import Cluster, eventually
+from cluster_jobs import pods
 from fault_proxy import FaultProxy, Strike
 from operator_replica import Operator
 
@@ -79,6 +80,21 @@ def undisturbed(cluster: Cluster, logs: Path) -> Iterator[Operator]:
         yield operator
     finally:
         operator.end()
+
+
+def wait(cluster: Cluster, reason: str, number: int) -> None:
+    """Wait until the job `sum` says why it is where it is, and has so many pods."""
+
+    def is_there() -> bool:
+        said = cluster.read("ppojob", "sum", "{.status.reason}")
+        return len(pods(cluster, "sum")) == number and said == reason
+
+    eventually(is_there, PATIENCE_SECONDS)
+
+
+def gone(cluster: Cluster) -> None:
+    """Delete the job `sum`, and wait until its objects are gone as well."""
+    cluster.kubectl("delete", "ppojob", "sum", "--cascade=foreground", "--timeout=300s")
 
 
 def objects(cluster: Cluster, name: str) -> dict[str, Any]:

@@ -138,6 +138,14 @@ def relative_difference(got: dict[str, Tensor], expected: dict[str, Tensor]) -> 
     return (off / size) ** 0.5
 
 
+def assert_gradients(
+    model: PreTrainedModel, reference: PreTrainedModel, loss: Tensor, bound: float
+) -> None:
+    """What an update has left in a model is the gradient of a loss of the reference."""
+    found = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
+    assert relative_difference(found, gradients(reference, loss)) < bound
+
+
 def as_the_whole(
     model: PreTrainedModel,
     whole: PreTrainedModel,

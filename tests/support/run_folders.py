@@ -119,8 +119,8 @@ def _marks(process: Path) -> str:
     return marks
 
 
-def wait_until_gone(output: Path, seconds: float = 15.0) -> None:
-    eventually(lambda: not processes_of(output), seconds)
+def wait_until_gone(output: Path) -> None:
+    eventually(lambda: not processes_of(output), 15)
 
 
 def fork_server_of(output: Path) -> int:

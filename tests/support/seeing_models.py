@@ -39,6 +39,8 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
+from ppojob_trainer.data.picture_forms import PictureForm
+
 SEEING = {
     "seeing": Qwen2_5_VLForConditionalGeneration,
     "seeing_3": Qwen3VLForConditionalGeneration,
@@ -53,17 +55,35 @@ QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
 TIMED = DEEP | QWEN3_5
 """Which are told the time of a video in text."""
 VIDEOS = {Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration, *TIMED}
+FILMED = [
+    Qwen2VLForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
+]
+"""Of `VIDEOS`, those without experts."""
 GLM = {
     Glm4vForConditionalGeneration: "Glm4vImageProcessor",
     Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
 }
 """With the processors of which GLM-4.1V and GLM-4.6V have one each."""
+THREE_WAYS = [
+    Qwen2VLForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
+    *GLM,
+]
+"""Whose places in a picture are counted three ways: of time, down and across."""
 
 MARKS = {
     InternVLForConditionalGeneration: ("<img>", "</img>"),
     Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
 }
 """Of those whose pictures have tokens around them, these."""
+FAMILIES = [*THREE_WAYS, *MARKS]
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
 TEXTS = {
@@ -106,6 +126,13 @@ def save_seeing_model(
     if model_class in MARKS:
         save_tokenizer(folder, template=SEEING_TEMPLATE, names=[*NAMES, *MARKS[model_class]])
     return model
+
+
+def form_of(folder: Path) -> PictureForm:
+    """What the folder of a model that sees pictures says of them."""
+    form = PictureForm.read(folder)
+    assert form is not None
+    return form
 
 
 def save_seeing_policy(folder: Path, kind: str, dropout: float) -> None:

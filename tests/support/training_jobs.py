@@ -57,14 +57,14 @@ class Volume:
     def wait_for_step(self, job: str, step: int, seconds: float = 600.0) -> None:
         eventually(lambda: self.steps_done(job) >= step, seconds)
 
-    def wait_for_step_behind(self, job: str, moment: float, seconds: float = 600.0) -> float:
+    def wait_for_step_behind(self, job: str, moment: float) -> float:
         """Wait until a step was done later than a moment; answers when that was."""
 
         def times() -> list[float]:
             found = run_folders.metrics(self.run_folder(job))
             return [record["time"] for record in found if record["time"] > moment]
 
-        eventually(lambda: bool(times()), seconds)
+        eventually(lambda: bool(times()), 600)
         return times()[0]
 
 
@@ -109,9 +109,9 @@ def ran_alone(cluster: Cluster, volume: Volume, manifest: dict[str, Any]) -> Pat
     return volume.run_folder(name)
 
 
-def wait_for_phase(cluster: Cluster, name: str, *phases: str, seconds: float = 900.0) -> None:
+def wait_for_phase(cluster: Cluster, name: str, *phases: str) -> None:
     """Wait until a job is in one of these phases; one that fails instead says why."""
     over = {*phases, "Failed", "Succeeded"}
-    eventually(lambda: cluster.read("ppojob", name, "{.status.phase}") in over, seconds)
+    eventually(lambda: cluster.read("ppojob", name, "{.status.phase}") in over, 900)
     phase = cluster.read("ppojob", name, "{.status.phase}")
     assert phase in phases, cluster.kubectl("describe", "ppojob", name)

@@ -9,11 +9,11 @@ forked: PyTorch is imported once for all of them.
 """
 
 import faulthandler
+import functools
 import multiprocessing
 import socket
 import sys
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from traceback import format_exc
@@ -42,6 +42,19 @@ def results(folder: Path, layout: str, name: str, rank: int = 0) -> dict[str, Te
 def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin so, by what stands behind."""
     return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
+
+
+@functools.cache
+def alone(folder: Path, name: str) -> dict[str, Tensor]:
+    """What one rank finds for a case."""
+    return run_case(CASES[name].alone, folder, World.alone())
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Each tensor is the same to the bit."""
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def run_rank(
@@ -135,9 +148,9 @@ def main(folder: Path, tried: str, *selected: str) -> None:
         return
     cover = {"cover": COVER, "whole": WHOLE}[tried]
     for layout in selected or WORLDS:
-        run_world(folder / layout, LAYOUTS[layout], partial(write_results, cover=cover))
+        run_world(folder / layout, LAYOUTS[layout], functools.partial(write_results, cover=cover))
     for layout in () if selected else WORLDS:
-        run_world(folder / layout, LAYOUTS[layout], partial(write_foreign, cover=cover))
+        run_world(folder / layout, LAYOUTS[layout], functools.partial(write_foreign, cover=cover))
 
 
 if __name__ == "__main__":

@@ -181,23 +181,13 @@ NAME_RULES = (
         when: !has(self.checkpoint.volume)
         must: self.rewards.all(one, !has(one.source) || !has(one.source.configMap))
 
-        spec | algorithm.custom algorithm.policyLoss.custom | Conflict | here
+        spec | algorithm.custom algorithm.policyLoss.custom data.sampler | Conflict | here
             a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
             machine; source: {path: FILE}, or a volume
-        when: !has(self.checkpoint.volume)
-        must: !has(self.$FIELD) || !has(self.$FIELD.source.configMap)
+        when: !has(self.checkpoint.volume) && has(self.$FIELD)
+        must: !has(self.$FIELD.source) || !has(self.$FIELD.source.configMap)
 
-        spec.algorithm.custom spec.algorithm.policyLoss.custom | source | Conflict | here
-            the code has one source; exactly one of path and configMap
-        must: has(self.source.path) != has(self.source.configMap)
-
-        spec | data.sampler | Conflict | here
-            a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
-            machine; source: {path: FILE}, or a volume
-        when: !has(self.checkpoint.volume) && has(self.data.sampler)
-        must: !has(self.data.sampler.source) || !has(self.data.sampler.source.configMap)
-
-        spec.data.sampler | source | Conflict | here
+        $ONE_FUNCTION | source | Conflict | here
             the code has one source; exactly one of path and configMap
         when: has(self.source)
         must: has(self.source.path) != has(self.source.configMap)
@@ -217,7 +207,7 @@ NAME_RULES = (
         when: !has(self.checkpoint.volume) && has(self.agent)
         must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 
-        $FUNCTIONS | function | BadForm | here
+        spec.rewards[] $ONE_FUNCTION | function | BadForm | here
             it names no function; the name of a Python function
         must: self.function.matches(r'$IDENTIFIER') && !(self.function in $KEYWORDS)
 
@@ -235,16 +225,11 @@ NAME_RULES = (
             it is in the list twice; each logger once
         must: self.all(one, self.exists_one(other, other == one))
 
-        spec.profile | steps ranks | Duplicate | here
-            a number is in the list twice; each once
+        spec.profile | steps ranks contents | Duplicate | here
+            it is in the list twice; each once
         must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other == one))
-
-        spec.profile | contents | Duplicate | here
-            a word is in the list twice; each once
-        must: self.contents.all(one, self.contents.exists_one(other, other == one))
         """,
-        FUNCTIONS="spec.rewards[] spec.data.sampler"
-        " spec.algorithm.custom spec.algorithm.policyLoss.custom",
+        ONE_FUNCTION="spec.data.sampler spec.algorithm.custom spec.algorithm.policyLoss.custom",
         HUB_ID=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*$",
         DATA=" ".join(f"spec.{field}[]" for field in DATA_FIELDS),
         IS_PROGRAM="self.format == 'python' || "

@@ -60,11 +60,6 @@ def base_objects(job: Job, config: PodConfig) -> list[dict[str, Any]]:
     ]
 
 
-def bindings(job: Job) -> list[dict[str, Any]]:
-    """What the API server takes when it knows of the Role, shortly after that was made."""
-    return [_role_binding(job)]
-
-
 def key_templates(job: Job, config: PodConfig) -> dict[RoleName, Manifest]:
     """The Secrets without their keys, which only the `Reconciler` knows; the controller's first.
 
@@ -182,8 +177,11 @@ def _role(job: Job) -> dict[str, Any]:
     return manifest("Role", job, controller_name(job), "controller", rules=[rule])
 
 
-def _role_binding(job: Job) -> dict[str, Any]:
-    """Gives that right to that identity."""
+def role_binding(job: Job) -> dict[str, Any]:
+    """Gives that right to that identity.
+
+    The API server takes it when it knows of the Role, shortly after that was made.
+    """
     name = controller_name(job)
     return manifest(
         "RoleBinding",

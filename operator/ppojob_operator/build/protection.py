@@ -36,24 +36,28 @@ def _ingress(job: Job, answering: Sequence[RoleName], fenced: Sequence[RoleName]
     torch.distributed authenticates nobody, so this is what fences its ports: from those pods too
     which nobody in the job waits to hear from.
     """
-    own: dict[str, Any] = {"matchLabels": selector(job)}
-    if answering:
-        slugs = [ROLE_SLUGS[role] for role in answering]
-        own["matchExpressions"] = [{"key": LABEL_ROLE, "operator": "NotIn", "values": slugs}]
-    pods: dict[str, Any] = {"matchLabels": selector(job)}
-    if fenced:
-        slugs = [ROLE_SLUGS[role] for role in fenced]
-        pods["matchExpressions"] = [{"key": LABEL_ROLE, "operator": "NotIn", "values": slugs}]
     return manifest(
         "NetworkPolicy",
         job,
         f"{job.name}-pods",
         spec={
-            "podSelector": pods,
+            "podSelector": _all_but(job, fenced),
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": own}]}, {"ports": _tcp(*_OPEN_PORTS)}],
+            "ingress": [
+                {"from": [{"podSelector": _all_but(job, answering)}]},
+                {"ports": _tcp(*_OPEN_PORTS)},
+            ],
         },
     )
+
+
+def _all_but(job: Job, roles: Sequence[RoleName]) -> dict[str, Any]:
+    """Selects the pods of a job that have none of these roles."""
+    found: dict[str, Any] = {"matchLabels": selector(job)}
+    if roles:
+        slugs = [ROLE_SLUGS[role] for role in roles]
+        found["matchExpressions"] = [{"key": LABEL_ROLE, "operator": "NotIn", "values": slugs}]
+    return found
 
 
 def _ingress_of_judge(job: Job) -> dict[str, Any]:
@@ -105,7 +109,7 @@ def _allowed(rule: EgressSpec) -> dict[str, Any]:
     if rule.cidr is not None:
         allowed["to"] = [{"ipBlock": {"cidr": rule.cidr}}]
     if rule.ports:
-        allowed["ports"] = [{"port": port, "protocol": "TCP"} for port in rule.ports]
+        allowed["ports"] = _tcp(*rule.ports)
     return allowed
 
 

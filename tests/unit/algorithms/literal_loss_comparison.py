@@ -163,17 +163,18 @@ def inputs_of(batch: Batch, dtype: torch.dtype) -> Any:
     )
 
 
-def compare_loss(table: ModuleType, batch: Batch, dtype: torch.dtype, name: str) -> None:
+def tried(batch: Batch, name: str) -> Iterator[tuple[Case, list[tuple[Row, Whole]]]]:
+    """The cases of a loss that say something of a batch, with its rows."""
     for case in (case for case in CASES if case.name == name):
         rows = rows_of(batch)
         chosen = case.singled_out(rows)
-        if chosen is None:
-            continue
-        tokens = [
-            token
-            for row, whole in zip(rows, wholes(batch, rows, chosen), strict=True)
-            for token in case.form(row, row.logprobs, whole)
-        ]
+        if chosen is not None:
+            yield case, list(zip(rows, wholes(batch, rows, chosen), strict=True))
+
+
+def compare_loss(table: ModuleType, batch: Batch, dtype: torch.dtype, name: str) -> None:
+    for case, rows in tried(batch, name):
+        tokens = [token for row, whole in rows for token in case.form(row, row.logprobs, whole)]
         output = table.POLICY_LOSSES[name].compute(inputs_of(batch, dtype), **case.options)
         assert_close(output.loss, [token.loss for token in tokens])
         assert tuple(output.metrics) == table.POLICY_LOSSES[name].metrics
@@ -182,17 +183,12 @@ def compare_loss(table: ModuleType, batch: Batch, dtype: torch.dtype, name: str)
 
 
 def compare_loss_gradient(table: ModuleType, batch: Batch, dtype: torch.dtype, name: str) -> None:
-    for case in (case for case in CASES if case.name == name):
-        rows = rows_of(batch)
-        chosen = case.singled_out(rows)
-        if chosen is None:
-            continue
+    for case, rows in tried(batch, name):
         inputs = inputs_of(batch, dtype)
         loss = table.POLICY_LOSSES[name].compute(inputs, **case.options).loss
         assert loss.requires_grad
         (gradient,) = torch.autograd.grad(loss.sum(), inputs.logprobs)
-        pairs = zip(rows, wholes(batch, rows, chosen), strict=True)
-        expected = [slopes(case.form, row, whole) for row, whole in pairs]
+        expected = [slopes(case.form, row, whole) for row, whole in rows]
         assert_close(gradient, flatten(expected))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from seeing_models import TILE, save_seeing_model
+from seeing_models import TILE, form_of, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, picture
 from transformers import (
     AutoTokenizer,
@@ -78,12 +78,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, (kind, _) in PROCESSORS.items():
         save_seeing_model(found[name], kind)
     return found
-
-
-def form_of(folder: Path) -> PictureForm:
-    form = PictureForm.read(folder)
-    assert form is not None
-    return form
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -40,18 +40,8 @@ def test_nearest_takes_those_next_to_the_target_and_some_others() -> None:
     ) == {1, 3}
 
 
-def test_uncertain_draws_by_the_weight_of_the_paper() -> None:
-    """One of few rows, very often: each comes in proportion to sqrt(v (1 - v)) + epsilon."""
-    values, draws = [0.0, 0.1, 0.5, 0.9, 1.0], 20_000
-    weights = [math.sqrt(v * (1 - v)) + 0.05 for v in values]
-    rows = rows_of(values)
-    counts = np.bincount([uncertain(step, 7, 1, rows)[0] for step in range(draws)], minlength=5)
-    expected = [weight / sum(weights) for weight in weights]
-    assert counts / draws == pytest.approx(expected, abs=0.012)
-
-
-def test_uncertain_draws_several_without_replacement() -> None:
-    """Of two that are drawn together, the second is as if it were drawn of what is left."""
+def test_uncertain_draws_by_the_weight_of_the_paper_and_without_replacement() -> None:
+    """In proportion to sqrt(v (1 - v)) + epsilon; the second of two as of what is left."""
     values, draws = [0.0, 0.5, 0.9], 20_000
     weights = [math.sqrt(v * (1 - v)) + 0.1 for v in values]
     pairs = [tuple(uncertain(step, 3, 2, rows_of(values), epsilon=0.1)) for step in range(draws)]

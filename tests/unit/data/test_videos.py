@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from prompt_files import PromptFiles, good_row
-from seeing_models import TIMED, VIDEOS, save_seeing_model
+from seeing_models import TIMED, VIDEOS, form_of, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, VIDEO, VIDEO_TEMPLATE, picture, save_tokenizer
 from transformers import (
     Glm4vForConditionalGeneration,
@@ -32,7 +32,6 @@ from ppojob_trainer.data.videos import clip_of
 
 pytestmark = pytest.mark.processes
 
-JOINED = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
 CLIP = NAMES.index(VIDEO)
 SMALL = frames_of(4, (24, 16))
 RED = picture("red")
@@ -47,12 +46,6 @@ def saved(folder: Path, kind: type[PreTrainedModel]) -> Path:
     save_seeing_model(folder / "model", kind)
     save_tokenizer(folder / "model", template=VIDEO_TEMPLATE)
     return folder / "model"
-
-
-def form_of(folder: Path, kind: type[PreTrainedModel]) -> PictureForm:
-    form = PictureForm.read(saved(folder, kind))
-    assert form is not None
-    return form
 
 
 def cell(frames: list[bytes], **told: object) -> dict[str, object]:
@@ -121,7 +114,7 @@ def test_frames_are_as_large_as_the_processor_has_them(
 ) -> None:
     for kind in (Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration):
         is_timed = kind in TIMED
-        form = form_of(tmp_path / kind.__name__, kind)
+        form = form_of(saved(tmp_path / kind.__name__, kind))
         name = "qwen3_vl/video_processing_qwen3_vl.py"
         limits = {"min_pixels": 4 * PATCH**2, "max_pixels": 128 * PATCH**2}
         if not is_timed:
@@ -185,7 +178,7 @@ def test_positions_go_on_from_the_highest(
     """
     path = "qwen2_5_vl/modeling_qwen2_5_vl.py"
     within = own_function(path, "get_vision_position_ids")
-    form = form_of(tmp_path, kind)
+    form = form_of(saved(tmp_path, kind))
     (clips,) = read_videos(cell(frames_of(12, (24, 16)), fps=fps), form)
     ids = form.expanded([5, 6, CLIP, 7, 8], packed(clips))
     interval = 1.0
@@ -197,11 +190,11 @@ def test_positions_go_on_from_the_highest(
     assert form.positions(ids, packed(clips)) == expected.tolist()
 
 
-def written_file(path: Path, count: int, fps: float) -> Path:
-    """A video whose n-th frame is as red as its number."""
+def written_file(path: Path) -> Path:
+    """A video of two seconds whose n-th frame is as red as its number."""
     code = cv2.VideoWriter.fourcc(*"mp4v")
-    writer = cv2.VideoWriter(str(path), code, fps, (32, 32))
-    for number in range(count):
+    writer = cv2.VideoWriter(str(path), code, 10.0, (32, 32))
+    for number in range(20):
         blue_green_red = np.full((32, 32, 3), (0, 0, 12 * number), np.uint8)
         writer.write(blue_green_red)
     writer.release()
@@ -224,8 +217,8 @@ def written_file(path: Path, count: int, fps: float) -> Path:
 def test_frames_of_a_file_are_those_of_qwen_vl_utils(
     tmp_path: Path, told: dict[str, object], places: list[int], is_path: bool
 ) -> None:
-    file = written_file(tmp_path / "a.mp4", 20, 10.0)
-    form = form_of(tmp_path, Qwen3VLForConditionalGeneration)
+    file = written_file(tmp_path / "a.mp4")
+    form = form_of(saved(tmp_path, Qwen3VLForConditionalGeneration))
     content = f"file://{file}" if is_path else file.read_bytes()
     (packed_clips,) = read_videos({"video": content, **told}, form)
     clips = [clip_of(one) for one in packed_clips]
@@ -250,14 +243,14 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(
 def test_parts_that_a_file_does_not_have_are_refused(
     tmp_path: Path, told: dict[str, object], refused: str
 ) -> None:
-    file = str(written_file(tmp_path / "a.mp4", 20, 10.0))
+    file = str(written_file(tmp_path / "a.mp4"))
     with pytest.raises(BadPicture, match=refused):
         decoded(file, told, as_it_is)
 
 
 def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
     """Matroska tells the length of its sound, of which OpenCV makes a number of frames."""
-    content = written_file(tmp_path / "a.mkv", 20, 10.0).read_bytes()
+    content = written_file(tmp_path / "a.mkv").read_bytes()
     length = b"\x44\x89\x88"
     assert content.count(length + struct.pack(">d", 2000.0)) == 1
     longer = content.replace(length + struct.pack(">d", 2000.0), length + struct.pack(">d", 2200.0))

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from padded_reference import padded_logits, relative_difference
+from padded_reference import assert_gradients, padded_logits
 from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
@@ -138,15 +138,11 @@ def test_an_update_has_the_gradient_of_the_textbook(make_model, make_rows):
     logprobs = z.log_softmax(1).gather(1, rows.response_tokens[:, None])[:, 0]
     ratios = (logprobs - logprobs.detach()).exp()
     loss = -(ratios * rows.advantages)[rows.mask].mean() + 0.7 * kl.mean()
-    loss.backward(inputs=list(theirs.parameters()))
 
     statistics = step_statistics([measured])
     assert statistics["actor/kl_loss"] == pytest.approx(kl.mean().item(), rel=1e-4)
     assert statistics["actor/loss"] == pytest.approx(loss.item(), rel=1e-4)
-    found, expected = (
-        {name: p.grad for name, p in model.named_parameters()} for model in (ours, theirs)
-    )
-    assert relative_difference(found, expected) < 1e-4
+    assert_gradients(ours, theirs, loss, 1e-4)
     assert all(parameter.grad is None for parameter in reference.parameters())
 
 
@@ -163,7 +159,6 @@ def test_of_several_teachers_each_is_compared_with_at_its_own_rows(make_model, m
     second = torch.tensor(rows.teachers, dtype=torch.bool)[rows.row_groups][rows.token_rows]
     y = torch.where(second[:, None], of_teachers[1], of_teachers[0])
     loss = literal(DIVERGENCES[1], z, y)[rows.mask].mean()
-    loss.backward(inputs=list(theirs.parameters()))
 
     engine = TrainEngine(ours, HEAD, TRAINING, OptimizerSpec(gradient_clip=0.0), 10)
     frozen = [ForwardEngine(teacher, HEAD, TRAINING) for teacher in teachers]
@@ -176,10 +171,7 @@ def test_of_several_teachers_each_is_compared_with_at_its_own_rows(make_model, m
         ],
     )
     assert step_statistics([measured])["distillation/loss"] == pytest.approx(loss.item(), rel=1e-4)
-    found, expected = (
-        {name: p.grad for name, p in model.named_parameters()} for model in (ours, theirs)
-    )
-    assert relative_difference(found, expected) < 1e-4
+    assert_gradients(ours, theirs, loss, 1e-4)
 
 
 @pytest.mark.parametrize("is_bounded", [False, True])
@@ -210,7 +202,6 @@ def test_an_update_by_a_teacher_is_that_of_the_textbook(
     at = int(ascending.diff()[5:-5].argmax()) + 5  # where no rounding reaches over the limit
     limit = ascending[at : at + 2].mean().item() if is_bounded else None
     loss = distances.clamp(max=limit).mean() if is_bounded else distances.mean()
-    loss.backward(inputs=list(theirs.parameters()))
 
     engine = TrainEngine(ours, HEAD, TRAINING, OptimizerSpec(gradient_clip=0.0), 10)
     frozen = ForwardEngine(teacher, HEAD, TRAINING)
@@ -224,7 +215,4 @@ def test_an_update_by_a_teacher_is_that_of_the_textbook(
     assert statistics["distillation/loss"] == pytest.approx(distances.mean().item(), rel=1e-4)
     entropy = -(z.softmax(1) * z.log_softmax(1)).sum(1)[rows.mask].mean()
     assert statistics["actor/entropy"] == pytest.approx(entropy.item(), rel=1e-4)
-    found, expected = (
-        {name: p.grad for name, p in model.named_parameters()} for model in (ours, theirs)
-    )
-    assert relative_difference(found, expected) < 1e-4
+    assert_gradients(ours, theirs, loss, 1e-4)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from padded_reference import gradients, padded_logprobs, relative_difference
+from padded_reference import assert_gradients, padded_logprobs
 
 from ppojob_api.v1alpha1.algorithm import (
     AlgorithmSpec,
@@ -50,22 +50,6 @@ def test_parts_add_up_to_the_mini_batch(make_rows, parts_add_up, mode):
     kl = KlSpec(in_="loss", estimator="k3", coefficient=0.2)
     spec = algorithm(loss_aggregation=mode, entropy_coefficient=0.1, kl=kl)
     parts_add_up(PolicyObjective.of(spec, max_response_tokens=9), policy(rows), rows)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in LOSSES if not name.endswith("_cov") and name != "custom"]
-)
-def test_parts_of_every_loss_add_up(make_rows, parts_add_up, name):
-    rows = make_rows(groups=4, old=True)
-    dro = DroSpec(beta=0.5) if name == "dro" else None
-    loss = PolicyLossSpec(type=name, dro=dro)
-    mode = "sequence_mean_token_mean"
-    spec = algorithm(policy_loss=loss, loss_aggregation=mode, entropy_coefficient=0.1)
-    ends = (3, 6) if spec.whole_groups else (5, 6)
-    outputs = policy(rows)
-    if name == "flowrl":
-        outputs += (torch.linspace(-1.0, 1.0, rows.num_tokens).requires_grad_(),)  # log Z
-    parts_add_up(PolicyObjective.of(spec), outputs, rows, ends)
 
 
 def test_rows_without_advantage_stay_where_a_loss_needs_them(make_rows):
@@ -181,6 +165,7 @@ POSITIVE = PositiveExamplesSpec(coefficient=0.25)
     "name", [name for name in LOSSES if not name.endswith("_cov") and name != "custom"]
 )
 def test_right_responses_are_learnt_beside_every_loss(make_rows, parts_add_up, name):
+    """Whose parts add up to the mini-batch, too."""
     rows = make_rows(groups=4, old=True)
     rows.positives = rows.token_rows % 5 == 2
     dro = DroSpec(beta=0.5) if name == "dro" else None
@@ -242,5 +227,4 @@ def test_the_gradient_of_vapo_is_that_of_a_padded_model(make_model, make_rows, b
     logprobs, _ = padded_logprobs(theirs, rows, temperature=0.7)
     surrogate = ((logprobs - logprobs.detach()).exp() * rows.advantages)[rows.mask].mean()
     loss = -surrogate - 0.25 * logprobs[rows.mask & rows.positives].mean()
-    found = {name: weight.grad for name, weight in ours.named_parameters()}
-    assert relative_difference(found, gradients(theirs, loss)) < 1e-6
+    assert_gradients(ours, theirs, loss, 1e-6)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from padded_reference import gradients, padded_logprobs, relative_difference
+from padded_reference import assert_gradients, padded_logprobs
 from transformers import LlamaForSequenceClassification
 
 from ppojob_api.v1alpha1.preferences import PAIR_LOSSES as PAIR_LOSS_NEEDS
@@ -208,8 +208,7 @@ def test_dpo_equals_the_literal_reference(
         assert measured.values[f"train/rewards/{figure}"] == pytest.approx(value, rel=1e-5)
         mean = held_out.token_sums[f"val/rewards/{figure}"] / held_out.tokens
         assert mean == pytest.approx(value, rel=1e-4)
-    found = {key: weight.grad for key, weight in ours.named_parameters()}
-    assert relative_difference(found, gradients(theirs, loss)) < 1e-5
+    assert_gradients(ours, theirs, loss, 1e-5)
 
 
 @pytest.mark.parametrize("name", OF_TRL)
@@ -254,8 +253,7 @@ def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
     literal = total / len(PAIRS)
     assert measured.values["train/loss"] == pytest.approx(literal.item(), rel=1e-6)
     assert measured.values["train/rewards/chosen"] == pytest.approx(sum(scores[0::2]) / 3, rel=1e-6)
-    found = {key: weight.grad for key, weight in ours.named_parameters()}
-    assert relative_difference(found, gradients(model, literal)) < 1e-5
+    assert_gradients(ours, model, literal, 1e-5)
 
 
 def test_pairs_that_were_drawn_have_the_loss_of_given_ones(

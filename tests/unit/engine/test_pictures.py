@@ -14,21 +14,9 @@ from padded_reference import (
     whole_logits,
     whole_logprobs,
 )
-from seeing_models import save_seeing_model
+from seeing_models import FAMILIES, form_of, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, noise, picture
-from transformers import (
-    Glm4vForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
-    InternVLForConditionalGeneration,
-    Mistral3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
 from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.data.pictures import LaterPicture, opened, packed, packed_later, unpacked
@@ -44,18 +32,6 @@ from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rows.experience import Experience, joined
 
 TOKEN = NAMES.index(PICTURE)
-FAMILIES = [
-    Qwen2VLForConditionalGeneration,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeForConditionalGeneration,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
-    InternVLForConditionalGeneration,
-    Mistral3ForConditionalGeneration,
-]
 PICTURES = [
     packed([noise(1, (40, 20)), picture("blue")]),
     b"",
@@ -63,12 +39,6 @@ PICTURES = [
     packed([noise(3, (9, 35))]),
 ]
 PROMPTS = [[5, TOKEN, 7, 8, TOKEN, 9], [10, 11, 12], [TOKEN, 13], [TOKEN, 13]]
-
-
-def form_of(folder: Path) -> PictureForm:
-    form = PictureForm.read(folder)
-    assert form is not None
-    return form
 
 
 def make_rows(form: PictureForm) -> Experience:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from padded_reference import gradients, padded_logprobs, relative_difference
+from padded_reference import assert_gradients, padded_logprobs
 from torch.nn import functional as F
 from turn_templates import ChatInProcess
 
@@ -105,8 +105,7 @@ def test_loss_and_gradient_equal_the_literal_reference(
     loss = literal_loss(theirs, chat, mode)
     # Not to the last digit: rotary embeddings are float32 in models of float64, too.
     assert measured.values["train/loss"] == pytest.approx(loss.item(), rel=1e-7)
-    found = {name: weight.grad for name, weight in ours.named_parameters()}
-    assert relative_difference(found, gradients(theirs, loss)) < 1e-6
+    assert_gradients(ours, theirs, loss, 1e-6)
 
 
 def test_in_float32_too(make_model: MakeModel, experience: Experience, chat: ChatTokenizer) -> None:
@@ -116,8 +115,7 @@ def test_in_float32_too(make_model: MakeModel, experience: Experience, chat: Cha
     measured = engine(ours).update(experience, objective("token_mean"))
     loss = literal_loss(exact, chat, "token_mean")
     assert measured.values["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
-    found = {name: weight.grad for name, weight in ours.named_parameters()}
-    assert relative_difference(found, gradients(exact, loss)) < 5e-6
+    assert_gradients(ours, exact, loss, 5e-6)
 
 
 def test_the_reference_notices_a_shift_and_a_wrong_mask(
@@ -177,8 +175,7 @@ def test_beside_a_policy_its_gradient_is_added(
     whole = policy_loss + 0.3 * sft_loss
     assert measured.values["actor/loss"] == pytest.approx(whole.item(), rel=1e-6)
     assert measured.tokens == int(rows.mask.sum()), "means are over the policy's tokens alone"
-    found = {name: weight.grad for name, weight in ours.named_parameters()}
-    assert relative_difference(found, gradients(theirs, whole)) < 1e-6
+    assert_gradients(ours, theirs, whole, 1e-6)
 
 
 @pytest.mark.parametrize("budget", [30, 10_000])
@@ -202,5 +199,4 @@ def test_tokens_by_their_uncertainty_and_both_losses_weighed(
     assert measured.values["actor/pg_loss"] == pytest.approx(policy_loss.item(), rel=1e-6)
     whole = 0.7 * policy_loss + 0.3 * sft_loss
     assert measured.values["actor/loss"] == pytest.approx(whole.item(), rel=1e-6)
-    found = {name: weight.grad for name, weight in ours.named_parameters()}
-    assert relative_difference(found, gradients(theirs, whole)) < 1e-6
+    assert_gradients(ours, theirs, whole, 1e-6)

@@ -7,15 +7,9 @@ import pytest
 import torch
 from engine_phase import generate
 from padded_reference import as_the_whole
-from seeing_models import save_seeing_model
+from seeing_models import FILMED, form_of, save_seeing_model
 from tiny_models import NAMES, PICTURE, VIDEO, noise
-from transformers import (
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 from video_reference import FPS, frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_trainer.data.picture_forms import PictureForm
@@ -27,19 +21,7 @@ from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rows.experience import Experience
 
-FAMILIES = [
-    Qwen2VLForConditionalGeneration,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-]
 TOKEN, CLIP = NAMES.index(PICTURE), NAMES.index(VIDEO)
-
-
-def form_of(folder: Path) -> PictureForm:
-    form = PictureForm.read(folder)
-    assert form is not None
-    return form
 
 
 def shown_by(form: PictureForm) -> list[tuple[list[int], bytes]]:
@@ -73,7 +55,7 @@ def make_rows(form: PictureForm) -> Experience:
 
 
 @pytest.mark.parametrize(("share", "learns"), [(True, True), (False, False)])
-@pytest.mark.parametrize("model_class", FAMILIES)
+@pytest.mark.parametrize("model_class", FILMED)
 def test_the_packed_forward_is_that_of_the_whole_model(
     tmp_path: Path, model_class: type[PreTrainedModel], share: bool, learns: bool
 ) -> None:
@@ -83,7 +65,7 @@ def test_the_packed_forward_is_that_of_the_whole_model(
     as_the_whole(model, whole, rows, logprobs, share, learns)
 
 
-@pytest.mark.parametrize("model_class", FAMILIES[1:])
+@pytest.mark.parametrize("model_class", FILMED[1:])
 def test_the_engine_draws_what_the_whole_model_would(
     tmp_path: Path, model_class: type[PreTrainedModel]
 ) -> None:

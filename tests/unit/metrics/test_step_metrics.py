@@ -33,10 +33,8 @@ ADVANTAGES = Spread(mean=0.25, max=2.0, min=-1.0)
 numbers = st.floats(-1e6, 1e6)
 
 
-def metrics_of(rows: StepRows, max_prompt_tokens: int = 20) -> dict[str, float]:
-    return row_metrics(
-        rows, max_prompt_tokens=max_prompt_tokens, advantages=ADVANTAGES, returns=ADVANTAGES
-    )
+def metrics_of(rows: StepRows) -> dict[str, float]:
+    return row_metrics(rows, max_prompt_tokens=20, advantages=ADVANTAGES, returns=ADVANTAGES)
 
 
 def test_each_of_several_functions_has_a_mean():

@@ -377,24 +377,19 @@ def test_vllm_tells_no_experts_beside_states(tmp_path: Path, replay, refused) ->
     assert found == ([refusal] if refused else [])
 
 
-@pytest.mark.parametrize(("ranks", "refused"), [(4, False), (8, True)])
-def test_ranks_share_the_heads_of_mamba(tmp_path: Path, ranks, refused) -> None:
-    """Of these the model has eight in one group, and four of attention."""
-    pods = {"ranksPerReplica": 8, "parallelism": {"sequence": ranks}}
-    configs = {"model": {**MAMBA, "num_attention_heads": 4}}
+@pytest.mark.parametrize(
+    ("model", "ranks", "most"),
+    [(MAMBA, 4, None), (MAMBA, 8, 4), (HYBRID, 2, None), (HYBRID, 4, 2)],
+)
+def test_ranks_share_the_heads_of_layers_without_attention(
+    tmp_path: Path, model, ranks: int, most: int | None
+) -> None:
+    """Mamba has eight in one group, linear attention two, beside four of attention."""
+    pods = {"ranksPerReplica": ranks, "parallelism": {"sequence": ranks}}
+    configs = {"model": {**model, "num_attention_heads": 4}}
     found = out_of_range(problems(tmp_path, configs, roles={"actorRollout": pods}))
     where = "spec.roles.actorRollout.parallelism.sequence"
-    assert found == ({where: "a divisor of 4"} if refused else {})
-
-
-@pytest.mark.parametrize(("ranks", "refused"), [(2, False), (4, True)])
-def test_ranks_share_the_heads_of_linear_attention(tmp_path: Path, ranks, refused) -> None:
-    """Of these the model has two, and four of attention."""
-    pods = {"ranksPerReplica": 4, "parallelism": {"sequence": ranks}}
-    configs = {"model": {**HYBRID, "num_attention_heads": 4}}
-    found = out_of_range(problems(tmp_path, configs, roles={"actorRollout": pods}))
-    where = "spec.roles.actorRollout.parallelism.sequence"
-    assert found == ({where: "a divisor of 2"} if refused else {})
+    assert found == ({} if most is None else {where: f"a divisor of {most}"})
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,9 @@ import pytest
 import torch
 from refused_jobs import edit
 from safetensors.torch import load_file
-from seeing_models import save_seeing_model
+from seeing_models import THREE_WAYS, save_seeing_model
 from tiny_models import PATCH
-from transformers import (
-    Glm4vForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
@@ -33,17 +23,6 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.weight_stream import stored_weights
-
-FAMILIES = [
-    Qwen2VLForConditionalGeneration,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeForConditionalGeneration,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
-]
 
 
 def make_older(folder: Path) -> None:
@@ -71,7 +50,7 @@ def make_older(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_older", [True, False])
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("model_class", FAMILIES)
+@pytest.mark.parametrize("model_class", THREE_WAYS)
 def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
     tmp_path: Path, model_class: type[PreTrainedModel], is_tied: bool, is_older: bool
 ) -> None:
@@ -101,7 +80,7 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
 
 
 @pytest.mark.parametrize("is_split", [True, False])
-@pytest.mark.parametrize("model_class", FAMILIES[1:])
+@pytest.mark.parametrize("model_class", THREE_WAYS[1:])
 def test_an_export_has_the_tower_and_loads_as_a_whole(
     tmp_path: Path, model_class: type[PreTrainedModel], is_split: bool
 ) -> None:
@@ -133,7 +112,7 @@ def test_an_export_has_the_tower_and_loads_as_a_whole(
     assert (report.errors, report.warnings) == ([], [])
 
 
-@pytest.mark.parametrize("model_class", FAMILIES)
+@pytest.mark.parametrize("model_class", THREE_WAYS)
 def test_adapters_are_merged_and_apart(tmp_path: Path, model_class: type[PreTrainedModel]) -> None:
     """Under the names that the folder has for its weights, and that PEFT has for its layers."""
     folder, target, lora = tmp_path / "model", tmp_path / "export", LoraSpec(rank=2, alpha=2)

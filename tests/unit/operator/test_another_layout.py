@@ -1,7 +1,6 @@
 """A job that gets another layout: what was made for the one before goes, then all is made anew."""
 
 import base64
-import contextlib
 import dataclasses
 import json
 from typing import Any
@@ -24,7 +23,7 @@ from operator_plans import (
 
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.metadata import layout_of
-from ppojob_operator.errors import ClusterError, UnavailableError
+from ppojob_operator.errors import ClusterError
 from ppojob_operator.state import Apply, Child, Create, MakeKeys
 
 OTHER: dict[str, Any] = {
@@ -86,16 +85,7 @@ async def test_killed_at_any_write_it_ends_the_same(behind: bool) -> None:
         await suspended(bench)
         begun = len(bench.cluster.writes)
         bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
-
-        def fault(n: int, last: int = begun + number) -> ClusterError | None:
-            return UnavailableError("killed") if n >= last else None
-
-        setattr(bench.cluster, "after_fault" if behind else "fault", fault)
-        for _ in range(3):
-            with contextlib.suppress(ClusterError):
-                await bench.step()
-        bench.cluster.fault = bench.cluster.after_fault = lambda _: None
-        bench.restart()
+        await bench.die(begun + number, behind=behind, steps=3)
         await up(bench)
         assert objects(bench) == wanted, number
         writes = max(writes, len(bench.cluster.writes) - begun)

@@ -1,6 +1,5 @@
 """The operator against a cluster in memory: whatever is lost, edited, refused or killed."""
 
-import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -45,18 +44,7 @@ async def test_killed_at_any_write_it_ends_the_same(behind: bool) -> None:
     assert writes > 15
     for number in range(1, writes + 3):
         bench = Bench()
-
-        def fault(n: int, number: int = number) -> ClusterError | None:
-            return UnavailableError("killed") if n >= number else None
-
-        if behind:
-            bench.cluster.after_fault = fault
-        else:
-            bench.cluster.fault = fault
-        with contextlib.suppress(ClusterError):
-            await bench.step()
-        bench.cluster.fault = bench.cluster.after_fault = lambda _: None
-        bench.restart()
+        await bench.die(number, behind=behind, steps=1)
         await bench.settle()
         assert bench.content() == whole.content(), number
 

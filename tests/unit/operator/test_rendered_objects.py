@@ -12,7 +12,7 @@ import pytest
 from operator_jobs import CONFIG_DIGEST, UID, config_digest, make_job
 
 from ppojob_api.manifest import to_yaml
-from ppojob_operator.build.objects import base_objects, bindings, key_templates, stateful_sets
+from ppojob_operator.build.objects import base_objects, key_templates, role_binding, stateful_sets
 from ppojob_operator.build.pod_template import pod_template
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
@@ -28,7 +28,7 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     keys = [dict(one) for one in key_templates(job, config).values()]
     roles = config.run.topology.with_own_pods
     sets = stateful_sets(job, config, roles, DEFAULTS, {})
-    return [*base_objects(job, config), *bindings(job), *keys, *sets]
+    return [*base_objects(job, config), role_binding(job), *keys, *sets]
 
 
 def pod_specs(*items: dict[str, Any], **sections: Any) -> dict[str, dict[str, Any]]:

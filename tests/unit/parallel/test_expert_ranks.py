@@ -1,6 +1,5 @@
 """Worlds whose ranks share the experts of a layer, against one rank."""
 
-import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ import training_scenarios
 from expert_worlds import SAVED, TRIED
 from made_once import made_once
 from torch import Tensor
-from training_cases import CASES, EXPERT_LAYOUTS, run_case
-from training_ranks import results, under
+from training_cases import CASES, EXPERT_LAYOUTS
+from training_ranks import alone, assert_equal, results, under
 
 from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.parallel.world import World
@@ -51,23 +50,12 @@ def of_all(folder: Path, layout: str, name: str, prefix: str = "") -> dict[str, 
     return found
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
-        assert torch.equal(tensor, expected[name]), name
-
-
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> None:
     """Each tensor differs by at most so much of its norm; biases of keys hardly have a gradient."""
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         most = 5 * bound if name.endswith("k_proj.bias") else bound
         assert (tensor - expected[name]).norm() <= most * expected[name].norm(), name
-
-
-@functools.cache
-def alone(folder: Path, name: str) -> dict[str, Tensor]:
-    return run_case(CASES[name].alone, folder, World.alone())
 
 
 @pytest.mark.parametrize(("layout", "name"), PAIRS)

@@ -11,7 +11,7 @@ import training_cases
 import training_ranks
 from training_cases import ALL_LAYOUTS, CASES, rows_of_rank, rows_of_step, run_case
 from training_cover import AGAIN, ON_GPUS
-from training_ranks import results, under
+from training_ranks import assert_equal, results, under
 
 from ppojob_trainer.parallel.world import World
 
@@ -35,12 +35,6 @@ def folder(tmp_path_factory):
 def alone(folder: Path, name: str, device: object):
     found = run_case(CASES[name].alone, folder, World.alone(device))
     return {key: tensor.cpu() for key, tensor in found.items()}
-
-
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
-        assert tensor.equal(expected[name]), name
 
 
 @pytest.mark.parametrize(("layout", "name"), PAIRS)

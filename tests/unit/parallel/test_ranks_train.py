@@ -30,7 +30,7 @@ from training_cases import (
     run_case,
 )
 from training_cover import COVER, SAVED, WHOLE, WORLDS, Cover
-from training_ranks import results, under
+from training_ranks import alone, assert_equal, results, under
 
 from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.models.kinds import CRITIC
@@ -125,11 +125,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @functools.cache
-def alone(folder: Path, name: str) -> dict[str, Tensor]:
-    return run_case(CASES[name].alone, folder, World.alone())
-
-
-@functools.cache
 def rounding(folder: Path, name: str) -> dict[str, Tensor]:
     """By how much gradients of one rank differ where weights are one rounding away.
 
@@ -147,12 +142,6 @@ def rounding(folder: Path, name: str) -> dict[str, Tensor]:
 @functools.cache
 def scored_alone(folder: Path) -> list[list[float]]:
     return training_scenarios.scores_alone(folder, max(dims.size for dims in LAYOUTS.values()))
-
-
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
-        assert torch.equal(tensor, expected[name]), name
 
 
 @pytest.mark.parametrize(("name", "layout"), tried(exact_pairs))

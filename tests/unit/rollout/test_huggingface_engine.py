@@ -38,7 +38,7 @@ def sampling(temperature: float = 1.0, **changes: object) -> SamplingParams:
     return replace(SamplingParams(temperature, 1.0, -1, max_tokens=12), **changes)
 
 
-def mixed_requests(number: int = 24) -> list[Request]:
+def mixed_requests() -> list[Request]:
     """Prompts of different lengths, several samples each, with different ways to draw."""
     ways = [
         sampling(),
@@ -55,7 +55,7 @@ def mixed_requests(number: int = 24) -> list[Request]:
             sampling=ways[n % len(ways)],
             seed=1000 + n,
         )
-        for n in range(number)
+        for n in range(24)
     ]
 
 

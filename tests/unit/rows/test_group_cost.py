@@ -28,14 +28,14 @@ def test_the_linear_cost_is_verls_for_its_model_and_grows_by_the_output_layer():
     assert more == pytest.approx(vocabulary / (2 * layers), abs=1)
 
 
-def literal_cost(prompt: int, lengths: tuple[int, ...], linear: int, *, share: bool) -> int:
-    """Pair by pair: a token costs `linear`, and each position it is multiplied with costs 1."""
+def literal_cost(prompt: int, lengths: tuple[int, ...], *, share: bool) -> int:
+    """Pair by pair: a token costs 10, and each position it is multiplied with costs 1."""
     total = 0
     for row, length in enumerate(lengths):
         for token in range(prompt + length):
             if token < prompt and share and row > 0:
                 continue
-            total += linear
+            total += 10
         whole = (prompt + length) ** 2
         total += whole - prompt**2 if share and row > 0 else whole
     return total
@@ -45,7 +45,7 @@ def literal_cost(prompt: int, lengths: tuple[int, ...], linear: int, *, share: b
 def test_a_group_costs_what_its_tokens_and_pairs_cost(share):
     index = BatchIndex((7, 3), (2, 0, 5, 1, 1, 4), 3, (0, 0))
     expected = [
-        literal_cost(7, (2, 0, 5), 10, share=share),
-        literal_cost(3, (1, 1, 4), 10, share=share),
+        literal_cost(7, (2, 0, 5), share=share),
+        literal_cost(3, (1, 1, 4), share=share),
     ]
     assert group_costs(index, 10, share_prompts=share) == expected

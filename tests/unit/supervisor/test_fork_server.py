@@ -50,14 +50,14 @@ def environment(program: str, threads: int = 1, **changes: str) -> dict[str, str
     }
 
 
-def start_server(folder: Path, name: str, group: int = 0) -> subprocess.Popen[bytes]:
+def start_server(folder: Path, name: str) -> subprocess.Popen[bytes]:
     loads = environment("")
     with listen(folder, loads) as listener, stop_signal.held_back():
         return subprocess.Popen(
             [sys.executable, "-m", "rank_facts", name],
             env={**loads, contract.ENV_DIE_WITH_PARENT: str(os.getpid())},
             stdin=listener.fileno(),
-            process_group=group,
+            process_group=0,
         )
 
 

@@ -6,13 +6,15 @@ import pytest
 import tiny_models
 import torch
 import training_cases
-from lone_role import pod_of
+from lone_role import pod_of, rows_alone
 
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import RankEnvironment
+from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc.keys import read_key_ring, write_key_folders
 from ppojob_trainer.workers.actor_rollout import open_actor_rollout_worker
+from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
 
 
@@ -65,3 +67,12 @@ def make_learner(tmp_path: Path) -> Callable[..., Learner]:
         load=lambda: load_model(tmp_path / "tied", lora=lora, seed=7),
         train=lambda model, _: training_cases.make_engine(model, case, world),
     )
+
+
+@pytest.fixture
+def rows() -> BatchRows:
+    """The rows of a step that training cases have, on one rank."""
+    mine = training_cases.rows_of_step()
+    lengths = (tuple(one.tolist()) for one in (mine.prompt_lengths, mine.lengths))
+    groups, samples = training_cases.GROUPS, training_cases.SAMPLES
+    return rows_alone(BatchIndex(*lengths, samples=samples, owners=(0,) * groups), mine)

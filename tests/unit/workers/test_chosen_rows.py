@@ -9,9 +9,9 @@ from ppojob_trainer.workers.row_store import OwnedRows, chosen_rows, own_rows
 SAMPLES = 2
 
 
-def round_of(number: int, first: int, prompts: int) -> OwnedRows:
+def round_of(number: int, prompts: int) -> OwnedRows:
     """Row `s` of prompt `p` has `p + s + 1` tokens, all of them `100 round + 10 p + s`."""
-    positions = range(first, first + prompts)
+    positions = range(2, 2 + prompts)
     rows = [
         Trajectory(
             (Segment((100 * number + 10 * p + s,) * (p + s + 1), (-0.5,) * (p + s + 1), 3),), "stop"
@@ -20,11 +20,11 @@ def round_of(number: int, first: int, prompts: int) -> OwnedRows:
         for s in range(SAMPLES)
     ]
     asked = [PromptTokens(40 + p, [number, p]) for p in positions]
-    return own_rows(first, asked, SAMPLES, rows)
+    return own_rows(2, asked, SAMPLES, rows)
 
 
 def test_rows_of_the_chosen_prompts_in_the_order_of_the_batch():
-    rounds = {1: round_of(1, 2, 2), 0: round_of(0, 2, 3)}
+    rounds = {1: round_of(1, 2), 0: round_of(0, 3)}
     batch = chosen_rows(rounds, [(0, 2), (0, 4), (1, 3)])
     assert [prompt.tolist() for prompt in batch.prompts] == [[0, 2], [0, 4], [1, 3]]
     assert batch.row_groups.tolist() == [0, 0, 1, 1, 2, 2]

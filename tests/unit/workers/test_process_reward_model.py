@@ -2,21 +2,11 @@
 
 import math
 
-import pytest
-from lone_role import rows_alone
-from training_cases import GROUPS, SAMPLES, rows_of_step
+from training_cases import GROUPS, SAMPLES
 
-from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.process_reward_model import CriticReference, ProcessRewardModel
-
-
-@pytest.fixture
-def rows() -> BatchRows:
-    mine = rows_of_step()
-    lengths = (tuple(one.tolist()) for one in (mine.prompt_lengths, mine.lengths))
-    return rows_alone(BatchIndex(*lengths, samples=SAMPLES, owners=(0,) * GROUPS), mine)
 
 
 def test_rows_without_an_outcome_teach_nothing(make_learner, rows: BatchRows, copies, is_equal):

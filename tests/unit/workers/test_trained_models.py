@@ -1,11 +1,9 @@
 import pytest
 import torch
-from lone_role import grpo_spec, rows_alone
-from training_cases import GROUPS, SAMPLES, rows_of_step
+from lone_role import grpo_spec
+from training_cases import GROUPS, SAMPLES
 
 from ppojob_trainer.metrics.pass_statistics import step_statistics
-from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.trained_models import Policy
 
 SPEC = grpo_spec(GROUPS, SAMPLES)
@@ -18,20 +16,8 @@ def policy(make_learner) -> Policy:
     return Policy(SPEC, learner)
 
 
-@pytest.fixture
-def rows() -> BatchRows:
-    mine = rows_of_step()
-    mine.rollout_logprobs[:] = -2.0
-    index = BatchIndex(
-        tuple(mine.prompt_lengths.tolist()),
-        tuple(mine.lengths.tolist()),
-        samples=SAMPLES,
-        owners=(0,) * GROUPS,
-    )
-    return rows_alone(index, mine)
-
-
 def test_the_pass_before_the_updates_measures_every_trained_token(policy, rows):
+    rows.mine.rollout_logprobs[:] = -2.0
     told = step_statistics([policy.forward(rows)])
     logprobs, entropy = policy.learner.engine.predict(rows.mine)
     mask = rows.mine.mask
