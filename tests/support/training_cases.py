@@ -200,7 +200,7 @@ CASES = {
 ABOVE = ("llama", "qwen2", "qwen3", "qwen3_moe")
 CUT_AS_OTHERS = (
     *("gemma", "glm4", "seed_oss", "exaone4", "ernie4_5", "ministral3"),
-    *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo"),
+    *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo", "cwm", "arcee", "granitemoe", "cohere"),
 )
 FAMILIES = {
     family: Case((0, 1, 0, 1, 0), budget=80, model=family)
