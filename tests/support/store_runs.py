@@ -10,15 +10,10 @@ import kill_server
 from ppojob_api import validation
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.copies import Copies
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.processor import has_native_bfloat16
-
-
-def fail_at(point: str) -> None:
-    failpoints.arm({"PPOJOB_ENABLE_FAILPOINTS": "1", "PPOJOB_FAILPOINT": f"{point}=raise"})
 
 
 def job_of(tmp_path: Path, **spec: Any) -> RunConfig:

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
+from failing import failing_at
 
 from ppojob_api import manifest, remote_files, validation
 from ppojob_api.run_config import RunConfig, resolve
@@ -54,12 +55,6 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nothing."""
-
-
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    failpoints.arm({})
 
 
 @pytest.fixture
@@ -324,10 +319,8 @@ def test_validate_looks_and_fetches_nothing(store, tmp_path, monkeypatch):
 def test_a_kill_leaves_nothing_half_done(point, store, tmp_path):
     _, url = store
     config, folder = job_of(url), tmp_path / "runs" / "killed"
-    failpoints.arm({"PPOJOB_ENABLE_FAILPOINTS": "1", "PPOJOB_FAILPOINT": f"{point}=raise"})
-    with contextlib.suppress(InjectedFault):  # a rename's is met where a fetch is tried again
-        locate(config, folder)
-    failpoints.arm({})
+    with failing_at(point), contextlib.suppress(InjectedFault):
+        locate(config, folder)  # a rename's is met where a fetch is tried again
     found = content(locate(config, folder))
     assert found == content(locate(config, tmp_path / "undisturbed" / "run"))
     assert not list((tmp_path / "runs" / ".fetched").glob("*.part"))

@@ -1,4 +1,4 @@
-"""The policy losses but `clip`, which has `test_clip` for itself."""
+"""The policy losses far from the old policy, and what each promises."""
 
 import math
 from dataclasses import replace

@@ -1,13 +1,13 @@
 """What a run takes of another one's checkpoint, and what it refuses."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kill_server
 import pytest
-from store_runs import content, fail_at, job_of, store_of, train
+from failing import failing_at
+from store_runs import content, job_of, store_of, train
 
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer import failpoints
@@ -25,12 +25,6 @@ FLOWRL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    failpoints.arm({})
-
-
 def branch(tmp_path: Path, run: str = "runs/sum", step: int | None = None, **spec) -> RunConfig:
     place = {"run": str(tmp_path / run)} | ({} if step is None else {"step": step})
     return job_of(tmp_path, checkpoint={"branch": place}, **spec)
@@ -45,10 +39,8 @@ def test_a_branch_that_was_broken_off_begins_as_another(
     config = branch(tmp_path, source, optimizer={"learningRate": 1e-3})
     calm, broken = tmp_path / "calm", tmp_path / "broken"
     branches.begin(config, calm)
-    fail_at(point)
-    with pytest.raises(InjectedFault):
+    with failing_at(point), pytest.raises(InjectedFault):
         branches.begin(config, broken)
-    failpoints.arm({})
     branches.begin(config, broken)
     assert content(broken) | {"began": b""} == content(calm) | {"began": b""}
     found = store_of(broken, config).recover().checkpoint
@@ -121,14 +113,6 @@ def test_passes_that_are_over_leave_nothing_to_do(tmp_path: Path) -> None:
     assert not branches.problems(more, rows=data.cursor)
 
 
-def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "new").mkdir(parents=True)
-    whys = {"none": "there is no such folder", "new": "it holds no checkpoint"}
-    for name, why in whys.items():
-        (line,) = branches.problems(branch(tmp_path, f"runs/{name}"))
-        assert f"{why}; the run folder of a job" in line
-
-
 BY_BATCHES = {"train": [{"path": name, "weight": 1} for name in ("a.jsonl", "b.jsonl")]}
 
 
@@ -180,10 +164,10 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     train(run, job_of(tmp_path), 1, 2)
     (line,) = branches.problems(branch(tmp_path, step=7))
     assert line == "spec.checkpoint.branch.step: got 7: there is no such checkpoint; 1, 2"
-    (line,) = branches.problems(branch(tmp_path, "runs"))
-    assert "it holds no checkpoint" in line
-    (line,) = branches.problems(branch(tmp_path, "runs/sum/metrics.jsonl"))
-    assert "it holds no checkpoint" in line
+    whys = {"runs": "it holds no checkpoint", "runs/none": "there is no such folder"}
+    for place, why in {**whys, "runs/sum/metrics.jsonl": "it holds no checkpoint"}.items():
+        (line,) = branches.problems(branch(tmp_path, place))
+        assert f"{why}; the run folder of a job" in line
     (line,) = branches.problems(branch(tmp_path, "runs/sum/checkpoints/step-000002"))
     assert line.endswith(f"it holds no checkpoint; run: {run}, step: 2")
     file = run / "checkpoints" / "step-000002" / "manifest.json"

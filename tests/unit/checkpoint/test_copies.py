@@ -3,12 +3,13 @@
 import contextlib
 import importlib.util
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import kill_server
 import pytest
-from store_runs import content, fail_at, job_of, store_of, train
+from failing import failing_at
+from store_runs import content, job_of, store_of, train
 
 from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.copies import FIELD, Copies, restore
@@ -17,12 +18,6 @@ from ppojob_trainer.checkpoint.places import Place
 from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault, JobFailed
 
 POINTS = [point for point in failpoints.all_points() if point.startswith(("copied.", "restored."))]
-
-
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    failpoints.arm({})
 
 
 def test_a_lost_run_goes_on_from_its_newest_copy(tmp_path: Path) -> None:
@@ -154,15 +149,14 @@ def test_a_kill_leaves_whole_copies_alone(point: str, tmp_path: Path) -> None:
     (run / "export").mkdir()
     (run / "export" / "config.json").write_text("{}")
     (run / "export" / "model.safetensors").write_text("weights")
-    fail_at(point)
-    store = train(run, config, 3)
-    copies = Copies(config, store, lambda _: None)
-    with contextlib.suppress(Exception):
-        copies.finish(run / "export", lambda: False)
     lost = tmp_path / "runs" / "lost"
-    with contextlib.suppress(InjectedFault):
-        restore(config, lost)
-    failpoints.arm({})
+    with failing_at(point):
+        store = train(run, config, 3)
+        copies = Copies(config, store, lambda _: None)
+        with contextlib.suppress(Exception):
+            copies.finish(run / "export", lambda: False)
+        with contextlib.suppress(InjectedFault):
+            restore(config, lost)
     restore(config, lost)
     assert store_of(lost, config).latest().checkpoint is not None
     copies.finish(run / "export", lambda: False)

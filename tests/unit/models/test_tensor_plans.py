@@ -234,14 +234,10 @@ def test_an_engine_has_kernels_for_latents(tmp_path: Path, latent: int, refused:
 def test_a_dense_model_has_no_routers(
     tmp_path: Path, changes, refused: bool, asked, frozen
 ) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(
-        json.dumps({"model_type": "llama", **SIZES, **changes})
-    )
     grpo = {"type": "grpo", "promptsPerStep": 2, "samplesPerPrompt": 2, **asked}
     model = {"path": str(tmp_path / "model"), **frozen}
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, algorithm=grpo, model=model)
-    found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
+    told = problems(tmp_path, {"model": {**SIZES, **changes}}, algorithm=grpo, model=model)
+    found = [(p.where, p.reason_code) for p in told]
     fields = [f"spec.algorithm.{name}" for name in asked] + [f"spec.model.{one}" for one in frozen]
     assert found == [(field, ReasonCode.NO_EFFECT) for field in fields if refused]
 
@@ -257,11 +253,9 @@ def test_a_dense_model_has_no_routers(
 def test_a_layer_that_predicts_further_tokens_is_there_and_known(
     tmp_path: Path, changes, refused: bool
 ) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps({**SIZES, **changes}))
     model = {"path": str(tmp_path / "model"), "mtp": {}}
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, model=model)
-    found = [(p.where, p.reason_code) for p in check_layouts(resolve(load_job(manifest)).spec)]
+    told = problems(tmp_path, {"model": {**SIZES, **changes}}, model=model)
+    found = [(p.where, p.reason_code) for p in told]
     assert found == [("spec.model.mtp", ReasonCode.NOT_IN_THIS_VERSION)] * refused
 
 

@@ -1,10 +1,11 @@
 """An index that is interrupted anywhere, gone on with, and is the undisturbed one."""
 
 import shutil
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from failing import failing_at
 from trees import tree
 
 from ppojob_trainer import failpoints
@@ -27,16 +28,6 @@ def quiet(what: str, count: int) -> None:
     return None
 
 
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    failpoints.arm({})
-
-
-def arm(point: str) -> None:
-    failpoints.arm({"PPOJOB_ENABLE_FAILPOINTS": "1", "PPOJOB_FAILPOINT": f"{point}=raise"})
-
-
 def few_documents(write_corpus, count: int) -> Path:
     return write_corpus([{"id": f"{n}", "contents": f"{n % 7}\n{n}"} for n in range(count)])
 
@@ -47,16 +38,11 @@ def test_an_index_by_words_goes_on(point: str, tmp_path: Path, write_corpus) -> 
     lines = few_documents(write_corpus, 20)
     undisturbed, folder = tmp_path / "undisturbed", tmp_path / "index"
     build_index(lines, undisturbed, encoder=None, tell=quiet)
-    arm(point)
-    if point.startswith("index.file.write") and point.endswith("@3"):
-        build_index(lines, folder, encoder=None, tell=quiet)  # the copy is written as a stream
-    else:
-        with pytest.raises(InjectedFault):
-            build_index(lines, folder, encoder=None, tell=quiet)
-        failpoints.arm({})
-        if (folder / "manifest.json").exists():
-            assert tree(folder) == tree(undisturbed)
-            return
+    # The copy is written as a stream.
+    is_met = not (point.startswith("index.file.write") and point.endswith("@3"))
+    with failing_at(point), pytest.raises(InjectedFault) if is_met else nullcontext():
+        build_index(lines, folder, encoder=None, tell=quiet)
+    if not (folder / "manifest.json").exists():
         with pytest.raises(ConfigError, match=r"got no manifest\.json"):
             read_manifest(folder)
         build_index(lines, folder, encoder=None, tell=quiet)
@@ -76,10 +62,8 @@ def test_an_index_by_vectors_goes_on(tmp_path: Path, write_corpus, encoder_folde
         folder = tmp_path / point
         shutil.copytree(begun, folder)
         first = (folder / "vectors-00000.npy").stat()
-        arm(point)
-        with pytest.raises(InjectedFault):
+        with failing_at(point), pytest.raises(InjectedFault):
             build_index(lines, folder, encoder=settings, tell=quiet)
-        failpoints.arm({})
         build_index(lines, folder, encoder=settings, tell=quiet)
         assert tree(folder) == tree(undisturbed)
         after = (folder / "vectors-00000.npy").stat()
