@@ -81,7 +81,7 @@ def test_a_full_disk_is_left_to_the_step_that_is_under_way(writer, tmp_path: Pat
     # A quota refuses later: here the second and larger file.
     weights = ask(writer, methods.SAVE_SHARDS, SaveShards("now", 1)).files[0]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (weights.size + 1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (weights.size_bytes + 1000, before[1]))
     try:
         ask(writer, methods.SAVE_SHARDS, SaveShards("copied", 1, in_background=True))
         assert "File too large" in written(writer, "copied").refusal
