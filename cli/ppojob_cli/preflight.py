@@ -47,6 +47,7 @@ from ppojob_trainer.models.kinds import (
     ModelKind,
 )
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
+from ppojob_trainer.models.memory import GIB, least_cache
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.tokenizer_fit import (
     check_rows,
@@ -130,7 +131,7 @@ def check_inputs(config: RunConfig) -> Preflight:
         if spec.reward_model is not None:
             _check_reward_model(spec.reward_model, found)
         if spec.judge is not None:
-            _check_judge(spec.judge, found)
+            _check_judge(spec.judge, spec.roles.judge.gpus_per_replica, found)
             found.add(list(_answers_without_room(spec.judge, spec.rewards)))
         found.add([*_rewards(spec), *_sampler(spec), *_custom_functions(spec)])
     found.add([*_tools(spec), *_retriever(spec), *_recording(spec)])
@@ -320,7 +321,7 @@ def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
         found.add([*unfit, *_template_refusals(chat)])
 
 
-def _check_judge(spec: JudgeSpec, found: Preflight) -> None:
+def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
     """Judge the folder of the judge, and what it is asked by."""
     report = check_model_folder(Path(spec.path), JUDGE)
     found.add(report.errors, report.warnings)
@@ -329,6 +330,11 @@ def _check_judge(spec: JudgeSpec, found: Preflight) -> None:
         why, allowed = f"the model was made for {limit}", f"at most {limit}"
         where, code = "spec.judge.maxTokens", ReasonCode.OUT_OF_RANGE
         found.add([Problem(where, shown(longest), why, allowed, code)])
+    tokens, cache = longest or limit or 0, spec.kv_cache_gib
+    if cache is not None and int(cache * GIB) < (least := least_cache(spec, tokens, gpus)):
+        why = f"a text of {tokens} tokens takes {least / GIB:.3g} of it at least"
+        where, allowed = "spec.judge.kvCacheGib", "that or more, or a smaller spec.judge.maxTokens"
+        found.add([Problem(where, shown(cache), why, allowed, ReasonCode.OUT_OF_RANGE)])
     if not Path(spec.path).is_dir():
         return  # that the folder is missing has been said
     try:
